@@ -1,9 +1,11 @@
-"""Draws what `nocap.dashboard` lays out: its panels of loss and speed, from the JSON that it writes and the same runs' own rows.
+"""Draws what `nocap.dashboard` lays out: its panels of loss and speed, from the JSON that it writes and the
+same runs' own rows.
 
     python -m nocap.dashboard GRID --json dashboard.json
     python docs/dashboard_picture.py dashboard.json GRID dashboard.png
 
-It asks no server. A line is the mean over seeds at a step, its band their standard deviation; a bar is the value at the end.
+It asks no server. A line is the mean over seeds at a step, its band their standard deviation; a bar is the
+value at the end.
 """
 
 from __future__ import annotations
@@ -32,15 +34,22 @@ def line(axes: Any, seeds: list[list[dict[str, Any]]], x: str, y: str, label: st
     xs, ys = ([fmean(values[i]) for values in whole] for i in (0, 1))
     spread = [stdev(values) if len(values) > 1 else 0.0 for _, values in whole]
     axes.plot(xs, ys, label=label)
-    axes.fill_between(xs, *([y + side * sd for y, sd in zip(ys, spread, strict=True)] for side in (-1, 1)), alpha=0.25)
+    axes.fill_between(
+        xs, *([y + side * sd for y, sd in zip(ys, spread, strict=True)] for side in (-1, 1)), alpha=0.25
+    )
     axes.set(xlabel=x, ylabel=y)
 
 
 def main(dashboard: str, grid: str, picture: str) -> None:
-    sections = json.loads(Path(dashboard).read_text())["workspace"]["spec"]["section"]["panelBankConfig"]["sections"]
-    panels = [panel["config"] for section in sections[1:3] for panel in section["panels"]]  # loss; speed and memory, below the verdicts
+    sections = json.loads(Path(dashboard).read_text())["workspace"]["spec"]["section"]["panelBankConfig"][
+        "sections"
+    ]
+    # loss; speed and memory, below the verdicts
+    panels = [panel["config"] for section in sections[1:3] for panel in section["panels"]]
     records = {record.identity: record for record in api.load(grid)}
-    arms = [(arm["label"], [records[identity] for identity in arm["runs"]]) for arm in api.compare(grid)["arms"]]
+    arms = [
+        (arm["label"], [records[identity] for identity in arm["runs"]]) for arm in api.compare(grid)["arms"]
+    ]
     figure, grid_axes = pyplot.subplots(-(-len(panels) // 3), 3, figsize=(13, 9), layout="constrained")
     for axes, panel in zip(grid_axes.flat, panels, strict=True):
         (metric,) = panel["metrics"]

@@ -1,4 +1,5 @@
-"""A program that proposes: it doubles the learning rate of docs/own_train.py for as long as that is shown to help."""
+"""A program that proposes: it doubles the learning rate of docs/own_train.py for as long as that is shown to
+help."""
 
 import json
 import subprocess
@@ -18,14 +19,19 @@ def answer(best: float, lr: float) -> dict:
     command = [sys.executable, "-m", "nocap.study", str(folder), "--json", "--propose", train(lr)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode > 1:
-        sys.exit(done.returncode)  # 2: the study or the command must be mended; 75: paused, the same command goes on
-    return json.loads(done.stdout) if done.returncode == 0 else {"word": "failed"}  # its last lines are on stderr
+        # 2: the study or the command must be mended; 75: paused, the same command goes on
+        sys.exit(done.returncode)
+    # its last lines are on stderr
+    return json.loads(done.stdout) if done.returncode == 0 else {"word": "failed"}
 
 
 best = 1.0
 while True:
     said = answer(best, 2 * best)
-    print(f"{2 * best}: {said['word']}", f"by {said['gain']:.3f} after {said['pairs']} pairs" if said.get("gain") else "")
+    print(
+        f"{2 * best}: {said['word']}",
+        f"by {said['gain']:.3f} after {said['pairs']} pairs" if said.get("gain") else "",
+    )
     if said["word"] != "accepted":
         break
     best *= 2

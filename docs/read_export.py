@@ -1,4 +1,5 @@
-"""Logits of an exported model with torch and safetensors alone: python docs/read_export.py model.safetensors 72 101 108 108 111"""
+"""Logits of an exported model with torch and safetensors alone: python docs/read_export.py model.safetensors
+72 101 108 108 111"""
 
 import json
 import sys
@@ -9,14 +10,17 @@ from safetensors import safe_open
 
 
 def logits(config, w, tokens_T):
-    """(T, V) of a GPT with rope, global attention and a plain or gated MLP; without ideas, which would change it."""
+    """(T, V) of a GPT with rope, global attention and a plain or gated MLP; without ideas, which would change
+    it."""
     m, n, act = config["model"], config["norm"], config["mlp"]["activation"]
     kinds = [config[group]["kind"] for group in ("model", "norm", "mlp", "position", "attention")]
     kinds += [m["norm_placement"], config["attention"].get("document_start"), *config["ideas"]]
     assert kinds == ["gpt", "norm", "mlp", "rope", "global", "pre", None], "not read here"
     D, small = m["d_model"] // m["n_head"], (2 * m["n_layer"]) ** -0.5
     scale = {"attention": (small, 1), "both": (small, small), "none": (1, 1)}[m["residual_scale"]]
-    angle_T1D = torch.outer(torch.arange(len(tokens_T)), config["position"]["base"] ** (-torch.arange(0, D, 2) / D))[:, None]
+    angle_T1D = torch.outer(
+        torch.arange(len(tokens_T)), config["position"]["base"] ** (-torch.arange(0, D, 2) / D)
+    )[:, None]
 
     def norm(x, name):
         if n["norm"] == "layer":
@@ -27,14 +31,22 @@ def logits(config, w, tokens_T):
         x = (x @ w[name].T).unflatten(1, (-1, D))
         if not turn:
             return x.transpose(0, 1)
-        (a, b), cos, sin = (F.rms_norm(x, [D], eps=1e-6) if m["qk_norm"] else x).chunk(2, -1), angle_T1D.cos(), angle_T1D.sin()
+        (a, b), cos, sin = (
+            (F.rms_norm(x, [D], eps=1e-6) if m["qk_norm"] else x).chunk(2, -1),
+            angle_T1D.cos(),
+            angle_T1D.sin(),
+        )
         return torch.cat([a * cos + b * sin, b * cos - a * sin], -1).transpose(0, 1)
 
     x = w["embedding.weight"][tokens_T]
     for at in (f"blocks.{layer}" for layer in range(m["n_layer"])):
         y = norm(x, f"{at}.attention.norm")
         q, k, v = (heads(y, f"{at}.attention.f.{part}_proj.weight", part != "v") for part in "qkv")
-        y = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0].transpose(0, 1).flatten(1)
+        y = (
+            F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)[0]
+            .transpose(0, 1)
+            .flatten(1)
+        )
         x = x + scale[0] * (y @ w[f"{at}.attention.f.out_proj.weight"].T)
         y = norm(x, f"{at}.mlp.norm")
         h, gate = y @ w[f"{at}.mlp.f.up.weight"].T, w.get(f"{at}.mlp.f.gate.weight")
@@ -51,5 +63,7 @@ def read(path):
 
 if __name__ == "__main__":
     config, weights = read(sys.argv[1])
-    best = logits(config, weights, torch.tensor([int(token) for token in sys.argv[2:]]))[-1].softmax(-1).topk(5)
+    best = (
+        logits(config, weights, torch.tensor([int(token) for token in sys.argv[2:]]))[-1].softmax(-1).topk(5)
+    )
     print(*(f"token {i}: {p:.4f}" for p, i in zip(best.values, best.indices, strict=True)), sep="\n")

@@ -50,16 +50,22 @@ def main() -> None:
         usage = "\n".join(f"  nocap {name:<9} {what}" for name, what in COMMANDS.items())
         if command is not None and not asked:
             close = difflib.get_close_matches(command, COMMANDS, n=1)
-            print(f"nocap: {command[:80]!a} is no command{f' (did you mean {close[0]}?)' if close else ''}", file=sys.stderr)
+            print(
+                f"nocap: {command[:80]!a} is no command{f' (did you mean {close[0]}?)' if close else ''}",
+                file=sys.stderr,
+            )
         print(USAGE.format(commands=usage), file=sys.stdout if asked else sys.stderr)
         raise SystemExit(0 if asked else 2)
     del sys.argv[1]
-    module = importlib.import_module(f"nocap.{command}.__main__" if command in ("data", "runs", "study") else f"nocap.{command}")
+    module = importlib.import_module(
+        f"nocap.{command}.__main__" if command in ("data", "runs", "study") else f"nocap.{command}"
+    )
     raise SystemExit(module.main())
 
 
 def _complete() -> None:
-    """Answer bash: the commands' names, or Hydra's completion with the command's name taken out of the line."""
+    """Answer bash: the commands' names, or Hydra's completion with the command's name taken out of the
+    line."""
     typed = os.environ.get("COMP_LINE", "").split(" ")
     if len(typed) <= 2 or typed[1] != "train":
         print(" ".join(name for name in COMMANDS if len(typed) < 2 or name.startswith(typed[1])))
@@ -67,7 +73,9 @@ def _complete() -> None:
     line = os.environ["COMP_LINE"]
     shorter = line.replace(" train", "", 1)
     os.environ["COMP_LINE"] = shorter
-    os.environ["COMP_POINT"] = str(max(0, int(os.environ.get("COMP_POINT", len(line))) - len(line) + len(shorter)))
+    os.environ["COMP_POINT"] = str(
+        max(0, int(os.environ.get("COMP_POINT", len(line))) - len(line) + len(shorter))
+    )
     sys.argv.insert(1, "train")
 
 

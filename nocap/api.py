@@ -5,7 +5,8 @@
     api.train("model=nano", "attention=gqa", "seed=0")
     print(api.compare("outputs", baseline="attention=flash")["arms"])
 
-Everything is as on the command line: a run that is done is not trained again, and each one trains in a process of its own.
+Everything is as on the command line: a run that is done is not trained again, and each one trains in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class TrainingError(RuntimeError):
 
 
 def compose(*what: str | DictConfig) -> Run:
-    """The checked run of these overrides: `compose("model=nano", "attention=gqa", "seed=1").attention.n_kv_heads`. Or of one whole config,
-    as `hydra.compose` or a run's `config.yaml` gives it, each part with its `kind`.
+    """The checked run of these overrides: `compose("model=nano", "attention=gqa",
+    "seed=1").attention.n_kv_heads`. Or of one whole config, as `hydra.compose` or a run's `config.yaml` gives
+    it, each part with its `kind`.
 
     Errors:
         ValueError: a wrong option, key, type or value, in one line.
@@ -57,9 +59,10 @@ def compose(*what: str | DictConfig) -> Run:
 def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     """Train a run, given as overrides or as one `Run`, and return its summary: what `summary.json` holds.
 
-    Losses are in nats per token, `clock_s` and `epoch_s` in seconds, `step_ms` in milliseconds, `memory_mib` in MiB. `status` is finished,
-    diverged, or preempted after a signal such as Ctrl-C: the same call then goes on. With `quiet`, the run's output is in its log only.
-    Call it from the main thread, as signals are handled there.
+    Losses are in nats per token, `clock_s` and `epoch_s` in seconds, `step_ms` in milliseconds, `memory_mib`
+    in MiB. `status` is finished, diverged, or preempted after a signal such as Ctrl-C: the same call then
+    goes on. With `quiet`, the run's output is in its log only. Call it from the main thread, as signals are
+    handled there.
 
     Errors:
         ValueError: the input is invalid, or another process is training this run.
@@ -88,8 +91,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
 def load(paths: Paths = "outputs") -> list[runs.Record]:
     """The records of runs: each with its config, summary, manifest and loss curve. A run counts once.
 
-    A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in `outputs/runs`. A warning names each run
-    that is left out because its record is damaged.
+    A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in
+    `outputs/runs`. A warning names each run that is left out because its record is damaged.
 
     Errors:
         ValueError: a path holds no run.
@@ -115,8 +118,8 @@ def frame(paths: Paths = "outputs") -> pd.DataFrame:
 
 
 def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
-    """The model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in fp32 and ready to read: its `model`, `run`,
-    `encoding` and `step`. `source` is the file, or a run's folder or name.
+    """The model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in fp32 and ready to
+    read: its `model`, `run`, `encoding` and `step`. `source` is the file, or a run's folder or name.
 
     Errors:
         ValueError: it is neither, or holds no valid model.
@@ -126,7 +129,11 @@ def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
     from nocap.measure.generation import load
 
     where, on = expanded(source), torch.device(device)
-    return load(where if where.is_file() else find_one(str(source)), device=on, log=lambda line: warnings.warn(line, stacklevel=3))
+    return load(
+        where if where.is_file() else find_one(str(source)),
+        device=on,
+        log=lambda line: warnings.warn(line, stacklevel=3),
+    )
 
 
 def compare(
@@ -139,14 +146,17 @@ def compare(
 ) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
 
-    `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats per token: the time to it is
-    then compared as well. `allow` names differences to compare across: kernel, data, source, torch or a validation key. Of runs whose
-    losses measure different things the largest group is compared, or that with the id `group`; `problems` names each other one.
+    `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats
+    per token: the time to it is then compared as well. `allow` names differences to compare across: kernel,
+    data, source, torch or a validation key. Of runs whose losses measure different things the largest group
+    is compared, or that with the id `group`; `problems` names each other one.
 
     Errors:
         ValueError: a path holds no run, no arm is the baseline, or there is no such group.
     """
-    return judging.compare(runs.load(_several(paths)), baseline=baseline, target_loss=target, allow=allow, group=group).json()
+    return judging.compare(
+        runs.load(_several(paths)), baseline=baseline, target_loss=target, allow=allow, group=group
+    ).json()
 
 
 def _several(paths: Paths) -> Iterable[str | Path]:

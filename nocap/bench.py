@@ -1,4 +1,5 @@
-"""`python -m nocap.bench`: which arm's training step is faster on this machine, by how much, with an interval."""
+"""`python -m nocap.bench`: which arm's training step is faster on this machine, by how much, with an
+interval."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ from nocap.store.command import command
 
 SECONDS = 120.0
 FORMS = """\
-OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is the baseline, and runs twice.
-Tokens are random; on a CPU an arm has one thread and is not compiled, unless its overrides say so.
+OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is the
+baseline, and runs twice. Tokens are random; on a CPU an arm has one thread and is not compiled, unless its
+overrides say so.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
   python -m nocap.bench --suite cpu --json cpu.json
 
---arm-external races a training step of your own: FILE defines build(request, **options), which returns a callable. It gets
-the baseline's sizes and tokens. After FILE come NAME=VALUE for build, and overrides of nocap's keys on top of the baseline's,
-such as trainer.precision=fp32. The file is Python and is run as you: name only files that you trust. docs/measuring.md
-has the protocol.
+--arm-external races a training step of your own: FILE defines build(request, **options), which returns a
+callable. It gets the baseline's sizes and tokens. After FILE come NAME=VALUE for build, and overrides of
+nocap's keys on top of the baseline's, such as trainer.precision=fp32. The file is Python and is run as you:
+name only files that you trust. docs/measuring.md has the protocol.
 
   python -m nocap.bench model=tiny --arm attention=flash \\
       --arm-external "mine.py trainer.precision=fp32 hidden=512\""""
@@ -41,26 +43,74 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="what all arms share")
-    add("--arm", action="append", default=[], metavar="OVERRIDES", help="an arm: its overrides, in quotes; at least two")
-    add("--arm-external", action="append", default=[], metavar="FILE …", help="an arm from a Python file, which is run; see below")
-    add("--suite", choices=("cpu", "gpu"), help="the standard arms instead: each attention, each MLP, precision, compilation")
-    add("--rounds", type=int, metavar="N", help="this many rounds (default: until the intervals are narrow enough)")
-    add("--seconds", type=float, metavar="S", help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)")
+    add(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="OVERRIDES",
+        help="an arm: its overrides, in quotes; at least two",
+    )
+    add(
+        "--arm-external",
+        action="append",
+        default=[],
+        metavar="FILE …",
+        help="an arm from a Python file, which is run; see below",
+    )
+    add(
+        "--suite",
+        choices=("cpu", "gpu"),
+        help="the standard arms instead: each attention, each MLP, precision, compilation",
+    )
+    add(
+        "--rounds",
+        type=int,
+        metavar="N",
+        help="this many rounds (default: until the intervals are narrow enough)",
+    )
+    add(
+        "--seconds",
+        type=float,
+        metavar="S",
+        help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)",
+    )
     return parser
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Time the arms. One that does not fit has the status of that; one that fails for another reason than memory has failed."""
+    """Time the arms. One that does not fit has the status of that; one that fails for another reason than
+    memory has failed."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms, suite
     from nocap.measure.text import render_bench
 
-    require(options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
-    require(not (options.suite and options.arm), "--arm", "be left out with --suite, which has its own", f"{len(options.arm)} of them")
-    require(options.rounds is None or options.rounds >= LEAST_PAIRS, "--rounds", f"be at least {LEAST_PAIRS}", options.rounds)
-    base, overrides, seconds = suite(options.suite, options.overrides) if options.suite else (options.overrides, options.arm, SECONDS)
+    require(
+        options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds
+    )
+    require(
+        not (options.suite and options.arm),
+        "--arm",
+        "be left out with --suite, which has its own",
+        f"{len(options.arm)} of them",
+    )
+    require(
+        options.rounds is None or options.rounds >= LEAST_PAIRS,
+        "--rounds",
+        f"be at least {LEAST_PAIRS}",
+        options.rounds,
+    )
+    base, overrides, seconds = (
+        suite(options.suite, options.overrides)
+        if options.suite
+        else (options.overrides, options.arm, SECONDS)
+    )
     enough = bool(overrides) and len(overrides) + len(options.arm_external) >= 2
-    require(enough, "--arm", "be given at least twice, the baseline first (once beside --arm-external)", f"{len(overrides)} of them")
+    require(
+        enough,
+        "--arm",
+        "be given at least twice, the baseline first (once beside --arm-external)",
+        f"{len(overrides)} of them",
+    )
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import bench  # torch, once the arms are known to be right
     from nocap.measure.external import external_arm
@@ -69,7 +119,9 @@ def _bench(options: argparse.Namespace) -> int:
     try:
         with redirect_stdout(sys.stderr):  # what a file prints is not the result
             arms = [TimedArm(label, run) for label, run in runs.items()]
-            arms += [external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external]
+            arms += [
+                external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external
+            ]
             result = bench(arms, seconds=options.seconds or seconds, rounds=options.rounds, log=_progress)
     finally:
         _progress("")

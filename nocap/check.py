@@ -16,9 +16,10 @@ from nocap.config.paths import expanded
 from nocap.store.command import command
 
 FORMS = """\
-DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides are those of nocap.train and hold for
-every run; ideas=[…] are companions, nocap's own or those of a --config-dir. The runs are small, on made-up tokens. What a failed check
-leaves stays, where its line says; the rest is deleted. An option takes a minute or two.
+DIR is a folder as --config-dir takes it: DIR/GROUP/NAME.py beside DIR/GROUP/NAME.yaml. Overrides are those of
+nocap.train and hold for every run; ideas=[…] are companions, nocap's own or those of a --config-dir. The runs
+are small, on made-up tokens. What a failed check leaves stays, where its line says; the rest is deleted. An
+option takes a minute or two.
 
   python -m nocap.check softcap
   python -m nocap.check softcap --only causal attention.cap=30 'ideas=[smear]'"""
@@ -36,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("folder", metavar="DIR", help="a folder with options")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides for every run")
-    parser.add_argument("--only", default="", metavar="NAME", help="only the check of this name, or all checks of this option")
+    parser.add_argument(
+        "--only", default="", metavar="NAME", help="only the check of this name, or all checks of this option"
+    )
     return parser
 
 
@@ -50,14 +53,25 @@ def _check(options: argparse.Namespace) -> int:
     from nocap.checks.trial import Trial
 
     found = {group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()}
-    candidates = {outside.choice(group, path.stem): (group, path.stem) for group, paths in found.items() for path in paths}
+    candidates = {
+        outside.choice(group, path.stem): (group, path.stem)
+        for group, paths in found.items()
+        for path in paths
+    }
     places = ", ".join(map(outside.place, found))
-    require(bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none")
+    require(
+        bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none"
+    )
     for group, _ in candidates.values():
         outside.options(group)  # a file that cannot be imported is refused
     checks = dict.fromkeys(check.__name__ for group, _ in candidates.values() for check in CHECKS[group])
     chosen = [choice for choice, (_, name) in candidates.items() if only in ("", *checks, choice, name)]
-    require(bool(chosen), "--only", f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})", only)
+    require(
+        bool(chosen),
+        "--only",
+        f"be a check's name ({', '.join(checks)}) or an option's ({', '.join(candidates)})",
+        only,
+    )
     taken = {choice.partition("=")[0]: choice for choice in chosen if not choice.startswith("ideas=")}
     for word in words:
         key = word.partition("=")[0]
@@ -65,7 +79,9 @@ def _check(options: argparse.Namespace) -> int:
     ended, rows = Counter[str](), list[dict[str, str]]()
     for choice in chosen:
         group, name = candidates[choice]
-        trial = Trial(group=group, name=name, more=words, folder=Path(tempfile.mkdtemp(prefix="nocap-check-")))
+        trial = Trial(
+            group=group, name=name, more=words, folder=Path(tempfile.mkdtemp(prefix="nocap-check-"))
+        )
         failed = ended["FAIL"]
         try:
             for status, check, detail in results(trial, only if only in checks else ""):

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from nocap.store.runs import Found
 
 FORMS = """\
-A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an identity, the beginning of one
-run's name or identity, or last, looked for in outputs/runs. Several can be given; a run counts once. Runs are compared where their
-losses measure the same: same validation data, vocabulary and settings. Of several such groups the largest is compared, and a line for
-each other says how to compare that.
+A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an
+identity, the beginning of one run's name or identity, or last, looked for in outputs/runs. Several can be
+given; a run counts once. Runs are compared where their losses measure the same: same validation data,
+vocabulary and settings. Of several such groups the largest is compared, and a line for each other says how to
+compare that.
 
-A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a --format of your own. Each
-folder that holds logs is an arm (docs/logs.md)."""
+A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a
+--format of your own. Each folder that holds logs is an arm (docs/logs.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,41 +42,78 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS)
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS
+    )
     add_question(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report: one file that opens offline")
-    verify = "judge the rows of an entry that nocap.export wrote, and say whether they say the same (exit code 1: they do not)"
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the report: one file that opens offline"
+    )
+    verify = (
+        "judge the rows of an entry that nocap.export wrote, and say whether they say the "
+        "same (exit code 1: they do not)"
+    )
     parser.add_argument("--verify", type=Path, metavar="FOLDER", help=verify)
     return parser
 
 
 def add_question(parser: argparse.ArgumentParser) -> None:
     """What is compared, and how: `nocap.export entry` asks the same."""
-    parser.add_argument("paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)")
     parser.add_argument(
-        "--baseline", metavar="ARM", help="an arm's label or id, one of its runs, or key=value (default: the first started)"
+        "paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)"
     )
-    parser.add_argument("--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss")
-    allow = "declare a difference, so that it is compared across: kernel, data, source, torch or a validation key; can be repeated"
+    parser.add_argument(
+        "--baseline",
+        metavar="ARM",
+        help="an arm's label or id, one of its runs, or key=value (default: the first started)",
+    )
+    parser.add_argument(
+        "--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss"
+    )
+    allow = (
+        "declare a difference, so that it is compared across: kernel, data, source, torch or "
+        "a validation key; can be repeated"
+    )
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
-    parser.add_argument("--group", metavar="ID", help="compare this group of runs, as the line that left it out names it")
+    parser.add_argument(
+        "--group", metavar="ID", help="compare this group of runs, as the line that left it out names it"
+    )
     logs = parser.add_argument_group("logs of another trainer")
-    logs.add_argument("--format", metavar="NAME", help="which format, or a Python file with one of your own (default: by the files' names)")
-    logs.add_argument("--columns", default="", metavar="KEY=NAME,…", help="names in the log, as in step=iter,train_s=time_ms/1000")
-    logs.add_argument("--hardware", metavar="NAME", help="what all ran on, where the logs do not say: times are then compared")
+    logs.add_argument(
+        "--format",
+        metavar="NAME",
+        help="which format, or a Python file with one of your own (default: by the files' names)",
+    )
+    logs.add_argument(
+        "--columns",
+        default="",
+        metavar="KEY=NAME,…",
+        help="names in the log, as in step=iter,train_s=time_ms/1000",
+    )
+    logs.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="what all ran on, where the logs do not say: times are then compared",
+    )
 
 
-def judge(options: argparse.Namespace, *, change: Callable[[Found], Found] = lambda found: found) -> Comparison:
+def judge(
+    options: argparse.Namespace, *, change: Callable[[Found], Found] = lambda found: found
+) -> Comparison:
     """Compare the runs of the paths as the options say. `change` is made to these first."""
     from nocap.judge.compare import compare
     from nocap.sources import logs
     from nocap.sources.rows import columns_of
 
     target, columns = options.target, columns_of(options.columns)
-    found = change(logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware))
+    found = change(
+        logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware)
+    )
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
-    return compare(found, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group)
+    return compare(
+        found, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group
+    )
 
 
 def _verify(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
@@ -83,7 +121,9 @@ def _verify(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
     from nocap.report.arms import headline
 
     add_question(asked := argparse.ArgumentParser())
-    given = [name for name, default in vars(asked.parse_args([])).items() if getattr(options, name) != default]
+    given = [
+        name for name, default in vars(asked.parse_args([])).items() if getattr(options, name) != default
+    ]
     require(not given, "--verify", "stand without runs and a question: the entry has them", ", ".join(given))
     comparison, lines = entry.verify(options.verify)
     print("\n".join(lines) or f"{options.verify}: says the same ({headline(comparison)})")

@@ -1,4 +1,5 @@
-"""`python -m nocap.dashboard`: a saved workspace and a report in Weights & Biases for a grid, a study or any runs."""
+"""`python -m nocap.dashboard`: a saved workspace and a report in Weights & Biases for a grid, a study or any
+runs."""
 
 from __future__ import annotations
 
@@ -31,12 +32,18 @@ class Shown:
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _make, argv, answer="what would be made (and make nothing, which needs no login)")
+    return command(
+        _parser(), _make, argv, answer="what would be made (and make nothing, which needs no login)"
+    )
 
 
 def _make(options: argparse.Namespace) -> int:
-    shown = _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
-    workspace, report = build(shown, entity=options.entity or ("" if options.json else _login()), project=options.project)
+    shown = (
+        _of_study(options.path) if (options.path / "study.yaml").is_file() else _of_runs(str(options.path))
+    )
+    workspace, report = build(
+        shown, entity=options.entity or ("" if options.json else _login()), project=options.project
+    )
     if options.json:
         options.answer(as_json(workspace, report))
         return 0
@@ -46,7 +53,10 @@ def _make(options: argparse.Namespace) -> int:
             print(made.url)
         _tell(shown, f"{workspace.entity}/{workspace.project}")
     except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
-        print(f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}", file=sys.stderr)
+        print(
+            f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}",
+            file=sys.stderr,
+        )
         return EXIT_CODES["failed"]
     return 0
 
@@ -54,13 +64,17 @@ def _make(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     about = "Make a saved workspace and a report in Weights & Biases, with curves by arm and the verdicts."
     parser = argparse.ArgumentParser(prog="python -m nocap.dashboard", description=about)
-    parser.add_argument("path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs")
-    parser.add_argument("--project", default="nocap", metavar="NAME", help="where the runs are (default: nocap)")
+    parser.add_argument(
+        "path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs"
+    )
+    parser.add_argument(
+        "--project", default="nocap", metavar="NAME", help="where the runs are (default: nocap)"
+    )
     parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
     return parser
 
 
-# --- what it shows -----------------------------------------------------------------------------------------------------------------
+# --- what it shows ------------------------------------------------------------------------------------------
 
 
 def _of_runs(path: str) -> Shown:
@@ -73,7 +87,10 @@ def _of_runs(path: str) -> Shown:
     comparison = compare(loaded)
     for line in comparison.problems[len(loaded.problems) :]:
         print(f"nocap: {line}", file=sys.stderr)
-    told = ["\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""]) for table in islice(tables(comparison), 2)]
+    told = [
+        "\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""])
+        for table in islice(tables(comparison), 2)
+    ]
     verdicts, runs = tame("\n".join(told)), [record.identity for record in comparison.records]
     return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
 
@@ -91,7 +108,7 @@ def _of_study(folder: Path) -> Shown:
     return Shown(title=folder.absolute().name, runs=list(dict.fromkeys(ended)), verdicts=tame(text))
 
 
-# --- what it is made of --------------------------------------------------------------------------------------------------------------
+# --- what it is made of -------------------------------------------------------------------------------------
 
 
 def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
@@ -103,7 +120,10 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
     ws, wr = _library()
     panels = {title: list(_panels(wr, plots)) for title, plots in _plots(wr, shown.comparison).items()}
     verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=16))
-    sections = [ws.Section(name=title, panels=found, is_open=title != CLOCK) for title, found in {"Verdicts": [verdicts], **panels}.items()]
+    sections = [
+        ws.Section(name=title, panels=found, is_open=title != CLOCK)
+        for title, found in {"Verdicts": [verdicts], **panels}.items()
+    ]
     ids = ws.And(ws.Metric("ID").isin(list(shown.runs)))
     workspace = ws.Workspace(
         entity=entity,
@@ -118,7 +138,9 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
     for title, found in panels.items():
         runset = wr.Runset(name=shown.title, filters=ids, groupby=["config.arm"], pinned_columns=[*COLUMNS])
         blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=found)]
-    return workspace, wr.Report(entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks)
+    return workspace, wr.Report(
+        entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks
+    )
 
 
 def as_json(workspace: Any, report: Any) -> dict[str, Any]:
@@ -136,12 +158,19 @@ AXES = {
 }  # a curve's two names
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
 CLOCK = "Where the time went"
-COLUMNS = ("run:displayName", "config:arm.value", "config:seed.value", "summary:val/loss", "summary:perf/tokens_per_s", "summary:verdict")
+COLUMNS = (
+    "run:displayName",
+    "config:arm.value",
+    "config:seed.value",
+    "summary:val/loss",
+    "summary:perf/tokens_per_s",
+    "summary:verdict",
+)
 
 
 def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
-    """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard deviation. Of a study the
-    ranges are W&B's own."""
+    """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard
+    deviation. Of a study the ranges are W&B's own."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
     speed = {"tokens/s": "perf/tokens_per_s", "ms a step": "perf/step_ms", "memory, MiB": "memory/model_mib"}
     runs = [run for row in comparison.rows for run in row.arm.runs] if comparison else []
@@ -149,16 +178,31 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
     late = [(step, loss) for curve in curves for step, loss in zip(curve.step, curve.val_loss, strict=True)]
     falling = _range([loss for step, loss in late if step >= FIRST * max(late)[0]])
     starts = {
-        by: (FIRST * max((x for curve in curves for x in getattr(curve, name) if x), default=0.0) or None, None)
+        by: (
+            FIRST * max((x for curve in curves for x in getattr(curve, name) if x), default=0.0) or None,
+            None,
+        )
         for by, (_, name) in AXES.items()
     }
-    lines = [line for line in LINES if not comparison or any(row.clock_s.get(line) for row in comparison.rows)]
+    lines = [
+        line for line in LINES if not comparison or any(row.clock_s.get(line) for row in comparison.rows)
+    ]
     curve = {"y": ["val/loss"], "range_y": falling, **spread}
     return {
         "Loss": [
-            wr.BarPlot(title="final validation loss", metrics=["val/loss"], range_x=_range([run.val_loss for run in runs]), **spread),
-            *(wr.LinePlot(title=f"validation loss by {by}", x=axis, range_x=starts[by], **curve) for by, (axis, _) in AXES.items()),
-            wr.LinePlot(title="training loss by steps", x="step", y=["train/loss"], range_x=starts["steps"], **spread),
+            wr.BarPlot(
+                title="final validation loss",
+                metrics=["val/loss"],
+                range_x=_range([run.val_loss for run in runs]),
+                **spread,
+            ),
+            *(
+                wr.LinePlot(title=f"validation loss by {by}", x=axis, range_x=starts[by], **curve)
+                for by, (axis, _) in AXES.items()
+            ),
+            wr.LinePlot(
+                title="training loss by steps", x="step", y=["train/loss"], range_x=starts["steps"], **spread
+            ),
         ],
         "Speed and memory": [
             *(wr.BarPlot(title=title, metrics=[metric], **spread) for title, metric in speed.items()),
@@ -184,7 +228,8 @@ def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
 
 
 def _tell(shown: Shown, project: str) -> None:
-    """The arm's verdict into the summary of each run, which is where the table of runs has its columns from."""
+    """The arm's verdict into the summary of each run, which is where the table of runs has its columns
+    from."""
     import wandb
 
     for row in shown.comparison.rows if shown.comparison else []:
@@ -215,7 +260,10 @@ def _login() -> str:
 
     wandb.setup(settings=wandb.Settings(silent=True))
     if not wandb.login(prompt=False, verify=False):
-        raise ValueError("a dashboard is made in a W&B account, and there is no login: wandb login (--json FILE needs none)")
+        raise ValueError(
+            "a dashboard is made in a W&B account, and there is no login: wandb login (--json "
+            "FILE needs none)"
+        )
     try:
         return str(wandb.Api().default_entity)
     except Exception as error:  # a key that is none, no network

@@ -21,18 +21,40 @@ def main(argv: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.eval",
-        description="Evaluate the model of a run's newest checkpoint, or of an exported file, on tasks of lm-eval.",
+        description="Evaluate the model of a run's newest checkpoint, or of an exported file, on tasks "
+        "of lm-eval.",
         epilog="It needs the extra: pip install 'nocap[eval]'.",
     )
     about = "a name, its beginning, an identity, last (the default), a folder, or a file of nocap.export"
     parser.add_argument("run", nargs="?", default=LAST, metavar="RUN", help=about)
-    parser.add_argument("--tasks", required=True, metavar="A,B", help="names of lm-eval's tasks, or yaml files, which may run code")
+    parser.add_argument(
+        "--tasks",
+        required=True,
+        metavar="A,B",
+        help="names of lm-eval's tasks, or yaml files, which may run code",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents of each task")
-    parser.add_argument("--num-fewshot", type=int, metavar="N", help="examples before each question (default: the task's)")
-    parser.add_argument("--batch-size", type=int, default=16, metavar="N", help="texts scored at once (default: %(default)s)")
-    parser.add_argument("--device", choices=[one.value for one in Device], help="default: a GPU where there is one")
-    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
-    parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
+    parser.add_argument(
+        "--num-fewshot", type=int, metavar="N", help="examples before each question (default: the task's)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=16, metavar="N", help="texts scored at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--device", choices=[one.value for one in Device], help="default: a GPU where there is one"
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=OUTPUTS,
+        metavar="DIR",
+        help=f"where the runs are (default: {OUTPUTS})",
+    )
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run the copy of its options that the record of the run holds",
+    )
     return parser
 
 
@@ -50,18 +72,29 @@ def _evaluate(options: argparse.Namespace) -> int:
     from nocap.measure.harness import Harnessed
 
     device = Device(options.device) if options.device else None
-    trained = load_typed(options.run, outputs=options.output_dir, device=device, allow_code=options.allow_code)
+    trained = load_typed(
+        options.run, outputs=options.output_dir, device=device, allow_code=options.allow_code
+    )
     model = Harnessed(trained, batch_size=options.batch_size, log=log)
     names = options.tasks.split(",")
-    tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))  # there are 14,000: a minute
+    # there are 14,000: a minute
+    tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))
     unknown = [name for name in names if name not in tasks.all_tasks and not Path(name).is_file()]
     require(not unknown, "--tasks", "be names of lm-eval's tasks, or yaml files", ", ".join(unknown))
     found = lm_eval.simple_evaluate(
-        model, tasks=names, task_manager=tasks, limit=options.limit, num_fewshot=options.num_fewshot, log_samples=False
+        model,
+        tasks=names,
+        task_manager=tasks,
+        limit=options.limit,
+        num_fewshot=options.num_fewshot,
+        log_samples=False,
     )
     print(make_table(found))
     if model.shortened:
-        log(f"{plural(model.shortened, 'text')} longer than the model's context, {model.positions} tokens: only the end was read")
+        log(
+            f"{plural(model.shortened, 'text')} longer than the model's context, "
+            f"{model.positions} tokens: only the end was read"
+        )
     about = {"run": trained.name, "checkpoint_step": trained.step, "tokenizer": trained.run.tokenizer.name}
     options.answer({**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}})
     return 0

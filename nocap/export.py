@@ -1,5 +1,5 @@
-"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and plain torch. With `entry` as the
-first word: a comparison of runs that others can check."""
+"""`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and
+plain torch. With `entry` as the first word: a comparison of runs that others can check."""
 
 from __future__ import annotations
 
@@ -44,15 +44,29 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"A comparison of runs that others can check: {usage}",
     )
     parser.add_argument(
-        "run", nargs="?", default=LAST, metavar="RUN", help="a name, its beginning, an identity, last (the default), or a folder"
+        "run",
+        nargs="?",
+        default=LAST,
+        metavar="RUN",
+        help="a name, its beginning, an identity, last (the default), or a folder",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
-    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
-    parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=OUTPUTS,
+        metavar="DIR",
+        help=f"where the runs are (default: {OUTPUTS})",
+    )
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run the copy of its options that the record of the run holds",
+    )
     return parser
 
 
-# --- an entry ------------------------------------------------------------------------------------------------------------------------
+# --- an entry -----------------------------------------------------------------------------------------------
 
 
 def _entry(words: list[str], options: argparse.Namespace) -> int:
@@ -63,18 +77,23 @@ def _entry(words: list[str], options: argparse.Namespace) -> int:
         check_writable("-o", folder / name)
     comparison = compare.judge(options, change=entry.bare)
     with writing("-o", folder / entry.FILE):
-        entry.write(comparison, folder, allow=options.allow, command=f"python -m nocap.export {shlex.join(words)}")
+        entry.write(
+            comparison, folder, allow=options.allow, command=f"python -m nocap.export {shlex.join(words)}"
+        )
     return 0
 
 
 def _entry_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.export entry",
-        description="Write a comparison that others can check with nocap.compare --verify FOLDER: entry.json and entry.md.",
+        description="Write a comparison that others can check with nocap.compare --verify FOLDER: "
+        "entry.json and entry.md.",
         epilog=compare.FORMS,
     )
     compare.add_question(parser)
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="where; an entry there is replaced")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="where; an entry there is replaced"
+    )
     return parser
 
 

@@ -22,22 +22,45 @@ from nocap.store.runs import LAST
 class Generate:
     """The keys of the command; `help` describes each."""
 
-    run: str = field(default=LAST, metadata={"help": "a name, its beginning, identity, a folder, or a file of nocap.export"})
+    run: str = field(
+        default=LAST,
+        metadata={"help": "a name, its beginning, identity, a folder, or a file of nocap.export"},
+    )
     prompt: str = key(free=True, default="", help="the text to continue; empty: the beginning of a document")
-    max_tokens: int = key(ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends")
+    max_tokens: int = key(
+        ge=1, le=2**24, default=200, help="new tokens a sample; fewer where the model's context ends"
+    )
     samples: int = key(ge=1, le=4096, default=1, help="texts, decoded in one batch")
     temperature: float = key(ge=0, le=1e6, default=1.0, help="0 takes the most probable token")
     top_k: int = key(ge=0, le=2**24, default=0, help="draw among the k most probable tokens; 0: among all")
-    seed: int = key(ge=0, lt=2**63, default=0, help="of the draws; a sample is the same however many are drawn beside it")
-    cache: bool = field(default=True, metadata={"help": "over cached keys and values; false: the prefix again for each token"})
+    seed: int = key(
+        ge=0, lt=2**63, default=0, help="of the draws; a sample is the same however many are drawn beside it"
+    )
+    cache: bool = field(
+        default=True, metadata={"help": "over cached keys and values; false: the prefix again for each token"}
+    )
     compile: bool = field(default=False, metadata={"help": "decode from the cache through torch.compile"})
-    device: Device | None = field(default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"})
+    device: Device | None = field(
+        default=None, metadata={"help": "cpu or cuda (default: a GPU where there is one)"}
+    )
     threads: int | None = key(ge=1, le=4096, default=None, help="CPU threads (default: the cores there are)")
-    output_dir: str = field(default="outputs", metadata={"help": "its runs are searched for names and identities"})
+    output_dir: str = field(
+        default="outputs", metadata={"help": "its runs are searched for names and identities"}
+    )
 
     def __post_init__(self) -> None:
-        require(self.prompt.isascii() or not any("\ud800" <= c <= "\udfff" for c in self.prompt), "prompt", "be UTF-8", repr(self.prompt))
-        require(self.cache or not self.compile, "compile", "be false with cache=false, for what is compiled has one", self.compile)
+        require(
+            self.prompt.isascii() or not any("\ud800" <= c <= "\udfff" for c in self.prompt),
+            "prompt",
+            "be UTF-8",
+            repr(self.prompt),
+        )
+        require(
+            self.cache or not self.compile,
+            "compile",
+            "be false with cache=false, for what is compiled has one",
+            self.compile,
+        )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,15 +68,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    defaults = {f.name: "" if f.default in (MISSING, None, "") else f" (default: {f.default})" for f in fields(Generate)}
+    defaults = {
+        f.name: "" if f.default in (MISSING, None, "") else f" (default: {f.default})"
+        for f in fields(Generate)
+    }
     keys = "".join(f"  {f.name:<12} {f.metadata['help']}{defaults[f.name]}\n" for f in fields(Generate))
     parser = argparse.ArgumentParser(
         prog="python -m nocap.generate",
         description="Text from the newest valid checkpoint of a run, over a cache of keys and values.",
-        epilog=f"keys:\n{keys}\nexample:\n  python -m nocap.generate run=3f2a9c prompt='def main' temperature=0.8 top_k=50 samples=3",
+        epilog=f"keys:\n{keys}\nexample:\n  python -m nocap.generate run=3f2a9c prompt='def main' "
+        "temperature=0.8 top_k=50 samples=3",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to generate: see keys")
-    parser.add_argument("--allow-code", action="store_true", help="run the copy of its options that the record of the run holds")
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run the copy of its options that the record of the run holds",
+    )
     return parser
 
 
@@ -65,22 +96,32 @@ def _generate(options: argparse.Namespace) -> int:
     device = asked.device or defaults.device()
     if asked.compile:
         hardware.check_compiler("compile=true", device)
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch comes: threads that wait must not hold the cores (LOG.md)
+    # before torch comes: threads that wait must not hold the cores (LOG.md)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import torch
 
     from nocap.measure.generation import Engine, Recompute, Sampler, engine_for, load_typed, log, write
 
     torch.set_num_threads(asked.threads or defaults.threads(device, 1))
-    trained = load_typed(asked.run, outputs=Path(asked.output_dir), device=device, allow_code=options.allow_code)
+    trained = load_typed(
+        asked.run, outputs=Path(asked.output_dir), device=device, allow_code=options.allow_code
+    )
     prompt = trained.encoding.encode_ordinary(asked.prompt) or [trained.encoding.eot_token]
     context, n = trained.run.model.seq_len, asked.samples
-    require(len(prompt) <= context, "prompt", f"be at most the model's context, model.seq_len={context} tokens", len(prompt))
+    require(
+        len(prompt) <= context,
+        "prompt",
+        f"be at most the model's context, model.seq_len={context} tokens",
+        len(prompt),
+    )
     new = min(asked.max_tokens, context - len(prompt) + 1)  # the last new token needs no place in the context
     engine: Engine = Recompute(trained.model)
     if asked.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
         engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=log)
-    sampler = Sampler(temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new)
+    sampler = Sampler(
+        temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new
+    )
     texts, tokens_per_s = write(trained, engine, prompt, sampler)
     cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
     for tokens in texts:
@@ -88,9 +129,19 @@ def _generate(options: argparse.Namespace) -> int:
         samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
     _print(asked.prompt, samples)
     if any(sample["stopped"] == "context" for sample in samples):
-        log(f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not max_tokens={asked.max_tokens}")
-    about = {"run": trained.name, "checkpoint_step": trained.step, "prompt_tokens": len(prompt), "decode_tokens_per_s": tokens_per_s}
-    keys = {key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")}
+        log(
+            f"stopped at the model's context, model.seq_len={context}: {new} new tokens, not "
+            f"max_tokens={asked.max_tokens}"
+        )
+    about = {
+        "run": trained.name,
+        "checkpoint_step": trained.step,
+        "prompt_tokens": len(prompt),
+        "decode_tokens_per_s": tokens_per_s,
+    }
+    keys = {
+        key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")
+    }
     options.answer({**about, **keys, "samples": samples})
     return 0
 

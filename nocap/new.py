@@ -29,19 +29,32 @@ def _write(options: argparse.Namespace) -> int:
     files = _files(group, name, folder)
     for path, text in files.items():
         write_file(path, text.encode())
-    print("\n".join([*map(str, files), "next:", *(f"  {line}" for line in _next(group, name, shlex.quote(str(folder))))]))
+    print(
+        "\n".join(
+            [
+                *map(str, files),
+                "next:",
+                *(f"  {line}" for line in _next(group, name, shlex.quote(str(folder)))),
+            ]
+        )
+    )
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.new",
-        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to start from. "
+        description="Write DIR/GROUP/NAME.py, its yaml and DIR/test_NAME.py: an option that works, to "
+        "start from. "
         "With study for GROUP, write DIR/study.yaml: a study that runs in a few minutes.",
     )
     parser.add_argument("group", metavar="GROUP", help=", ".join((*outside.groups(), STUDY)))
-    parser.add_argument("name", metavar="NAME", help="the option's or the study's name: letters, digits and _")
-    parser.add_argument("--dir", metavar="DIR", help="the folder for --config-dir, or that of the study (default: ./NAME)")
+    parser.add_argument(
+        "name", metavar="NAME", help="the option's or the study's name: letters, digits and _"
+    )
+    parser.add_argument(
+        "--dir", metavar="DIR", help="the folder for --config-dir, or that of the study (default: ./NAME)"
+    )
     return parser
 
 
@@ -49,7 +62,13 @@ def _check(group: str, name: str, folder: Path) -> None:
     """Refuse a name that is taken, or that none of Python, the command line and the files takes."""
     kinds = (*outside.groups(), STUDY)
     require(group in kinds, "GROUP", f"be one of {', '.join(kinds)}", group)
-    ok = name.isidentifier() and name.isascii() and not name.startswith("_") and not iskeyword(name) and len(name) <= 100
+    ok = (
+        name.isidentifier()
+        and name.isascii()
+        and not name.startswith("_")
+        and not iskeyword(name)
+        and len(name) <= 100
+    )
     require(ok, "NAME", "be a Python name, in letters, digits and _, that begins with a letter", name)
     if group == STUDY:
         return
@@ -57,7 +76,12 @@ def _check(group: str, name: str, folder: Path) -> None:
     for place in (conf_dir(), *outside.folders()):
         taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
-    require(name not in outside.options(group), "NAME", f"be new: an option of {group} has this kind already", name)
+    require(
+        name not in outside.options(group),
+        "NAME",
+        f"be new: an option of {group} has this kind already",
+        name,
+    )
 
 
 def _files(group: str, name: str, folder: Path) -> dict[Path, str]:

@@ -1,12 +1,13 @@
 """What there is to choose: a group's options are the files of its folder, nocap's own and those from outside.
 
-A group is a folder of `nocap/options`, its interface the folder's `__init__`. Every dataclass of a file that extends the interface and has
-a `kind` of its own is an option, which the `kind` of a yaml names.
+A group is a folder of `nocap/options`, its interface the folder's `__init__`. Every dataclass of a file that
+extends the interface and has a `kind` of its own is an option, which the `kind` of a yaml names.
 
-Options from outside lie in folders like `conf/`, whose groups hold a Python file beside each yaml. They come from the command's
-`--config-dir DIR`, or from the entry points `nocap.options` of installed packages, each naming a package that is such a folder. A record or
-a study never brings one along. The environment variable `NOCAP_OUTSIDE` lists the folders and each file's SHA-256, so that every process
-that a command starts, on whatever machine, loads the same bytes or refuses. A file `DIR/GROUP/NAME.py` is the module
+Options from outside lie in folders like `conf/`, whose groups hold a Python file beside each yaml. They come
+from the command's `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, each
+naming a package that is such a folder. A record or a study never brings one along. The environment variable
+`NOCAP_OUTSIDE` lists the folders and each file's SHA-256, so that every process that a command starts, on
+whatever machine, loads the same bytes or refuses. A file `DIR/GROUP/NAME.py` is the module
 `nocap.outside.GROUP.NAME`, found by `_Finder`.
 """
 
@@ -64,24 +65,33 @@ class File:
         """Import it.
 
         Errors:
-            InputError: it cannot be imported, or has changed since the command began; one line with the file and the reason.
+            InputError: it cannot be imported, or has changed since the command began; one line with the file
+                and the reason.
         """
         try:
             return importlib.import_module(self.module)
         except (Exception, SystemExit) as error:  # the file may raise anything
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.path)]
+            lines = [
+                frame.lineno
+                for frame in traceback.extract_tb(error.__traceback__)
+                if frame.filename == str(self.path)
+            ]
             where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError's text has its own
             line = f"{self.path} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
             raise InputError(f"{line}{where}") from error
 
 
-# --- groups and their options ----------------------------------------------------------------------------------------------------------
+# --- groups and their options -------------------------------------------------------------------------------
 
 
 @cache
 def groups() -> tuple[str, ...]:
     """The names of the groups, which are those of Hydra's folders."""
-    return tuple(module.name for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__) if module.ispkg)
+    return tuple(
+        module.name
+        for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)
+        if module.ispkg
+    )
 
 
 def place(group: str) -> str:
@@ -97,7 +107,11 @@ def choice(group: str, name: str) -> str:
 def yamls(group: str) -> dict[str, Path]:
     """The yamls of a group, or of the experiments, by name: what Hydra can choose."""
     places = [folder / place(group) for folder in (conf_dir(), *folders())]
-    found = {path.relative_to(place).with_suffix("").as_posix(): path for place in places for path in place.rglob("*.yaml")}
+    found = {
+        path.relative_to(place).with_suffix("").as_posix(): path
+        for place in places
+        for path in place.rglob("*.yaml")
+    }
     return dict(sorted(found.items()))
 
 
@@ -109,7 +123,10 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
     """
     require(isinstance(plain, dict), place, f"be one option, as in {place}=NAME", plain)
     rows, kind = options(group), plain.get("kind")
-    known = f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes the record's own copy)"
+    known = (
+        f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes "
+        "the record's own copy)"
+    )
     require(isinstance(kind, str) and kind in rows, f"{place}.kind", f"be one of {known}", repr(kind))
     return rows[kind]
 
@@ -126,8 +143,13 @@ def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
 
 @cache
 def interface(group: str) -> type[Option]:
-    """The class that every option of the group extends: the one that the group's `__init__` defines directly on `Option`."""
-    (found,) = [cls for cls in _classes(importlib.import_module(f"{PACKAGE}.{group}"), Option) if cls.__bases__ == (Option,)]
+    """The class that every option of the group extends: the one that the group's `__init__` defines directly
+    on `Option`."""
+    (found,) = [
+        cls
+        for cls in _classes(importlib.import_module(f"{PACKAGE}.{group}"), Option)
+        if cls.__bases__ == (Option,)
+    ]
     return found
 
 
@@ -143,13 +165,26 @@ def options(group: str) -> dict[str, type[Option]]:
 @cache
 def _options(group: str, state: str) -> dict[str, type[Option]]:
     package, found = importlib.import_module(f"{PACKAGE}.{group}"), dict[str, type[Option]]()
-    modules = [importlib.import_module(f"{PACKAGE}.{group}.{module.name}") for module in pkgutil.iter_modules(package.__path__)]
+    modules = [
+        importlib.import_module(f"{PACKAGE}.{group}.{module.name}")
+        for module in pkgutil.iter_modules(package.__path__)
+    ]
     for module in (*modules, *(file.load() for file in files() if file.group == group)):
         own = [cls for cls in _classes(module, interface(group)) if not cls.__name__.startswith("_")]
-        require(bool(own) or module in modules, str(module.__file__), "define an option", f"no dataclass of {interface(group).__name__}")
+        require(
+            bool(own) or module in modules,
+            str(module.__file__),
+            "define an option",
+            f"no dataclass of {interface(group).__name__}",
+        )
         for cls in own:
             named = f"{module.__file__}: {cls.__name__}"
-            require("__dataclass_fields__" in vars(cls), named, "be decorated as a dataclass", "keys that would not be seen")
+            require(
+                "__dataclass_fields__" in vars(cls),
+                named,
+                "be decorated as a dataclass",
+                "keys that would not be seen",
+            )
             kind, name = cls.__dataclass_fields__["kind"].default, module.__name__.rpartition(".")[2]
             ok = isinstance(kind, str) and kind not in found
             require(ok, named, f"have a kind of its own, as in kind: str = {name!r}", repr(kind))
@@ -159,10 +194,14 @@ def _options(group: str, state: str) -> dict[str, type[Option]]:
 
 def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
     """The options that the module itself defines, in its order."""
-    return [cls for cls in vars(module).values() if isinstance(cls, type) and issubclass(cls, base) and cls.__module__ == module.__name__]
+    return [
+        cls
+        for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, base) and cls.__module__ == module.__name__
+    ]
 
 
-# --- what is in use ----------------------------------------------------------------------------------------------------------------
+# --- what is in use -----------------------------------------------------------------------------------------
 
 
 def state() -> str:
@@ -201,7 +240,12 @@ def _installed() -> Iterator[Path]:
     for entry in sorted(entry_points(group=PACKAGE), key=lambda entry: entry.name):
         spec = importlib.util.find_spec(entry.value)
         place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
-        require(place is not None, f"the entry point {entry.name} of {PACKAGE}", "name a package with options", entry.value)
+        require(
+            place is not None,
+            f"the entry point {entry.name} of {PACKAGE}",
+            "name a package with options",
+            entry.value,
+        )
         yield Path(str(place))
 
 
@@ -209,11 +253,23 @@ def _set(used: Iterable[Path]) -> None:
     """Put these folders in use, and nothing else: hash their files, forget the modules of before."""
     used, rows, seen = [*used], list[dict[str, str]](), dict[tuple[str, str], Path]()
     for folder, group in ((folder, group) for folder in (conf_dir(), *used) for group in groups()):
-        for path in sorted([*(folder / place(group)).glob("*.yaml"), *(folder / place(group)).glob("[!_.]*.py")]):
+        for path in sorted(
+            [*(folder / place(group)).glob("*.yaml"), *(folder / place(group)).glob("[!_.]*.py")]
+        ):
             taken = seen.setdefault((group, path.name), path)
-            require(taken == path, str(path), f"have another name: {taken} is {group}={path.stem} already", path.name)
+            require(
+                taken == path,
+                str(path),
+                f"have another name: {taken} is {group}={path.stem} already",
+                path.name,
+            )
             if path.suffix == ".py":
-                require(path.stem.isidentifier(), str(path), "be named as a Python module is, in letters, digits and _", path.name)
+                require(
+                    path.stem.isidentifier(),
+                    str(path),
+                    "be named as a Python module is, in letters, digits and _",
+                    path.name,
+                )
                 sha256 = hashlib.sha256(read_bytes(path)).hexdigest()
                 rows.append({"group": group, "name": path.stem, "path": str(path), "sha256": sha256})
     os.environ[VARIABLE] = json.dumps({"folders": [str(folder) for folder in used], "files": rows})
@@ -223,7 +279,8 @@ def _set(used: Iterable[Path]) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:
-    """A command line, the process's own unless given, without its `--config-dir`s. Their folders are in use from now on.
+    """A command line, the process's own unless given, without its `--config-dir`s. Their folders are in use
+    from now on.
 
     An invalid folder ends the process with exit code 2.
     """
@@ -236,8 +293,14 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
 
 
 def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
-    """What every command's parser has in common: the flag in its help, its width, and, where it has an `answer`, `--json` for that."""
-    parser.add_argument("--config-dir", metavar="DIR", action="append", help="options from outside: docs/add-an-idea.md; can be repeated")
+    """What every command's parser has in common: the flag in its help, its width, and, where it has an
+    `answer`, `--json` for that."""
+    parser.add_argument(
+        "--config-dir",
+        metavar="DIR",
+        action="append",
+        help="options from outside: docs/add-an-idea.md; can be repeated",
+    )
     if answer:
         about = f"{answer} as JSON; without FILE, or as -, on stdout and all else on stderr"
         parser.add_argument("--json", type=Path, nargs="?", const=STDOUT, metavar="FILE", help=about)
@@ -248,27 +311,37 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
 def _filled(text: str) -> str:
     """In lines of the help's width, but for those that are indented, such as examples."""
     parts = groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
-    return "\n".join("\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts)
+    return "\n".join(
+        "\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts
+    )
 
 
-# --- importing ---------------------------------------------------------------------------------------------------------------------
+# --- importing ----------------------------------------------------------------------------------------------
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, and runs the very bytes whose hash was checked."""
+    """Finds `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, and runs the very bytes whose hash was
+    checked."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if not fullname.startswith(f"{__name__}."):
             return None
         for file in used([fullname]):
             return importlib.util.spec_from_file_location(fullname, file.path, loader=self)
-        return ModuleSpec(fullname, self, is_package=True) if fullname.rpartition(".")[2] in groups() else None
+        return (
+            ModuleSpec(fullname, self, is_package=True) if fullname.rpartition(".")[2] in groups() else None
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         for file in used([module.__name__]):
             source = read_bytes(file.path)
             found = hashlib.sha256(source).hexdigest()
-            require(found == file.sha256, str(file.path), f"be what this command began with, sha256 {file.sha256[:12]}…", f"{found[:12]}…")
+            require(
+                found == file.sha256,
+                str(file.path),
+                f"be what this command began with, sha256 {file.sha256[:12]}…",
+                f"{found[:12]}…",
+            )
             exec(compile(source, str(file.path), "exec", dont_inherit=True), vars(module))
 
 

@@ -1,4 +1,5 @@
-"""`python -m nocap.plot`: curves of runs, in the terminal or as a picture. Also of a run that is still training."""
+"""`python -m nocap.plot`: curves of runs, in the terminal or as a picture. Also of a run that is still
+training."""
 
 from __future__ import annotations
 
@@ -37,43 +38,86 @@ def _plot(options: argparse.Namespace) -> int:
     rule = f"be in the rows of these runs as a number{f' after step {after}' if after else ''}"
     require(bool(curves), "--y", rule, options.y)
     least = min(min(curve.low) for curve in curves)
-    require("y" not in options.log or least > 0, "--log", "be left out for y, which is not above 0 everywhere", least)
-    axes = {"x": f"{X[options.x]} from step {after} on" if after else X[options.x], "y": options.y, "log": options.log}
+    require(
+        "y" not in options.log or least > 0,
+        "--log",
+        "be left out for y, which is not above 0 everywhere",
+        least,
+    )
+    axes = {
+        "x": f"{X[options.x]} from step {after} on" if after else X[options.x],
+        "y": options.y,
+        "log": options.log,
+    }
     if options.png is None:
-        require(len(curves) <= len(MARKS), "RUN", f"be at most {len(MARKS)} arms in a terminal (--png takes more)", len(curves))
+        require(
+            len(curves) <= len(MARKS),
+            "RUN",
+            f"be at most {len(MARKS)} arms in a terminal (--png takes more)",
+            len(curves),
+        )
         print(drawn(curves, **axes))
     else:
         with writing("--png", options.png) as path:
             write_file(path, _png(curves, **axes))
-    options.answer({"x": options.x, "y": options.y, "after": after, "curves": [curve._asdict() for curve in curves]})
+    options.answer(
+        {"x": options.x, "y": options.y, "after": after, "curves": [curve._asdict() for curve in curves]}
+    )
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "Curves of runs, finished or not. Several are drawn by arm: the mean over its seeds, in a band from lowest to highest."
-    epilog = "--y takes any key of metrics.jsonl: val/loss, train/loss, val/bpb, perf/tokens_per_s, train/grad_norm, …"
+    about = (
+        "Curves of runs, finished or not. Several are drawn by arm: the mean over its seeds, "
+        "in a band from lowest to highest."
+    )
+    epilog = (
+        "--y takes any key of metrics.jsonl: val/loss, train/loss, val/bpb, "
+        "perf/tokens_per_s, train/grad_norm, …"
+    )
     parser = argparse.ArgumentParser(prog="python -m nocap.plot", description=about, epilog=epilog)
     runs = "a name, its beginning, an identity, last (the default), a folder, a grid, a glob"
     parser.add_argument("runs", nargs="*", default=[LAST], metavar="RUN", help=runs)
     parser.add_argument("--x", choices=list(X), default="step", help="the axis (default: %(default)s)")
     parser.add_argument("--y", metavar="KEY", default="val/loss", help="what is drawn (default: %(default)s)")
-    parser.add_argument("--log", choices=("x", "y", "xy"), default="", help="which axes are logarithmic; x begins above 0")
-    after = "leave out the steps before this one (default: of several runs the first tenth, where it squeezes the rest; else 0)"
+    parser.add_argument(
+        "--log", choices=("x", "y", "xy"), default="", help="which axes are logarithmic; x begins above 0"
+    )
+    after = (
+        "leave out the steps before this one (default: of several runs the first tenth, "
+        "where it squeezes the rest; else 0)"
+    )
     parser.add_argument("--after", type=int, metavar="STEP", help=after)
-    parser.add_argument("--png", type=Path, metavar="FILE", help="write a picture, with matplotlib, and draw nothing")
-    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
+    parser.add_argument(
+        "--png", type=Path, metavar="FILE", help="write a picture, with matplotlib, and draw nothing"
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=OUTPUTS,
+        metavar="DIR",
+        help=f"where the runs are (default: {OUTPUTS})",
+    )
     return parser
 
 
 def _points(run: Record, options: argparse.Namespace) -> list[tuple[int, float, float]]:
     """Step, x and y of the rows that have them."""
     rows = Metrics(run.folder / "metrics.jsonl").rows()
-    points = [(row["step"], train_s(row) if options.x == "train_s" else row.get(options.x), row.get(options.y)) for row in rows]
-    return [(step, x, y) for step, x, y in points if x is not None and y is not None and (x > 0 or "x" not in options.log)]
+    points = [
+        (row["step"], train_s(row) if options.x == "train_s" else row.get(options.x), row.get(options.y))
+        for row in rows
+    ]
+    return [
+        (step, x, y)
+        for step, x, y in points
+        if x is not None and y is not None and (x > 0 or "x" not in options.log)
+    ]
 
 
 def _parting(points: Points) -> int:
-    """The step from which the curves part: the first tenth is left out where it takes a third of the height or more. 0: it does not."""
+    """The step from which the curves part: the first tenth is left out where it takes a third of the height
+    or more. 0: it does not."""
     rows = [(step, y) for run in points.values() for step, _, y in run]
     cut = max(step for step, _ in rows) // 10
     late = [y for step, y in rows if step >= cut]
@@ -83,9 +127,17 @@ def _parting(points: Points) -> int:
 
 def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[Curve]:
     """One run by its name; several by arm, as far as all seeds have come."""
-    arms = [(arm.label, arm.all) for arm in group(runs, ended=False)] if len(runs) > 1 else [(run.folder.name, runs) for run in runs]
+    arms = (
+        [(arm.label, arm.all) for arm in group(runs, ended=False)]
+        if len(runs) > 1
+        else [(run.folder.name, runs) for run in runs]
+    )
     for label, members in arms:
-        lines = [np.array(line) for run in members if (line := [row[1:] for row in points.get(run.identity, ()) if row[0] >= after])]
+        lines = [
+            np.array(line)
+            for run in members
+            if (line := [row[1:] for row in points.get(run.identity, ()) if row[0] >= after])
+        ]
         x = np.unique(np.concatenate([line[:, 0] for line in lines])) if lines else np.empty(0)
         x = x[[all(line[0, 0] <= at <= line[-1, 0] for line in lines) for at in x]]
         if len(x):
@@ -98,7 +150,9 @@ def _png(curves: Sequence[Curve], *, x: str, y: str, log: str) -> bytes:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ValueError("--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal shows it") from None
+        raise ValueError(
+            "--png needs matplotlib: pip install 'matplotlib>=3.9'; without --png, the terminal shows it"
+        ) from None
     matplotlib.use("agg")
     from matplotlib import pyplot
 

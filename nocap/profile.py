@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 USAGE = "python -m nocap.profile [flags] [key=value …]"
-ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are needed. OVERRIDES are those of
-nocap.train, whose --help lists them. On a CPU one thread is used unless trainer.threads is given."""
+ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are
+needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread is used unless
+trainer.threads is given."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -25,12 +26,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False
+    )
     add = parser.add_argument
     add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
     add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
     add("--ceilings", action="store_true", help="also: what each option could win at most")
-    add("--repeats", type=int, default=3, metavar="N", help="steps timed with and without profiler (default: 3)")
+    add(
+        "--repeats",
+        type=int,
+        default=3,
+        metavar="N",
+        help="steps timed with and without profiler (default: 3)",
+    )
     return parser
 
 
@@ -40,12 +49,15 @@ def _profile(options: argparse.Namespace) -> int:
     run, compose = _composer(options.overrides)
     rule = "be 1 for nocap.profile, which takes the step of one rank apart"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch: the profiler's library would write on stderr
+    # before torch: the profiler's library would write on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     from nocap.measure.profile import profile
     from nocap.measure.text import render_profile
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        found = profile(run, options.overrides, compose, repeats=options.repeats, trace=trace, ceilings=options.ceilings)
+        found = profile(
+            run, options.overrides, compose, repeats=options.repeats, trace=trace, ceilings=options.ceilings
+        )
     print(render_profile(found))
     options.answer(found)
     return 0
@@ -57,7 +69,11 @@ def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], 
 
     def composed(more: Sequence[str]) -> Run:
         # Without those that `more` replaces: the same key, or an option's own keys where the option changes.
-        keys = tuple(start for override in more for start in (override.partition("=")[0] + "=", override.partition("=")[0] + "."))
+        keys = tuple(
+            start
+            for override in more
+            for start in (override.partition("=")[0] + "=", override.partition("=")[0] + ".")
+        )
         return compose_measured([*(o for o in overrides if not o.lstrip("+").startswith(keys)), *more])
 
     return composed([]), composed

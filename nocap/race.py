@@ -1,4 +1,5 @@
-"""`python -m nocap.race`: two or more training commands, or versions of one, pair by pair until the answer is safe."""
+"""`python -m nocap.race`: two or more training commands, or versions of one, pair by pair until the answer is
+safe."""
 
 from __future__ import annotations
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from nocap.sources.race import Guard, Race
 
 FORMS = """\
-Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline first. {seed} in a command, or
-$NOCAP_SEED, is the repeat's seed. A metric is a regular expression with one group, matched over the output (the last match counts), or a
-name: of lines METRIC name=number, or in a JSON or CSV file that the command writes (--file). The same command goes on where it was.
+Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline first.
+{seed} in a command, or $NOCAP_SEED, is the repeat's seed. A metric is a regular expression with one group,
+matched over the output (the last match counts), or a name: of lines METRIC name=number, or in a JSON or CSV
+file that the command writes (--file). The same command goes on where it was.
 
   python -m nocap.race --arm base='python train.py --seed {seed}' \\
       --arm idea='python train.py --lr 3e-4 --seed {seed}' --metric 'val loss (\\S+)'
@@ -37,7 +39,13 @@ Exit codes: 0 an answer, 1 a run failed, 2 bad input, 75 paused."""
 class _Metric(argparse.Action):
     """--lower and --higher say it of the metric or guard before them."""
 
-    def __call__(self, parser: argparse.ArgumentParser, given: argparse.Namespace, value: Any, option: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        given: argparse.Namespace,
+        value: Any,
+        option: str | None = None,
+    ) -> None:
         if option in ("--metric", "--guard"):
             given.metrics.append({"option": option, "what": value, "better": "lower"})
         elif not given.metrics:
@@ -61,26 +69,108 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(metrics=[])
     add = parser.add_argument
-    add("--arm", action="append", default=[], metavar="NAME=COMMAND", help="an arm; sh -c '…' for a shell's own words")
-    add("--ref", action="append", default=[], metavar="REF", help="a commit, branch or tag in a worktree of its own; . is the working tree")
-    add("--metric", action=_Metric, metavar="PATTERN", help="what is compared; the first one decides; can be repeated")
-    add("--lower", action=_Metric, nargs=0, help="lower is better of the metric or guard before it (the default)")
+    add(
+        "--arm",
+        action="append",
+        default=[],
+        metavar="NAME=COMMAND",
+        help="an arm; sh -c '…' for a shell's own words",
+    )
+    add(
+        "--ref",
+        action="append",
+        default=[],
+        metavar="REF",
+        help="a commit, branch or tag in a worktree of its own; . is the working tree",
+    )
+    add(
+        "--metric",
+        action=_Metric,
+        metavar="PATTERN",
+        help="what is compared; the first one decides; can be repeated",
+    )
+    add(
+        "--lower",
+        action=_Metric,
+        nargs=0,
+        help="lower is better of the metric or guard before it (the default)",
+    )
     add("--higher", action=_Metric, nargs=0, help="higher is better of the metric or guard before it")
-    add("--file", default="", metavar="FILE", help="JSON, JSON lines or CSV that the command writes, in which the metrics are names")
-    add("--guard", action=_Metric, metavar="'METRIC MARGIN'", help="a metric of the command that may be worse by MARGIN at most")
-    add("--expect", default="", metavar="LOW..HIGH", help="the gain that is stated, such as 0.01.. : the verdict is confirmed or refuted")
-    add("--target", type=float, metavar="VALUE", help="also compare steps and seconds to this value of a metric with a group step")
-    add("--pairs", type=int, default=12, help="repeats at most (default: 12); arms are judged at 3, 6, 12, 24")
+    add(
+        "--file",
+        default="",
+        metavar="FILE",
+        help="JSON, JSON lines or CSV that the command writes, in which the metrics are names",
+    )
+    add(
+        "--guard",
+        action=_Metric,
+        metavar="'METRIC MARGIN'",
+        help="a metric of the command that may be worse by MARGIN at most",
+    )
+    add(
+        "--expect",
+        default="",
+        metavar="LOW..HIGH",
+        help="the gain that is stated, such as 0.01.. : the verdict is confirmed or refuted",
+    )
+    add(
+        "--target",
+        type=float,
+        metavar="VALUE",
+        help="also compare steps and seconds to this value of a metric with a group step",
+    )
+    add(
+        "--pairs", type=int, default=12, help="repeats at most (default: 12); arms are judged at 3, 6, 12, 24"
+    )
     add("--first-seed", type=int, default=0, metavar="N", help="seed of the first repeat (default: 0)")
-    add("--reads-seed", action="store_true", help="the command reads $NOCAP_SEED: repeats of two arms are pairs")
-    add("--sessions", type=int, default=1, help="of timing; three or more that lie --apart give times a verdict")
+    add(
+        "--reads-seed",
+        action="store_true",
+        help="the command reads $NOCAP_SEED: repeats of two arms are pairs",
+    )
+    add(
+        "--sessions",
+        type=int,
+        default=1,
+        help="of timing; three or more that lie --apart give times a verdict",
+    )
     add("--apart", default="10m", metavar="TIME", help="between sessions: 30s, 10m, 2h (default: 10m)")
-    add("--locked", action="append", default=[], metavar="GLOB", help="files that must be equal in all refs: the evaluation, the data")
-    add("--link", action="append", default=[], metavar="PATH", help="what git ignores and the command needs, linked into each worktree")
+    add(
+        "--locked",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="files that must be equal in all refs: the evaluation, the data",
+    )
+    add(
+        "--link",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="what git ignores and the command needs, linked into each worktree",
+    )
     add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
-    add("--jobs", type=int, default=1, metavar="N", help="runs at once on this machine (default: 1); of more than one no time is known")
-    add("--slurm", nargs="*", metavar="KEY=VALUE", help="each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known")
-    add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help="where runs and races lie (default: outputs)")
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs at once on this machine (default: 1); of more than one no time is known",
+    )
+    add(
+        "--slurm",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known",
+    )
+    add(
+        "--output-dir",
+        type=Path,
+        default=Path("outputs"),
+        metavar="FOLDER",
+        help="where runs and races lie (default: outputs)",
+    )
     return parser
 
 
@@ -135,7 +225,9 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
         sessions=asked.sessions,
         apart_s=apart_s,
         jobs=asked.jobs if asked.slurm is None else asked.pairs * len(arms),
-        where="Runs were jobs of Slurm (--slurm)" if asked.slurm is not None else f"Runs shared the machine (--jobs {asked.jobs})",
+        where="Runs were jobs of Slurm (--slurm)"
+        if asked.slurm is not None
+        else f"Runs shared the machine (--jobs {asked.jobs})",
         begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
         log=partial(print, flush=True),
     )
@@ -152,32 +244,80 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     at_once = (asked.jobs, asked.sessions, asked.file)
     rules = [
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
-        (1 <= asked.sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", asked.sessions),
+        (
+            1 <= asked.sessions <= asked.pairs,
+            "--sessions",
+            "be at least 1, and at most --pairs",
+            asked.sessions,
+        ),
         (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
-        (asked.slurm is None or at_once == (1, 1, ""), "--slurm", "be without --jobs, --sessions and --file", at_once),
+        (
+            asked.slurm is None or at_once == (1, 1, ""),
+            "--slurm",
+            "be without --jobs, --sessions and --file",
+            at_once,
+        ),
         (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
-        (asked.jobs == 1 or asked.sessions == 1, "--jobs", "be 1 with --sessions: runs at once share the machine", asked.jobs),
-        (asked.jobs == 1 or not asked.file, "--jobs", "be 1 with --file: runs at once would write the same file", asked.jobs),
+        (
+            asked.jobs == 1 or asked.sessions == 1,
+            "--jobs",
+            "be 1 with --sessions: runs at once share the machine",
+            asked.jobs,
+        ),
+        (
+            asked.jobs == 1 or not asked.file,
+            "--jobs",
+            "be 1 with --file: runs at once would write the same file",
+            asked.jobs,
+        ),
         (asked.arm or asked.ref, "--arm", "be given, or --ref with a command after --; not both", "none"),
-        (not asked.arm or not asked.ref, "--arm", "be given, or --ref with a command after --; not both", "both"),
-        (not asked.arm or not commands, "--arm", "be without a command after -- and without --link", commands),
-        (len(names) == len(asked.arm) != 1, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
-        (asked.arm or (len(asked.ref) >= 2 and words), "--ref", "be two or more, with a command after --", " ".join(asked.ref)),
+        (
+            not asked.arm or not asked.ref,
+            "--arm",
+            "be given, or --ref with a command after --; not both",
+            "both",
+        ),
+        (
+            not asked.arm or not commands,
+            "--arm",
+            "be without a command after -- and without --link",
+            commands,
+        ),
+        (
+            len(names) == len(asked.arm) != 1,
+            "--arm",
+            "be two or more, each NAME=COMMAND with a name of its own",
+            "; ".join(asked.arm),
+        ),
+        (
+            asked.arm or (len(asked.ref) >= 2 and words),
+            "--ref",
+            "be two or more, with a command after --",
+            " ".join(asked.ref),
+        ),
     ]
     for holds, option, rule, got in rules:
         require(bool(holds), option, rule, got)
 
 
-def _arms(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> tuple[list[Command], Callable[..., None]]:
+def _arms(
+    asked: argparse.Namespace, words: Sequence[str], undo: ExitStack
+) -> tuple[list[Command], Callable[..., None]]:
     """The arms, and what runs one."""
     from nocap.sources import arms
 
-    apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]  # what a race makes is no part of an arm
+    # what a race makes is no part of an arm
+    apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]
     if not asked.ref:
-        named = [(name, arms.split(text, f"arm {name}")) for name, _, text in (text.partition("=") for text in asked.arm)]
+        named = [
+            (name, arms.split(text, f"arm {name}"))
+            for name, _, text in (text.partition("=") for text in asked.arm)
+        ]
         return arms.of_commands(named, locked=asked.locked, apart=apart)
     refs, trees = [(ref, words) for ref in asked.ref], asked.output_dir / "races" / "trees"
-    return arms.of_refs(refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print)
+    return arms.of_refs(
+        refs, locked=asked.locked, links=asked.link, folder=trees, apart=apart, undo=undo, say=print
+    )
 
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
@@ -193,18 +333,38 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
             readings.append(Reading(what=what, better=better, file=asked.file))
         else:
             what, _, margin = what.rpartition(" ")
-            require(bool(what), "--guard", "be a metric and how much worse it may be, as in 'val_loss 0.01'", metric["what"])
-            guards.append(Guard(reading=Reading(what=what, better=better, file=asked.file), margin=number(margin, "--guard")))
+            require(
+                bool(what),
+                "--guard",
+                "be a metric and how much worse it may be, as in 'val_loss 0.01'",
+                metric["what"],
+            )
+            guards.append(
+                Guard(
+                    reading=Reading(what=what, better=better, file=asked.file),
+                    margin=number(margin, "--guard"),
+                )
+            )
             require(0 <= guards[-1].margin < math.inf, "--guard", "have a margin of 0 or more", margin)
     require(bool(readings), "--metric", "be given: a pattern with one group, as in 'val loss (\\S+)'", "none")
     every = [*readings, *(guard.reading for guard in guards)]
     for reading in every:
         reading.check()
-        require(reading.name not in MEASURED, "--metric", f"have another name than {', '.join(MEASURED)}: of each run", reading.what)
+        require(
+            reading.name not in MEASURED,
+            "--metric",
+            f"have another name than {', '.join(MEASURED)}: of each run",
+            reading.what,
+        )
     names = [reading.name for reading in every]
     require(len({*names}) == len(names), "--metric", "differ in name, guards too", ", ".join(names))
     has_step = bool(asked.file) or "step" in readings[0].pattern.groupindex
-    require(asked.target is None or has_step, "--target", "be given with a metric that has a group step", readings[0].what)
+    require(
+        asked.target is None or has_step,
+        "--target",
+        "be given with a metric that has a group step",
+        readings[0].what,
+    )
     return readings, guards
 
 

@@ -33,7 +33,8 @@ def _main() -> None:
     with refusals():
         flags = asked(words)
         if flags.help:
-            print(manual([] if flags.grid else flags.overrides, everything=flags.all))  # a sweep has no values to show
+            # a sweep has no values to show
+            print(manual([] if flags.grid else flags.overrides, everything=flags.all))
         elif flags.cfg:
             config, _ = unchecked(flags.overrides)
             with explained():
@@ -55,7 +56,9 @@ def _main() -> None:
         else:
             from nocap.launch.multirun import multirun
 
-            raise SystemExit(multirun(flags.overrides, zipped=flags.zip, fail_fast=flags.fail_fast, detach=flags.detach))
+            raise SystemExit(
+                multirun(flags.overrides, zipped=flags.zip, fail_fast=flags.fail_fast, detach=flags.detach)
+            )
 
 
 if __name__ == "__main__":

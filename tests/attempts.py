@@ -1,4 +1,5 @@
-"""Runs in the background: start one, wait for a moment, disturb it, and compare what it leaves with an undisturbed run."""
+"""Runs in the background: start one, wait for a moment, disturb it, and compare what it leaves with an
+undisturbed run."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = D
         time.sleep(0.002)
 
 
-def spawn(*words: str, cwd: Path, limits: Mapping[int, int] | None = None, path: str = str(REPO)) -> subprocess.Popen[str]:
+def spawn(
+    *words: str, cwd: Path, limits: Mapping[int, int] | None = None, path: str = str(REPO)
+) -> subprocess.Popen[str]:
     """`python WORDS…` in the background, its output in pipes; `limits` as `resource.setrlimit` takes them."""
 
     def limit() -> None:
@@ -77,7 +80,9 @@ class Attempt:
 
     def __init__(self, output_dir: Path, *words: str, command: tuple[str, ...], **more: Any) -> None:
         self.output_dir = output_dir
-        self.process = spawn(*command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent, **more)
+        self.process = spawn(
+            *command, *MEDIUM, f"output_dir={output_dir}", *words, cwd=output_dir.parent, **more
+        )
 
     @property
     def run_dir(self) -> Path:
@@ -93,7 +98,8 @@ class Attempt:
         self.wait_for(lambda: any(self.output_dir.glob(f"runs/*/{pattern}")), pattern)
 
     def wait_for_row(self, step: int) -> None:
-        """Wait until a new row of `step` or later is there: rows of an earlier attempt beyond its checkpoint are cut back first."""
+        """Wait until a new row of `step` or later is there: rows of an earlier attempt beyond its checkpoint
+        are cut back first."""
         self.wait_for_file("metrics.jsonl")
         began = self.run_dir / "manifest.json"
         metrics = Metrics(self.run_dir / "metrics.jsonl")
@@ -107,7 +113,9 @@ class Attempt:
 
         self.wait_for(there, f"a row of step {step}")
 
-    def end(self, number: signal.Signals | None = None, *, limit_s: float = DEADLINE_S) -> tuple[int, str, str]:
+    def end(
+        self, number: signal.Signals | None = None, *, limit_s: float = DEADLINE_S
+    ) -> tuple[int, str, str]:
         """Send a signal, or none, and wait for the end: exit code, stdout, stderr."""
         if number is not None:
             self.process.send_signal(number)
@@ -116,7 +124,9 @@ class Attempt:
 
 
 @contextmanager
-def attempt(output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train"), **more: Any) -> Iterator[Attempt]:
+def attempt(
+    output_dir: Path, *words: str, command: tuple[str, ...] = ("-m", "nocap.train"), **more: Any
+) -> Iterator[Attempt]:
     """An attempt that leaves no process behind, also when the test fails. `more` as `spawn` takes it."""
     started = Attempt(output_dir, *words, command=command, **more)
     try:
@@ -134,7 +144,10 @@ def processes(run_dir: Path) -> dict[int, str]:
         try:
             if entry.name.isdigit() and os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
                 environ = (entry / "environ").read_bytes().split(b"\0")
-                rank = next((word.removeprefix(b"RANK=").decode() for word in environ if word.startswith(b"RANK=")), None)
+                rank = next(
+                    (word.removeprefix(b"RANK=").decode() for word in environ if word.startswith(b"RANK=")),
+                    None,
+                )
                 found[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
         except OSError:  # it ended while we looked
             continue
@@ -144,31 +157,47 @@ def processes(run_dir: Path) -> dict[int, str]:
 def steady(run_dir: Path) -> list[dict[str, Any]]:
     """The rows without what differs from machine to machine and moment to moment."""
     noise = ("clock/", "perf/", "memory/")
-    return [{key: value for key, value in row.items() if not key.startswith(noise)} for row in rows_of(run_dir)]
+    return [
+        {key: value for key, value in row.items() if not key.startswith(noise)} for row in rows_of(run_dir)
+    ]
 
 
 def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """A finished run's weights and optimizer, as hashes, and its rows."""
     (last,) = (run_dir / "checkpoints").iterdir()
-    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(last.glob("*.safetensors"))}
+    hashes = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(last.glob("*.safetensors"))
+    }
     assert len(hashes) == 2
     return hashes, steady(run_dir)
 
 
 def stamp(folder: Path) -> None:
-    """Make a folder that was changed look sound: its step, the rows before it, and the checksums that its files have now."""
+    """Make a folder that was changed look sound: its step, the rows before it, and the checksums that its
+    files have now."""
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] < int(folder.name[5:])))
+    (folder / "metrics.jsonl").write_text(
+        "".join(line for line in lines if json.loads(line)["step"] < int(folder.name[5:]))
+    )
     state = json.loads((folder / "state.json").read_text())
     (folder / "state.json").write_text(json.dumps({**state, "step": int(folder.name[5:])}))
-    sums = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.name != "manifest.json"}
+    sums = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.iterdir()
+        if file.name != "manifest.json"
+    }
     (folder / "manifest.json").write_text(json.dumps(sums))
 
 
 def sealed(run_dir: Path) -> None:
     """Make the digests of a changed record fit, as who forges one would."""
     summary = json.loads((run_dir / "summary.json").read_text())
-    sums = {name: hashlib.sha256((run_dir / name).read_bytes()).hexdigest() for name in summary.pop("sha256") if name != "summary.json"}
+    sums = {
+        name: hashlib.sha256((run_dir / name).read_bytes()).hexdigest()
+        for name in summary.pop("sha256")
+        if name != "summary.json"
+    }
     own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
     (run_dir / "summary.json").write_text(json.dumps({**summary, "sha256": {**sums, "summary.json": own}}))
 

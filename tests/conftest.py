@@ -1,4 +1,5 @@
-"""What the tests share: a cache of their own, the door as a subprocess, and the data beside the repository where it is there."""
+"""What the tests share: a cache of their own, the door as a subprocess, and the data beside the repository
+where it is there."""
 
 from __future__ import annotations
 
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
 
 REPO = Path(__file__).resolve().parents[1]
 INTERRUPTIBLE = ("env", "--default-signal=INT")  # before a command: a shell's background job ignores Ctrl-C
-FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])  # as PYTHONPATH: with NOCAP_FAULT, a rank's faults
+# as PYTHONPATH: with NOCAP_FAULT, a rank's faults
+FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])
 
-# Compiling takes a test half a minute, and a second when it was compiled before: what is kept outlives a session.
+# Compiling takes a test half a minute, and a second when it was compiled before: what is kept outlives a
+# session.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(REPO / ".pytest_cache" / "compiled"))
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on tiny tensors, threads that wait for each other cost tenfold
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as a worker has it: what trains in this process may take two threads
+# before torch: on tiny tensors, threads that wait for each other cost tenfold
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# as a worker has it: what trains in this process may take two threads
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 # A run of a second: two layers, 12 steps of two micro-batches, made-up tokens, one thread, fp32.
 SMALL = (
@@ -55,12 +60,14 @@ ATLAS_IDEAS = ("--config-dir", str(REPO / "experiments" / "atlas" / "ideas"))
 # A schedule whose first update is beyond all numbers.
 EXPLODING = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
 
-# Long enough (a second and a half of steps) that a test can disturb it in the middle: checkpoints at 8, 16, 24 and 30.
+# Long enough (a second and a half of steps) that a test can disturb it in the middle: checkpoints at 8, 16,
+# 24 and 30.
 MEDIUM = (*SMALL, "trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes an hour runs only where `-m` names it; a pretended GPU is skipped with the reason where there is none."""
+    """What takes an hour runs only where `-m` names it; a pretended GPU is skipped with the reason where
+    there is none."""
     from tests.pretend import MISSING, REASON
 
     if "fuzz" not in config.option.markexpr:
@@ -72,14 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """A half of the files for each worker, and who is done first takes from the other: what a file's tests share is made once."""
+    """A half of the files for each worker, and who is done first takes from the other: what a file's tests
+    share is made once."""
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
-    """What is imported now stays: unless it is told, each full collection of garbage looks through all of torch again."""
+    """What is imported now stays: unless it is told, each full collection of garbage looks through all of
+    torch again."""
     gc.collect()
     gc.freeze()
 
@@ -97,7 +106,12 @@ def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _foreign(name: str) -> bool:
-    return name.startswith(("WANDB_", "NOCAP_", "TORCHELASTIC_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID")
+    return name.startswith(("WANDB_", "NOCAP_", "TORCHELASTIC_")) or name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "SLURM_JOB_ID",
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +155,9 @@ Door = Callable[..., Finished]
 def door(tmp_path: Path) -> Door:
     """Run `python -m nocap.DOOR …` in an empty folder."""
 
-    def call(*words: str, module: str = "nocap.train", timeout: float = 120, env: dict[str, str] | None = None) -> Finished:
+    def call(
+        *words: str, module: str = "nocap.train", timeout: float = 120, env: dict[str, str] | None = None
+    ) -> Finished:
         done = subprocess.run(
             [sys.executable, "-m", module, *words],
             cwd=tmp_path,
@@ -156,8 +172,11 @@ def door(tmp_path: Path) -> Door:
     return call
 
 
-def called(*words: str, cwd: Path, module: str = "nocap.train", env: dict[str, str] | None = None) -> Finished:
-    """A door, its workers and its sessions in this process: the same words and code, without a start of Python and torch for each."""
+def called(
+    *words: str, cwd: Path, module: str = "nocap.train", env: dict[str, str] | None = None
+) -> Finished:
+    """A door, its workers and its sessions in this process: the same words and code, without a start of
+    Python and torch for each."""
     from tests.fuzz.process import answer, every_session, workers_here
 
     with pytest.MonkeyPatch.context() as patch, workers_here(every_session):
@@ -168,7 +187,9 @@ def called(*words: str, cwd: Path, module: str = "nocap.train", env: dict[str, s
         patch.delenv("NOCAP_OUTSIDE")  # what a door sets is gone after it
         for name, value in (env or {}).items():
             patch.setenv(name, value)
-        patch.setattr("nocap.checks.trial.subprocess", SimpleNamespace(run=_trained, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(
+            "nocap.checks.trial.subprocess", SimpleNamespace(run=_trained, DEVNULL=subprocess.DEVNULL)
+        )
         entry = importlib.import_module(module)
         if hasattr(entry, "__path__"):
             entry = importlib.import_module(f"{module}.__main__")

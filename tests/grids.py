@@ -15,13 +15,21 @@ from tests.attempts import spawn, steady
 from tests.conftest import SMALL, Finished, called
 
 Json = dict[str, Any]
-CELL = (*SMALL, "trainer.steps=3", "trainer.val_every=0", "trainer.checkpoint_every=2", "trainer.max_restarts=0")
+CELL = (
+    *SMALL,
+    "trainer.steps=3",
+    "trainer.val_every=0",
+    "trainer.checkpoint_every=2",
+    "trainer.max_restarts=0",
+)
 ARMS = "attention=flash,gqa"
 
 
 def summaries(out: Path) -> dict[str, Json]:
     """Run's folder name → its summary."""
-    return {path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/summary.json"))}
+    return {
+        path.parent.name: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/summary.json"))
+    }
 
 
 def trained(printed: str) -> list[str]:

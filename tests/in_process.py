@@ -47,8 +47,11 @@ def planned(out: Path, *words: str) -> Plan:
     return plan(found.run, choices=found.choices)
 
 
-def start(this: Plan, *, stop_after: int | None = None, log: Callable[[str], None] = lambda line: None) -> Outcome:
-    """An attempt of the run, asked to stop in the step `stop_after`; its record as the parent and the worker write it."""
+def start(
+    this: Plan, *, stop_after: int | None = None, log: Callable[[str], None] = lambda line: None
+) -> Outcome:
+    """An attempt of the run, asked to stop in the step `stop_after`; its record as the parent and the worker
+    write it."""
     this.run_dir.mkdir(parents=True, exist_ok=True)
     began, done = time.monotonic(), list[int]()
     write_record_head(this)

@@ -1,4 +1,5 @@
-"""A study that is carried out without training or timing: its runs and sessions are made by functions, and everything else is real."""
+"""A study that is carried out without training or timing: its runs and sessions are made by functions, and
+everything else is real."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class Lab:
     waits: list[float] = field(default_factory=list)  # minutes
     _clock: Any = field(default_factory=lambda: FORK.Value("d", 0.0))  # seconds; a killed process's go on
 
-    # --- the study -----------------------------------------------------------------------------------------------------------------
+    # --- the study ------------------------------------------------------------------------------------------
 
     def plan(self, out: str = "out", folder: str = "made", **changed: Any) -> StudyPlan:
         """Of the first scale."""
@@ -56,7 +57,9 @@ class Lab:
         self.said.clear()
         return carry_out(self.plan(out, folder, **changed), run=run, log=self.said.append)
 
-    def carry(self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any) -> dict[str, Json]:
+    def carry(
+        self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
+    ) -> dict[str, Json]:
         """Claim → its row."""
         done = self.done(out, folder, run=run, **changed)
         t = done.part.trainer
@@ -85,7 +88,7 @@ class Lab:
         path = self.root / "tasks.txt"
         return path.read_text().splitlines() if path.exists() else []
 
-    # --- what stands in for the machine --------------------------------------------------------------------------------------------
+    # --- what stands in for the machine ---------------------------------------------------------------------
 
     def clock(self) -> datetime:
         self._clock.value += 1
@@ -107,17 +110,24 @@ class Lab:
             file.write(task + "\n")
 
     def train(self, runs: Sequence[Training], label: str, *, between: Callable[[], None]) -> dict[str, Any]:
-        for seed in dict.fromkeys(run.seed for run in runs) if any(outcome(run.plan) is None for run in runs) else ():
+        for seed in (
+            dict.fromkeys(run.seed for run in runs) if any(outcome(run.plan) is None for run in runs) else ()
+        ):
             between()
             for run in runs:
                 made = run.plan
                 if run.seed == seed and outcome(made) is None:
                     self._begin()
-                    steps, machine = run.composed.run.trainer.steps, hardware.describe(run.composed.run.trainer.device, 1)
+                    steps, machine = (
+                        run.composed.run.trainer.steps,
+                        hardware.describe(run.composed.run.trainer.device, 1),
+                    )
                     of = record(run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine)
                     self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)
-                    (made.run_dir / RECORD).write_bytes(pickle.dumps(replace(of, folder=made.run_dir, identity=made.identity)))
+                    (made.run_dir / RECORD).write_bytes(
+                        pickle.dumps(replace(of, folder=made.run_dir, identity=made.identity))
+                    )
                     self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
         return {}
 
@@ -127,8 +137,17 @@ class Lab:
             self._begin()
             started = self.now()
             self._clock.value += SESSION_S
-            rows = {arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, number), "step_ms": 1.0} for arm in one.arms}
-            asked = {"kind": KIND[one.place], "place": one.place, "key": one.key, "number": number, "how": dict(one.how)}
+            rows = {
+                arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, number), "step_ms": 1.0}
+                for arm in one.arms
+            }
+            asked = {
+                "kind": KIND[one.place],
+                "place": one.place,
+                "key": one.key,
+                "number": number,
+                "how": dict(one.how),
+            }
             words = {arm: list(made.overrides) for arm, made in one.arms.items()}
             times = {"started": started, "ended": self.now()}
             write_json(path, {**asked, **times, "arms": words, "measured": {"arms": rows}})
@@ -152,9 +171,14 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr(Training, "record", record_of)
     monkeypatch.setattr(Session, "run", lambda one, folder, number: made.time(one, folder, number))
     monkeypatch.setattr("nocap.study.log.now", made.now)
-    monkeypatch.setattr("nocap.study.conduct.datetime", SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat))
-    monkeypatch.setattr("nocap.study.conduct.time", SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0))
+    monkeypatch.setattr(
+        "nocap.study.conduct.datetime", SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat)
+    )
+    monkeypatch.setattr(
+        "nocap.study.conduct.time", SimpleNamespace(sleep=lambda s: made.sleep(s), monotonic=lambda: 0.0)
+    )
     monkeypatch.setattr(platform, "node", lambda: made.host)
-    for place in ("nocap.study.tasks", "nocap.store.identity"):  # a third of the time; what comes out is the same
+    # a third of the time; what comes out is the same
+    for place in ("nocap.study.tasks", "nocap.store.identity"):
         monkeypatch.setattr(f"{place}.source_hashes", lambda run, of="identity": {})
     return made

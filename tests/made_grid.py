@@ -16,7 +16,12 @@ from nocap.store.runs import Curve, Found, Record
 EVIL = "</script><img src=x onerror=alert(1)>"
 
 # What each option does to the final loss, to the seconds of a step, and to the parameters.
-ATTENTION = {"flash": (0.0, 1.0, 0.0), "mha": (0.0008, 1.31, 0.0), "gqa": (0.011, 0.955, -0.4e6), "sliding": (0.024, 0.93, 0.0)}
+ATTENTION = {
+    "flash": (0.0, 1.0, 0.0),
+    "mha": (0.0008, 1.31, 0.0),
+    "gqa": (0.011, 0.955, -0.4e6),
+    "sliding": (0.024, 0.93, 0.0),
+}
 MLP = {"gelu4x": (0.0, 1.0, 0.0), "gelu3x": (0.017, 0.9, -0.9e6), "swiglu": (-0.021, 1.04, 0.01e6)}
 CONFIG = {  # mha brings another kernel along, unasked
     "flash": {"attention.kind": "global", "attention.n_kv_heads": 6},
@@ -73,12 +78,15 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         parts={},
         manifest={},
         summary=summary,
-        curve=Curve(step=step, tokens=[4096 * s for s in step], train_s=train_s, val_loss=val_loss, val_bpb=val_bpb),
+        curve=Curve(
+            step=step, tokens=[4096 * s for s in step], train_s=train_s, val_loss=val_loss, val_bpb=val_bpb
+        ),
     )
 
 
 def made(seeds: int, change: Change = lambda record: record, *, broken: bool = True) -> Comparison:
-    """A grid of 4 attentions × 3 MLPs × `seeds`, of which all runs but one of the last arm failed, if `broken`."""
+    """A grid of 4 attentions × 3 MLPs × `seeds`, of which all runs but one of the last arm failed, if
+    `broken`."""
     records = []
     for attention, mlp, seed in itertools.product(ATTENTION, MLP, range(seeds)):
         fails = broken and (attention, mlp) == ("sliding", "swiglu") and seed > 0
@@ -96,7 +104,9 @@ def poisoned() -> Comparison:
 
     def poison(record: Record) -> Record:
         tame = record.arm == "sliding-gelu3x"
-        record = replace(record, name=f"{'tame' if tame else EVIL}-{record.name}", folder=Path(EVIL) / record.name)
+        record = replace(
+            record, name=f"{'tame' if tame else EVIL}-{record.name}", folder=Path(EVIL) / record.name
+        )
         if record.arm == "flash-gelu3x":
             record = with_summary(record, kernel={"train": EVIL, "val": EVIL})
             record = replace(record, config={**record.config, EVIL: EVIL})

@@ -1,12 +1,16 @@
-"""A GPU that is pretended: a CUDA build of torch over libraries that stand in for CUDA's runtime, driver and cuBLAS.
+"""A GPU that is pretended: a CUDA build of torch over libraries that stand in for CUDA's runtime, driver and
+cuBLAS.
 
-No kernel computes, so no number, loss or time from there means anything. Real are torch's allocator and its out-of-memory errors, the
-choice of attention kernels, Dynamo's graphs, Triton's compilation, and counts of launches, waits and copies.
+No kernel computes, so no number, loss or time from there means anything. Real are torch's allocator and its
+out-of-memory errors, the choice of attention kernels, Dynamo's graphs, Triton's compilation, and counts of
+launches, waits and copies.
 
-NOCAP_PRETEND_PYTHON names the Python of an environment with a CUDA build of torch and nocap's dependencies, NOCAP_PRETEND_ENV a shell
-script that puts the libraries in front (LD_PRELOAD, LD_LIBRARY_PATH). The libraries read PRETEND_CC (compute capability: 80, 90, …),
-PRETEND_NAME, PRETEND_GB and PRETEND_GPUS, and count in `pretend_counts(long[3])`: launches, waits, copies to the host. What they lack,
-CUDA graphs, is pretend_graphs.c beside this file, compiled here, which counts in `pretend_graph_counts(long[2])`: captures, replays.
+NOCAP_PRETEND_PYTHON names the Python of an environment with a CUDA build of torch and nocap's dependencies,
+NOCAP_PRETEND_ENV a shell script that puts the libraries in front (LD_PRELOAD, LD_LIBRARY_PATH). The libraries
+read PRETEND_CC (compute capability: 80, 90, …), PRETEND_NAME, PRETEND_GB and PRETEND_GPUS, and count in
+`pretend_counts(long[3])`: launches, waits, copies to the host. What they lack, CUDA graphs, is
+pretend_graphs.c beside this file, compiled here, which counts in `pretend_graph_counts(long[2])`: captures,
+replays.
 """
 
 from __future__ import annotations
@@ -19,8 +23,13 @@ from pathlib import Path
 from tests.conftest import REPO, Finished
 
 PYTHON, ENV = os.environ.get("NOCAP_PRETEND_PYTHON", ""), os.environ.get("NOCAP_PRETEND_ENV", "")
-NEEDED = {"NOCAP_PRETEND_PYTHON": (PYTHON, "a Python with a CUDA torch"), "NOCAP_PRETEND_ENV": (ENV, "the libraries' env.sh")}
-MISSING = [f"{name} names no file, to be {what}" for name, (path, what) in NEEDED.items() if not Path(path).is_file()]
+NEEDED = {
+    "NOCAP_PRETEND_PYTHON": (PYTHON, "a Python with a CUDA torch"),
+    "NOCAP_PRETEND_ENV": (ENV, "the libraries' env.sh"),
+}
+MISSING = [
+    f"{name} names no file, to be {what}" for name, (path, what) in NEEDED.items() if not Path(path).is_file()
+]
 REASON = f"no pretended GPU: {'; '.join(MISSING)} (tests/pretend.py)"
 
 COUNTS = """
@@ -42,15 +51,36 @@ class Pretended:
 
     folder: Path
 
-    def python(self, *words: str, cc: int = 80, name: str = "NVIDIA H200", gb: float = 140, timeout: float = 250) -> Finished:
-        """cuDNN is not pretended: attention runs on capability 8.0, where torch's choice is FlashAttention-2."""
+    def python(
+        self, *words: str, cc: int = 80, name: str = "NVIDIA H200", gb: float = 140, timeout: float = 250
+    ) -> Finished:
+        """cuDNN is not pretended: attention runs on capability 8.0, where torch's choice is
+        FlashAttention-2."""
         graphs = self.folder / "pretend_graphs.so"
         if not graphs.exists():
             source = REPO / "tests" / "pretend_graphs.c"
-            subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"], check=True, timeout=60)
-        env = {"PRETEND_CC": str(cc), "PRETEND_NAME": name, "PRETEND_GB": str(gb), "PRETEND_GPUS": "1", "PYTHONPATH": str(REPO)}
+            subprocess.run(
+                ["gcc", "-O1", "-shared", "-fPIC", "-Wall", source, "-o", graphs, "-ldl"],
+                check=True,
+                timeout=60,
+            )
+        env = {
+            "PRETEND_CC": str(cc),
+            "PRETEND_NAME": name,
+            "PRETEND_GB": str(gb),
+            "PRETEND_GPUS": "1",
+            "PYTHONPATH": str(REPO),
+        }
         done = subprocess.run(
-            ["bash", "-c", '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"', ENV, graphs, PYTHON, *words],
+            [
+                "bash",
+                "-c",
+                '. "$0" && LD_PRELOAD="$1:$LD_PRELOAD" exec "${@:2}"',
+                ENV,
+                graphs,
+                PYTHON,
+                *words,
+            ],
             cwd=self.folder,
             env={**os.environ, **env, "WANDB_MODE": "disabled"},
             capture_output=True,

@@ -1,4 +1,5 @@
-"""Records that somebody else wrote, with digests that agree with them: a digest says that a record is whole, not that it is friendly."""
+"""Records that somebody else wrote, with digests that agree with them: a digest says that a record is whole,
+not that it is friendly."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""`python -m tests.soak`: runs, ranks, grids, pools and studies under random SIGKILLs, each against an undisturbed twin.
+"""`python -m tests.soak`: runs, ranks, grids, pools and studies under random SIGKILLs, each against an
+undisturbed twin.
 
-A job is a random command. Any processes of its tree are killed at random moments: its parent, a worker, a rank, a session, or several at
-once. The same command is given again until it ends. Everything that it leaves must then be its twin's, to the last bit, but what is a
-time: weights, optimizer, rows, summaries, the grid's records, the study's results and verdicts, the names of all files.
+A job is a random command. Any processes of its tree are killed at random moments: its parent, a worker, a
+rank, a session, or several at once. The same command is given again until it ends. Everything that it leaves
+must then be its twin's, to the last bit, but what is a time: weights, optimizer, rows, summaries, the grid's
+records, the study's results and verdicts, the names of all files.
 
-Each finished job is a line of FOLDER/state.jsonl: the same command, itself killed, goes on after the last one.
+Each finished job is a line of FOLDER/state.jsonl: the same command, itself killed, goes on after the last
+one.
 """
 
 from __future__ import annotations
@@ -46,7 +49,14 @@ from tests.conftest import REPO, SMALL
 from tests.studies import LOSS
 
 Json = dict[str, Any]
-TINY = (*SMALL, "model.seq_len=32", "trainer.batch_tokens=512", "trainer.val_tokens=1024", "trainer.device=cpu")  # steps of 10 ms
+# steps of 10 ms
+TINY = (
+    *SMALL,
+    "model.seq_len=32",
+    "trainer.batch_tokens=512",
+    "trainer.val_tokens=1024",
+    "trainer.device=cpu",
+)
 CHOICES = {
     "mlp": ("gelu4x", "gelu3x", "swiglu", "relu2"),
     "norm": ("rmsnorm", "layernorm"),
@@ -61,19 +71,45 @@ CHOICES = {
 ATTENTIONS = ("mha", "flash", "gqa", "mqa", "sliding", "hybrid")
 KINDS = ("run", "ranks", "pool", "run", "ranks", "grid", "study")  # of one job after the other
 RUNS = {"run": 1, "ranks": 1, "grid": 4, "pool": 4, "study": 10}
-ROLES = {"nocap.train": "parent", "nocap.study": "parent", "nocap.launch.worker": "worker", "nocap.study.session": "session"}
+ROLES = {
+    "nocap.train": "parent",
+    "nocap.study": "parent",
+    "nocap.launch.worker": "worker",
+    "nocap.study.session": "session",
+}
 START_S, WORK_S = 4.0, (0.3, 1.0, 3.0)  # kills come as late as that after a start, and after new rows
 DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills
 GONE_S = 10.0  # in which the last process of a command that ended goes
 
-# What may differ between twins: times, what is made of them, checksums of files with them or a path, how often and where each began.
-TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib", "when", "at", "started", "date", "pace"}
-TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml", "attempts", "git", "commit"}
+# What may differ between twins: times, what is made of them, checksums of files with them or a path, how
+# often and where each began.
+TIMES = {
+    "clock_s",
+    "step_ms",
+    "tokens_per_s",
+    "epoch_s",
+    "memory_mib",
+    "when",
+    "at",
+    "started",
+    "date",
+    "pace",
+}
+TIMES |= {
+    "state.json",
+    "metrics.jsonl",
+    "manifest.json",
+    "summary.json",
+    "config.yaml",
+    "attempts",
+    "git",
+    "commit",
+}
 OF_A_LINE = {"previous", "measured"}  # what a log's line has of times
 ROW_TIMES = ("clock/", "perf/", "memory/")
 
 
-# --- a command and its processes ---------------------------------------------------------------------------------------------------
+# --- a command and its processes ----------------------------------------------------------------------------
 
 
 def command(kind: str, chance: random.Random, root: Path) -> list[str]:
@@ -88,7 +124,10 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
             "baseline": "a",
             "arms": {"a": [f"attention={attentions[0]}"], "b": [f"attention={attentions[1]}"]},
             "seeds": [seed, seed + 1, seed + 2],
-            "tune": {"seeds": [seed + 3], "trials": {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in "ab"}},
+            "tune": {
+                "seeds": [seed + 3],
+                "trials": {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in "ab"},
+            },
             "scales": {"cpu": {"train": ["trainer.val_every=6"], "rounds": 1}},
             "claims": [{**LOSS, "arm": "b"}],
         }
@@ -97,17 +136,28 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
         return ["-m", "nocap.study", "made", "scale=cpu", "output_dir=out"]
     if kind in ("grid", "pool"):
         words += ["--multirun", f"attention={','.join(attentions)}", f"seed={seed},{seed + 1}"]
-        words += ["hydra/launcher=pool"] if kind == "pool" else [f"trainer.devices={chance.choice((1, 1, 2))}"]
+        words += (
+            ["hydra/launcher=pool"] if kind == "pool" else [f"trainer.devices={chance.choice((1, 1, 2))}"]
+        )
     else:
-        words += [f"attention={attentions[0]}", f"seed={seed}", f"trainer.devices={2 if kind == 'ranks' else 1}"]
+        words += [
+            f"attention={attentions[0]}",
+            f"seed={seed}",
+            f"trainer.devices={2 if kind == 'ranks' else 1}",
+        ]
     return ["-m", "nocap.train", *words, "output_dir=out"]
 
 
 def start(words: list[str], root: Path) -> subprocess.Popen[bytes]:
     """In the folder `root`, which tells its processes from all others; stderr goes into a file beside it."""
-    env, nothing = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")}, subprocess.DEVNULL
+    env, nothing = (
+        {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")},
+        subprocess.DEVNULL,
+    )
     with root.with_suffix(".err").open("a") as err:
-        return subprocess.Popen([sys.executable, *words], cwd=root, env=env, stdin=nothing, stdout=nothing, stderr=err)
+        return subprocess.Popen(
+            [sys.executable, *words], cwd=root, env=env, stdin=nothing, stdout=nothing, stderr=err
+        )
 
 
 def processes(root: Path) -> dict[int, str]:
@@ -130,7 +180,10 @@ def strike(root: Path, chance: random.Random) -> list[str]:
     found, struck = processes(root), []
     if not found:
         return []
-    how, role = chance.choices(("one", "role", "all"), (5, 2, 3))[0], chance.choice(sorted(set(found.values())))
+    how, role = (
+        chance.choices(("one", "role", "all"), (5, 2, 3))[0],
+        chance.choice(sorted(set(found.values()))),
+    )
     victims = sorted(pid for pid in found if how == "all" or found[pid] == role)
     chance.shuffle(victims)
     for pid in victims[: 1 if how == "one" else None]:
@@ -141,7 +194,8 @@ def strike(root: Path, chance: random.Random) -> list[str]:
 
 
 def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Random) -> bool:
-    """Wait for a random moment: in a start-up, or after the next row or session's start. Whether the process is still there then."""
+    """Wait for a random moment: in a start-up, or after the next row or session's start. Whether the process
+    is still there then."""
     began, wall = time.monotonic(), time.time()
     ends = began + chance.uniform(0, START_S)
     at_work = chance.random() < 0.7
@@ -154,7 +208,9 @@ def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Ran
 
 
 def _worked_since(root: Path, wall: float) -> bool:
-    signs = itertools.chain(root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/*.log"))
+    signs = itertools.chain(
+        root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/*.log")
+    )
     return any(_changed(path) > wall for path in signs)
 
 
@@ -165,8 +221,11 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-def disturbed(words: list[str], root: Path, chance: random.Random, *, more: Callable[[], bool]) -> Iterator[list[str]]:
-    """Strike a command at random moments, give it again until it ends by itself, and strike on while there is to be `more`.
+def disturbed(
+    words: list[str], root: Path, chance: random.Random, *, more: Callable[[], bool]
+) -> Iterator[list[str]]:
+    """Strike a command at random moments, give it again until it ends by itself, and strike on while there is
+    to be `more`.
 
     Yields who was killed.
     """
@@ -175,7 +234,9 @@ def disturbed(words: list[str], root: Path, chance: random.Random, *, more: Call
         if at_a_moment(process, root, chance):
             yield strike(root, chance)
         elif process.returncode != 0:
-            assert process.returncode in (-signal.SIGKILL, EXIT_CODES["failed"]), f"exit code {process.returncode}"
+            assert process.returncode in (-signal.SIGKILL, EXIT_CODES["failed"]), (
+                f"exit code {process.returncode}"
+            )
             process = start(words, root)
     if process.wait(DEADLINE_S) != 0:
         finish(words, root)
@@ -191,12 +252,13 @@ def finish(words: list[str], root: Path) -> None:
     assert code == 0, f"undisturbed, exit code {code}"
 
 
-# --- what is left ------------------------------------------------------------------------------------------------------------------
+# --- what is left -------------------------------------------------------------------------------------------
 
 
 def left(root: Path) -> dict[str, Any]:
     """Path → what must be the twin's: of every file its name, and of records and tensors all but times."""
-    files = sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans")  # named by a path's hash
+    # named by a path's hash
+    files = sorted(path for path in root.rglob("*") if path.is_file() and path.parent.name != "scans")
     return {str(path.relative_to(root)): _content(path, root) for path in files}
 
 
@@ -210,36 +272,52 @@ def _content(path: Path, root: Path) -> Any:
         return text
     if path.name == FILE:
         return said([json.loads(line) for line in text.splitlines()])
-    return [_timeless(json.loads(line)) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+    return [
+        _timeless(json.loads(line)) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])
+    ]
 
 
 def said(log: list[Json]) -> list[str]:
     """What a study's log says in the end, in whatever order."""
-    return sorted(json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE}) for line in log)
+    return sorted(
+        json.dumps({key: value for key, value in _timeless(line).items() if key not in OF_A_LINE})
+        for line in log
+    )
 
 
 def _timeless(content: Any) -> Any:
     if isinstance(content, dict):
-        kept = {key: value for key, value in content.items() if key not in TIMES and not key.startswith(ROW_TIMES)}
+        kept = {
+            key: value for key, value in content.items() if key not in TIMES and not key.startswith(ROW_TIMES)
+        }
         return {key: _timeless(value) for key, value in kept.items()}
     return [_timeless(one) for one in content] if isinstance(content, list) else content
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    """A line for each file that is not the twin's. A run that is killed more often than it may restart has failed for that command: a study
-    then trains what follows from the others, so that a grid may be left which is a part of one of the twin's."""
+    """A line for each file that is not the twin's. A run that is killed more often than it may restart has
+    failed for that command: a study then trains what follows from the others, so that a grid may be left
+    which is a part of one of the twin's."""
     grids = [_runs(content) for path, content in expected.items() if path.endswith("/grid.json")]
-    parts = {path for path in found if path.endswith("/grid.json") and any(_runs(found[path]) < whole for whole in grids)}
+    parts = {
+        path
+        for path in found
+        if path.endswith("/grid.json") and any(_runs(found[path]) < whole for whole in grids)
+    }
     missing = [f"{path} is missing" for path in expected if path not in found]
     strange = [f"{path} is left over" for path in found if path not in expected and path not in parts]
-    return [*missing, *strange, *(f"{path} differs" for path in expected if path in found and found[path] != expected[path])]
+    return [
+        *missing,
+        *strange,
+        *(f"{path} differs" for path in expected if path in found and found[path] != expected[path]),
+    ]
 
 
 def _runs(grid: list[Any]) -> set[str]:
     return {cell["run"] for cell in grid[0]["cells"]}
 
 
-# --- jobs --------------------------------------------------------------------------------------------------------------------------
+# --- jobs ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -262,7 +340,11 @@ class Soak:
         Errors:
             ValueError: they were another seed's.
         """
-        whole = [line for line in (self.state.read_text() if self.state.exists() else "").splitlines(keepends=True) if line.endswith("\n")]
+        whole = [
+            line
+            for line in (self.state.read_text() if self.state.exists() else "").splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
         self.jobs = [json.loads(line) for line in whole]
         others = {job["seed"] for job in self.jobs} - {self.seed}
         require(not others, "--seed", f"be that of {self.state}", self.seed)
@@ -290,7 +372,11 @@ class Soak:
             with self._lock, self.state.open("a") as file:
                 self.jobs.append(job)
                 file.write(json.dumps(job) + "\n")
-            print(f"{time.strftime('%H:%M:%S')}  {sum(job['killed'].values())} of {self.injected} SIGKILLs: {json.dumps(job)}", flush=True)
+            print(
+                f"{time.strftime('%H:%M:%S')}  {sum(job['killed'].values())} of {self.injected} "
+                f"SIGKILLs: {json.dumps(job)}",
+                flush=True,
+            )
 
     def _job(self, number: int, kind: str) -> Json:
         """One command, disturbed until it ends, and compared with its twin."""
@@ -315,8 +401,19 @@ class Soak:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         killed = dict(sorted(Counter(itertools.chain(*struck)).items()))
-        done = {"killed": killed, "moments": len(struck), "s": round(time.monotonic() - began, 1), "lost": lost}
-        return {"seed": self.seed, "job": number, "kind": kind, "commit": (git_state() or {}).get("commit"), **done}
+        done = {
+            "killed": killed,
+            "moments": len(struck),
+            "s": round(time.monotonic() - began, 1),
+            "lost": lost,
+        }
+        return {
+            "seed": self.seed,
+            "job": number,
+            "kind": kind,
+            "commit": (git_state() or {}).get("commit"),
+            **done,
+        }
 
     def result(self) -> Json:
         injected = {kind: Counter[str]() for kind in dict.fromkeys(KINDS)}
@@ -344,20 +441,30 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="or then; the same command goes on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="jobs at once")
-    parser.add_argument("--folder", type=Path, default=Path("outputs/soak"), help="of the state and of what was lost")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("outputs/soak"), help="of the state and of what was lost"
+    )
     parser.add_argument("--json", type=Path, help="write the counts here")
     args = parser.parse_args()
     folder = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    soak = Soak(folder=folder, seed=args.seed, kills=args.kills, deadline=time.monotonic() + 60 * args.minutes)
+    soak = Soak(
+        folder=folder, seed=args.seed, kills=args.kills, deadline=time.monotonic() + 60 * args.minutes
+    )
     with refusals(), lease.acquire(folder):
         soak.resume()
         soak.run(args.lanes)
     result = soak.result()
     print("| kind | jobs | killed |\n|---|---|---|")
     for kind, found in result["injected"].items():
-        print(f"| {kind} | {result['jobs'].get(kind, 0)} | {', '.join(f'{n} × {role}' for role, n in found.items())} |")
-    print(f"\n{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs: {len(result['lost'])} lost")
+        print(
+            f"| {kind} | {result['jobs'].get(kind, 0)} | "
+            f"{', '.join(f'{n} × {role}' for role, n in found.items())} |"
+        )
+    print(
+        f"\n{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs: "
+        f"{len(result['lost'])} lost"
+    )
     for line in result["lost"]:
         print(f"LOST  {line}", file=sys.stderr)
     if args.json:

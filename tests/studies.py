@@ -40,16 +40,31 @@ LOSS = {
     "expected": [-1.0, None],
     "mechanism": {"formula": "loss has no arithmetic"},
 }
-RACE = {**LOSS, "id": "M.time", "metric": "time_to_target_s", "scale": "ratio", "expected": [1.05, None], "target": "baseline"}
+RACE = {
+    **LOSS,
+    "id": "M.time",
+    "metric": "time_to_target_s",
+    "scale": "ratio",
+    "expected": [1.05, None],
+    "target": "baseline",
+}
 STEPS = {**RACE, "id": "M.steps", "metric": "steps_to_target"}
 STUDY: Json = {
     "question": "Does one key/value head do?",
     "method": "Made for a test.",
-    "overrides": [*SMALL, "model.seq_len=32", "trainer.device=cpu", "trainer.val_tokens=1024", "trainer.batch_tokens=512"],
+    "overrides": [
+        *SMALL,
+        "model.seq_len=32",
+        "trainer.device=cpu",
+        "trainer.val_tokens=1024",
+        "trainer.batch_tokens=512",
+    ],
     "baseline": "mha",
     "arms": {"mha": ["attention=flash"], "mqa": ["attention=mqa"]},
     "seeds": [0, 1, 2],
-    "scales": {"cpu": {"train": ["trainer.val_every=6"], "bench": ["trainer.steps=12"], "rounds": 1, "apart_min": 0}},
+    "scales": {
+        "cpu": {"train": ["trainer.val_every=6"], "bench": ["trainer.steps=12"], "rounds": 1, "apart_min": 0}
+    },
     "claims": [SPEED, LOSS],
 }
 
@@ -83,7 +98,14 @@ NOW = "2026-11-21T12:00:00+00:00"  # when all made runs and sessions began
 
 
 def record(
-    arm: str, seed: int, steps: int, val_loss: float | None, *, curve: Sequence[tuple[int, float]] = (), started: str = NOW, **more: Any
+    arm: str,
+    seed: int,
+    steps: int,
+    val_loss: float | None,
+    *,
+    curve: Sequence[tuple[int, float]] = (),
+    started: str = NOW,
+    **more: Any,
 ) -> Record:
     """A run as if read from its folder; a loss of null diverged, after a validation at its start."""
     status = "diverged" if val_loss is None else "finished"
@@ -110,7 +132,11 @@ def later(minutes: float, started: str = NOW) -> str:
 
 def session(arms: Mapping[str, Mapping[str, Any]], *, number: int = 1, started: str = NOW) -> Json:
     """A session's file."""
-    return {"number": number, "started": started, "measured": {"arms": {name: dict(row) for name, row in arms.items()}}}
+    return {
+        "number": number,
+        "started": started,
+        "measured": {"arms": {name: dict(row) for name, row in arms.items()}},
+    }
 
 
 def timed(numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> list[Json]:
@@ -118,21 +144,35 @@ def timed(numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, star
     return [session(arms, number=number, started=later(10 * i, started)) for i, number in enumerate(numbers)]
 
 
-# --- arms by a law: a loss of A - B·ln(steps) --------------------------------------------------------------------------------------
+# --- arms by a law: a loss of A - B·ln(steps) ---------------------------------------------------------------
 
 A, B = 8.0, 0.4
 NOISE = {0: -0.003, 1: 0.001, 2: 0.002}  # a seed moves a whole curve
-SEEN: Json = {"params": 10, "flops_per_token": 5.0, "kernel": "flash", "memory_mib": {"peak": 4.0}, "component_flops": {"a": 1.0}}
+SEEN: Json = {
+    "params": 10,
+    "flops_per_token": 5.0,
+    "kernel": "flash",
+    "memory_mib": {"peak": 4.0},
+    "component_flops": {"a": 1.0},
+}
 
 
 def law(steps: float, *, worse: float = 0.0) -> float:
     return A - B * math.log(steps) + worse
 
 
-def by_law(arm: str, *, worse: float = 0.0, noise: Mapping[int, float] = NOISE, diverged: int | None = None) -> dict[str, Any]:
+def by_law(
+    arm: str, *, worse: float = 0.0, noise: Mapping[int, float] = NOISE, diverged: int | None = None
+) -> dict[str, Any]:
     """Runs of 100, 200 and 400 steps of one arm, with three seeds, as `Evidence` takes them."""
-    runs = {(arm, seed): record(arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x) for seed, x in noise.items()}
-    shorter = {(arm, seed): {n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)} for seed, x in noise.items()}
+    runs = {
+        (arm, seed): record(arm, seed, 400, None if seed == diverged else law(400, worse=worse) + x)
+        for seed, x in noise.items()
+    }
+    shorter = {
+        (arm, seed): {n: record(arm, seed, n, law(n, worse=worse) + x) for n in (100, 200)}
+        for seed, x in noise.items()
+    }
     return {"runs": runs, "shorter": shorter}
 
 
@@ -142,10 +182,18 @@ def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[Json]) 
 
 
 def pace(faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW) -> list[Json]:
-    arms = {"mha": {"tokens_per_s": 1000.0, "step_ms": 10.0}, "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster}}
+    arms = {
+        "mha": {"tokens_per_s": 1000.0, "step_ms": 10.0},
+        "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster},
+    }
     return timed(numbers, {name: {**SEEN, **row} for name, row in arms.items()}, started=started)
 
 
 def tree(*folders: Path) -> dict[str, int]:
     """Path → time of the last change, of every file: training, timing or writing changes this."""
-    return {str(path): path.stat().st_mtime_ns for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): path.stat().st_mtime_ns
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

@@ -31,13 +31,17 @@ def test_compose_gives_the_run_and_refuses_in_a_line() -> None:
         api.compose("attention=gqq")
 
 
-def test_what_api_trains_is_what_the_command_trains(tmp_path: Path, door: Door, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_api_trains_is_what_the_command_trains(
+    tmp_path: Path, door: Door, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "api"
     with workers_here():
         summary = api.train(*CELL, f"output_dir={out}", quiet=True)
     assert capfd.readouterr().out == ""
     assert door(*CELL, f"output_dir={tmp_path / 'command'}").code == 0
-    ((run_dir,), (other,)) = ((path for path in folder.glob("runs/*")) for folder in (out, tmp_path / "command"))
+    ((run_dir,), (other,)) = (
+        (path for path in folder.glob("runs/*")) for folder in (out, tmp_path / "command")
+    )
     assert run_dir.name == other.name
     assert steady(run_dir) == steady(other)
     assert summary == json.loads((run_dir / "summary.json").read_text())
@@ -61,7 +65,9 @@ def test_errors_are_exceptions(tmp_path: Path) -> None:
     run = api.compose(*CELL, f"output_dir={tmp_path}")
     shards = [override for override in CELL if not override.startswith("data")]
     with pytest.raises(ValueError, match="must match at least one shard"):
-        api.train(*shards, "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}")
+        api.train(
+            *shards, "data=shards", "data.train=none.bin", "data.val=none.bin", f"output_dir={tmp_path}"
+        )
     with pytest.raises(ValueError, match="no run"):
         api.load(tmp_path)
     run_dir = plan(run, choices={}).run_dir
@@ -77,7 +83,11 @@ def test_a_whole_config_that_somebody_else_composed_is_a_run():
     words = ("model=nano", "data=synthetic", "ideas=[x0]", "seed=3")
     with hydra.initialize_config_dir(str(conf_dir()), version_base="1.3"):
         config = hydra.compose("train", [*words])
-    assert api.compose(config) == api.compose(*words) == api.compose(OmegaConf.create(to_plain(api.compose(*words))))
+    assert (
+        api.compose(config)
+        == api.compose(*words)
+        == api.compose(OmegaConf.create(to_plain(api.compose(*words))))
+    )
     for change, rule in (
         ({"seed": "x"}, "seed: .*Integer"),
         ({"foo": 1}, "foo is no key of run"),

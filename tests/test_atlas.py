@@ -1,4 +1,5 @@
-"""The atlas: its arms compose, its runs become lines and go on where they stopped, and a planted worth comes out of made lines."""
+"""The atlas: its arms compose, its runs become lines and go on where they stopped, and a planted worth comes
+out of made lines."""
 
 from __future__ import annotations
 
@@ -49,7 +50,14 @@ def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: M
 
 
 def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
-    return {"arm": arm, "seed": seed, "share": share, "val_loss": loss, "machine": machine, "status": "finished"}
+    return {
+        "arm": arm,
+        "seed": seed,
+        "share": share,
+        "val_loss": loss,
+        "machine": machine,
+        "status": "finished",
+    }
 
 
 def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) -> list[dict[str, Any]]:
@@ -59,7 +67,9 @@ def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) 
         for seed in range(2):
             luck = chance.gauss(0, 0.05)  # of the seed, which all its arms share
             for share in (0.5, 1.0, 2.0):
-                lines.append(line("baseline", seed, share, 2.0 + off + luck - slope * math.log(share), machine))
+                lines.append(
+                    line("baseline", seed, share, 2.0 + off + luck - slope * math.log(share), machine)
+                )
             for arm, factor in worths.items():
                 loss = 2.0 + off + luck - slope * math.log(factor) + chance.gauss(0, noise)
                 lines.append(line(arm, seed, 1.0, loss, machine))
@@ -73,10 +83,13 @@ def timed(worth: ModuleType, ratios: dict[str, float], *, sessions: int = 3, noi
     return worth.Steps([{"steps": {words: of(x) for words, x in ratios.items()}} for _ in range(sessions)])
 
 
-def told(worth: ModuleType, runs: list[dict[str, Any]], arms: dict[str, Any], steps: Any) -> dict[str, dict[str, str]]:
+def told(
+    worth: ModuleType, runs: list[dict[str, Any]], arms: dict[str, Any], steps: Any
+) -> dict[str, dict[str, str]]:
     """The page's rows by their arms, and each cell by its head."""
     rows = [
-        row.removeprefix("| ").removesuffix(" |").split(" | ") for row in worth.table(worth.worths(runs, arms, steps), arms, steps, {})[2:]
+        row.removeprefix("| ").removesuffix(" |").split(" | ")
+        for row in worth.table(worth.worths(runs, arms, steps), arms, steps, {})[2:]
     ]
     return {row[0]: dict(zip(worth.HEAD, row, strict=True)) for row in rows}
 
@@ -87,7 +100,8 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     for arm, factor in {"good": 1.5, "bad": 0.8, "nothing": 1.0}.items():
         lower = found.lower(arm)
         assert lower.low <= 0.3 * math.log(factor) <= lower.high
-        assert lower.half_width < 0.01  # not the 0.5 nats between the machines, nor the 0.05 between the seeds
+        # not the 0.5 nats between the machines, nor the 0.05 between the seeds
+        assert lower.half_width < 0.01
     arms = {arm: {"with": [arm]} for arm in ("good", "bad", "nothing")}
     rows = told(worth, found.runs, arms, timed(worth, {"good": 0.8, "bad": 1.0, "nothing": 1.0}))
     assert list(rows) == ["good", "nothing", "bad"]
@@ -99,9 +113,15 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
 
 def test_an_effect_becomes_steps_by_the_slope_on_its_own_side(worth: ModuleType) -> None:
     ends = {0.25: 2.5, 0.5: 2.0, 1.0: 1.8}  # the first doubling is worth 0.5 nats, the second 0.2
-    lines = [line("baseline", seed, share, loss + seed / 10) for seed in range(3) for share, loss in ends.items()]
+    lines = [
+        line("baseline", seed, share, loss + seed / 10) for seed in range(3) for share, loss in ends.items()
+    ]
     gains = {"good": 0.1, "bad": -0.25}
-    lines += [line(arm, seed, 0.5, 2.0 + seed / 10 - gain + seed / 1e4) for seed in range(3) for arm, gain in gains.items()]
+    lines += [
+        line(arm, seed, 0.5, 2.0 + seed / 10 - gain + seed / 1e4)
+        for seed in range(3)
+        for arm, gain in gains.items()
+    ]
     blocks = worth.Blocks(0.5, lines)
     assert math.exp(blocks.in_steps(blocks.lower("good")).mid) == pytest.approx(2**0.5, rel=1e-3)
     assert math.exp(blocks.in_steps(blocks.lower("bad")).mid) == pytest.approx(2**-0.5, rel=1e-3)
@@ -114,8 +134,13 @@ def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     few = [one for one in few if one["arm"] != "bad" or one["machine"] == "here"]
     arms = {arm: {"with": [arm]} for arm in ("good", "bad")}
     steps = timed(worth, dict.fromkeys(arms, 1.0))
-    rows = told(worth, [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))], arms, steps)
-    assert {arm: row["verdict"] for arm, row in rows.items()} == {"good": "no verdict (n=1)", "bad": "no verdict (n=2)"}
+    rows = told(
+        worth, [*few, *(line("other", seed, 1.0, 2.0 + seed / 100) for seed in range(2))], arms, steps
+    )
+    assert {arm: row["verdict"] for arm, row in rows.items()} == {
+        "good": "no verdict (n=1)",
+        "bad": "no verdict (n=2)",
+    }
     assert {row["after a correction"] for row in rows.values()} == {"–"}
     assert "0 of 2 ideas help" in worth.left_of(worth.worths(few, arms, steps))[0]
 
@@ -136,7 +161,9 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
 
     chance, misses, trials = random.Random(3), 0, 2000
     for _ in range(trials):
-        gain, rate, speed = ([chance.gauss(mid, sd) for _ in range(5)] for mid, sd in ((0.1, 0.03), (0.3, 0.03), (0.05, 0.03)))
+        gain, rate, speed = (
+            [chance.gauss(mid, sd) for _ in range(5)] for mid, sd in ((0.1, 0.03), (0.3, 0.03), (0.05, 0.03))
+        )
         e = interval(gain).over(interval(rate)).plus(interval(speed))
         misses += not e.low <= 0.1 / 0.3 + 0.05 <= e.high
         assert (e.p < 0.05) == (e.low > 0 or e.high < 0)
@@ -147,19 +174,25 @@ def test_the_times_of_steps_need_three_sessions(worth: ModuleType) -> None:
     lines, arms = made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), {"good": {"with": ["good"]}}
     two = told(worth, lines, arms, timed(worth, {"good": 0.8, "other": 1.0}, sessions=2))["good"]
     assert (two["a step's time, sessions"], two["time"], two["verdict"]) == ("1.25, n=2", "–", "–")
-    apart = worth.Steps([{"steps": {"good": {"speed": {"ratio": x}, "speed_by_flops": 1.0}}} for x in (0.7, 0.8, 0.9)])
-    assert apart.of(arms["good"], 1.0).estimate.half_width > 0.3  # that sessions differ counts, not the rounds of one
+    apart = worth.Steps(
+        [{"steps": {"good": {"speed": {"ratio": x}, "speed_by_flops": 1.0}}} for x in (0.7, 0.8, 0.9)]
+    )
+    # that sessions differ counts, not the rounds of one
+    assert apart.of(arms["good"], 1.0).estimate.half_width > 0.3
 
 
 def test_what_was_trained_for_an_arm_counts_as_its_time(worth: ModuleType) -> None:
     lines = made({"good": 1.5, "bad": 0.8, "nothing": 1.0})
-    row = told(worth, lines, {"good": {"with": ["a=1"], "before": 0.75}}, timed(worth, {"a=1": 0.8, "b=1": 1.0}))["good"]
+    row = told(
+        worth, lines, {"good": {"with": ["a=1"], "before": 0.75}}, timed(worth, {"a=1": 0.8, "b=1": 1.0})
+    )["good"]
     assert row["a step's time, sessions"] == "2.00, n=3"  # 1.25 times the baseline's, and 0.75 before
     assert row["time"].startswith("0.7")
 
 
 def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
-    asked = {"with": ["ideas=[grows]"], "stages": [[0.25, ["a=1", "b=2"]], [0.5, []]]}  # a quarter of the tokens is never read
+    # a quarter of the tokens is never read
+    asked = {"with": ["ideas=[grows]"], "stages": [[0.25, ["a=1", "b=2"]], [0.5, []]]}
     found = timed(worth, {"a=1 b=2": 2.0, "c=1": 1.0}, noise=0.001).of(asked, 0.5)
     assert math.exp(found.mid) == pytest.approx(1 / (0.125 + 0.5), rel=0.002)
     assert timed(worth, {"ideas=[grows]": 2.0}).of(asked, 0.5) is None
@@ -178,7 +211,9 @@ def test_what_an_arm_adds_to_another_is_its_loss_and_its_step_over_theirs(worth:
     assert worth.added(blocks, "one", "other", words, steps)[2:4] == ["–", "–"]  # a step that was not timed
 
 
-def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(atlas: ModuleType, jobs: ModuleType) -> None:
+def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(
+    atlas: ModuleType, jobs: ModuleType
+) -> None:
     recipe, found = jobs.recipe(), jobs.left_out()
     whole = composed(["experiment=recipe_cpu"]).run
     assert atlas.of_arm(recipe, "outputs").run == whole
@@ -189,24 +224,38 @@ def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(atlas: 
         assert (run.mlp == whole.mlp) == (part != "swiglu")
         assert run.trainer.batch_tokens == (1024 if part == "its smaller batch" else 512)
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
-    assert atlas.wanted((0, jobs.RACED, recipe), "outputs").composed.run.trainer.steps == 1843  # as experiments/recipe_tuned
+    # as experiments/recipe_tuned
+    assert atlas.wanted((0, jobs.RACED, recipe), "outputs").composed.run.trainer.steps == 1843
 
 
-def test_both_sides_of_the_larger_size_have_their_best_rate_before_the_seeds(atlas: ModuleType, jobs: ModuleType) -> None:
+def test_both_sides_of_the_larger_size_have_their_best_rate_before_the_seeds(
+    atlas: ModuleType, jobs: ModuleType
+) -> None:
     stack = jobs.stack()
     rates = [job for job in jobs.phases()["large"] if job[0] == jobs.TUNED_ON]
     assert jobs.phases()["large"] == rates
     assert len(rates) == 2 * len(jobs.RATES)
     best = {jobs.joined(jobs.LARGE, "half_rate"), jobs.joined(jobs.LARGE, "rate", *stack)}
-    jobs.RUNS.write_text("".join(json.dumps(line(arm, seed, share, 1.9 if arm in best else 2.0)) + "\n" for seed, share, arm in rates))
+    jobs.RUNS.write_text(
+        "".join(
+            json.dumps(line(arm, seed, share, 1.9 if arm in best else 2.0)) + "\n"
+            for seed, share, arm in rates
+        )
+    )
     asked = [job for job in jobs.phases()["large"] if job not in rates]
     assert {arm for _, _, arm in asked} == best
-    assert {(seed, share) for seed, share, _ in asked} == {(seed, share) for seed in range(3) for share in (0.25, 0.125)}
+    assert {(seed, share) for seed, share, _ in asked} == {
+        (seed, share) for seed in range(3) for share in (0.25, 0.125)
+    }
     assert atlas.of_arm(jobs.large(), "outputs").run.optimizer.lr == pytest.approx(0.0012)
 
 
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
-    lines = [*made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), line("lost", 0, 1.0, None), line("lost", 1, 1.0, 1.0)]
+    lines = [
+        *made({"good": 1.5, "bad": 0.8, "nothing": 1.0}),
+        line("lost", 0, 1.0, None),
+        line("lost", 1, 1.0, 1.0),
+    ]
     assert worth.Blocks(1.0, lines).lower("lost") is None
     assert told(worth, lines, {"lost": {}}, worth.Steps([]))["lost"]["lower loss, nats"] == "diverged"
     odd = [line("baseline", seed, 0.9, 5.0) for seed in range(2)]  # a length that another question asked for
@@ -227,7 +276,12 @@ def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType, job
 def test_a_seed_decides_what_the_next_is_trained_on(jobs: ModuleType) -> None:
     def known(*lines: tuple[str, int, float]) -> None:
         base = [line("baseline", seed, 0.5, 2.0) for seed in range(3)]
-        jobs.RUNS.write_text("".join(json.dumps(one) + "\n" for one in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)]))
+        jobs.RUNS.write_text(
+            "".join(
+                json.dumps(one) + "\n"
+                for one in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)]
+            )
+        )
 
     def asked() -> set[tuple[int, str]]:
         return {(seed, arm) for seed, _, arm in jobs.phases()["screen"] if arm in ("x0", "smear", "baseline")}
@@ -252,7 +306,9 @@ def test_the_recipe_is_the_best_trial_of_the_stack_and_what_the_race_judges(jobs
     found = json.loads((HERE / "recipe.json").read_text())
     best, *others = (one["val_loss"] for one in found["trials"] if one["val_loss"] is not None)
     assert best < min(others)
-    assert [word for word in found["fixed"] if not word.startswith("output_dir")] == json.loads(jobs.STACK.read_text())["with"]
+    assert [word for word in found["fixed"] if not word.startswith("output_dir")] == json.loads(
+        jobs.STACK.read_text()
+    )["with"]
     recipe = composed(["experiment=recipe_cpu"]).run
     assert composed([jobs.SCALE, *found["fixed"], *found["trials"][0]["with"]]).run == recipe
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
@@ -261,9 +317,16 @@ def test_the_recipe_is_the_best_trial_of_the_stack_and_what_the_race_judges(jobs
 
 
 @pytest.mark.slow
-def test_a_phase_is_trained_once(atlas: ModuleType, jobs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_is_trained_once(
+    atlas: ModuleType, jobs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
-    of_arm = lambda arm, out: composed([*small, f"output_dir={out}", *(atlas.with_teacher(word, out) for word in jobs.words_of(arm))])  # noqa: E731
+
+    def of_arm(arm: str, out: str) -> Any:
+        return composed(
+            [*small, f"output_dir={out}", *(atlas.with_teacher(word, out) for word in jobs.words_of(arm))]
+        )
+
     monkeypatch.setattr(atlas, "of_arm", of_arm)
     some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
     assert atlas.run("some", some, str(tmp_path / "out")) == 0
@@ -274,7 +337,10 @@ def test_a_phase_is_trained_once(atlas: ModuleType, jobs: ModuleType, tmp_path: 
         ("baseline", 1.0, 12),
         ("distill", 1.0, 12),
     ]
-    assert all(one["val_loss"] > 0 and one["train_loss"] and one["train_s"] > 0 and len(one["identity"]) == 12 for one in lines)
+    assert all(
+        one["val_loss"] > 0 and one["train_loss"] and one["train_s"] > 0 and len(one["identity"]) == 12
+        for one in lines
+    )
     assert "ideas.x0.lr" in lines[1]["config"]
     assert lines[3]["config"] == {**lines[3]["config"], "ideas.distill.weight": 0.5}
     assert str(tmp_path) not in json.dumps(lines)
@@ -296,7 +362,10 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     assert worth.between(worth.CORRECTION)[1].strip().splitlines() == worth.left_of(found)
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
-    cells = lambda rows: [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]  # noqa: E731
+
+    def cells(rows: list[str]) -> list[list[str]]:
+        return [[cell for i, cell in enumerate(row.strip("| ").split(" | ")) if i != at] for row in rows]
+
     assert len(wanted) == len(jobs.arms()) + 1  # a row for each but the baseline, below two lines of head
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():

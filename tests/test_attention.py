@@ -23,7 +23,9 @@ HEADS = [(4, 4), (6, 2), (4, 1)]  # H, K
 LENGTHS = [1, 2, 63, 64, 65, 130, 200]  # around the smallest block and its multiples
 WINDOWS = [1, 2, 37, 64, 65, 128, 199, 1000]
 OPTIONS = sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="FlexAttention needs a CUDA GPU: its CPU version has no backward")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="FlexAttention needs a CUDA GPU: its CPU version has no backward"
+)
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
@@ -44,19 +46,27 @@ def qkv(T: int, H: int = 4, K: int = 4, D: int = 16, B: int = 2, device: str = "
     return [torch.randn(B, n, T, D, generator=generator).to(device).requires_grad_() for n in (H, K, K)]
 
 
-def assert_same(mix: Callable[..., Tensor], inputs: list[Tensor], window: int | None = None, tolerance: float = 1e-5) -> None:
+def assert_same(
+    mix: Callable[..., Tensor], inputs: list[Tensor], window: int | None = None, tolerance: float = 1e-5
+) -> None:
     """Outputs and the gradients of all three inputs."""
     got, want = mix(*inputs), naive(*inputs, window=window)
-    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(want.device)
+    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(
+        want.device
+    )
     got_grads = torch.autograd.grad((got * weight).sum(), inputs)
     want_grads = torch.autograd.grad((want * weight).sum(), inputs)
     for name, a, b in zip(("output", "dq", "dk", "dv"), (got, *got_grads), (want, *want_grads), strict=True):
-        torch.testing.assert_close(a.double(), b.double(), atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            a.double(), b.double(), atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 @pytest.mark.parametrize(("H", "K"), HEADS)
 @pytest.mark.parametrize("T", LENGTHS)
-@pytest.mark.parametrize("mix", [materialized, fused(Kernel.fused), fused(Kernel.flash)], ids=["materialized", "fused", "flash"])
+@pytest.mark.parametrize(
+    "mix", [materialized, fused(Kernel.fused), fused(Kernel.flash)], ids=["materialized", "fused", "flash"]
+)
 def test_global_attention(mix: Callable[..., Tensor], T: int, H: int, K: int):
     assert_same(mix, qkv(T, H, K))
 
@@ -81,7 +91,9 @@ def test_flex(T: int, window: int, H: int, K: int):
     assert_same(flex(window), qkv(T, H, K, device="cuda"), window, tolerance=1e-4)
 
 
-@pytest.mark.parametrize("mix", [materialized, fused(Kernel.fused), blocks(1000)], ids=["materialized", "fused", "blocks"])
+@pytest.mark.parametrize(
+    "mix", [materialized, fused(Kernel.fused), blocks(1000)], ids=["materialized", "fused", "blocks"]
+)
 def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     """As the model calls it: queries and keys fp32 from the rotation, values bf16 from their projection."""
     q, k, v = (x.detach() for x in qkv(200))
@@ -93,14 +105,22 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     assert error.mean() < 0.002
 
 
-# --- the module and the model ------------------------------------------------------------------------------------------------------
+# --- the module and the model -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n_head", "n_kv_heads"), [(6, 2), (4, 2), (5, 1), (4, 1)])
 def test_gqa_is_mha_with_its_key_and_value_weights_repeated(n_head: int, n_kv_heads: int):
     def attention(n_kv_heads: int) -> CausalSelfAttention:
-        shape = [f"model.d_model={16 * n_head}", f"model.n_head={n_head}", "model.qk_norm=true", "position=none", "trainer.device=cpu"]
-        return CausalSelfAttention(compose(["attention=flash", f"attention.n_kv_heads={n_kv_heads}", *shape]), 0)
+        shape = [
+            f"model.d_model={16 * n_head}",
+            f"model.n_head={n_head}",
+            "model.qk_norm=true",
+            "position=none",
+            "trainer.device=cpu",
+        ]
+        return CausalSelfAttention(
+            compose(["attention=flash", f"attention.n_kv_heads={n_kv_heads}", *shape]), 0
+        )
 
     gqa, mha = attention(n_kv_heads), attention(n_head)
     weights = gqa.state_dict()
@@ -128,7 +148,9 @@ def test_a_future_token_leaves_earlier_outputs_alone(option: str):
 
 
 def test_a_token_reaches_no_further_than_the_windows_of_all_layers():
-    run = compose(["attention=sliding", "attention.window=9", "model=nano", "model.n_layer=3", "trainer.device=cpu"])
+    run = compose(
+        ["attention=sliding", "attention.window=9", "model=nano", "model.n_layer=3", "trainer.device=cpu"]
+    )
     model = build_model(run, vocab_size=50)
     tokens = torch.zeros(1, 128, dtype=torch.long)
     changed = tokens.clone()
@@ -140,17 +162,25 @@ def test_a_token_reaches_no_further_than_the_windows_of_all_layers():
 
 
 def test_hybrid_repeats_its_pattern():
-    run = compose(["attention=hybrid", "attention.pattern=LG", "attention.window=5", "model=nano", "trainer.device=cpu"])
+    run = compose(
+        ["attention=hybrid", "attention.pattern=LG", "attention.window=5", "model=nano", "trainer.device=cpu"]
+    )
     inputs = qkv(40)
     for layer, window in enumerate((5, None, 5, None)):
-        torch.testing.assert_close(run.attention.mixer(run, layer)(*inputs).double(), naive(*inputs, window=window), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            run.attention.mixer(run, layer)(*inputs).double(),
+            naive(*inputs, window=window),
+            atol=1e-5,
+            rtol=1e-5,
+        )
 
 
-# --- kernels and cost --------------------------------------------------------------------------------------------------------------
+# --- kernels and cost ---------------------------------------------------------------------------------------
 
 
 class Watch(TorchDispatchMode):
-    """Which operators ran, the elements of the largest tensor made, and the query-key pairs that attention kernels were given."""
+    """Which operators ran, the elements of the largest tensor made, and the query-key pairs that attention
+    kernels were given."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +213,8 @@ def test_fused_is_the_fused_kernel(precision: torch.dtype, H: int, K: int):
 
 @pytest.mark.parametrize("kernel", [Kernel.fused, Kernel.flash, Kernel.efficient])
 def test_where_the_kernel_cannot_run_nothing_stands_in(kernel: Kernel):
-    q, k, v = (torch.randn(1, 2, 16, 8).mT.contiguous().mT for _ in range(3))  # channels not contiguous: no fused kernel takes it
+    # channels not contiguous: no fused kernel takes it
+    q, k, v = (torch.randn(1, 2, 16, 8).mT.contiguous().mT for _ in range(3))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of each kernel's reason before it raises
         with pytest.raises(RuntimeError, match=r"No (available kernel|viable backend)"):
@@ -208,7 +239,8 @@ def test_slidings_cost_is_linear_in_the_length(window: int):
 
 def test_the_whole_sliding_model_makes_nothing_of_size_t_squared():
     T = 1024
-    run = compose(["attention=sliding", "attention.window=64", "model=nano", f"model.seq_len={T}", "model.d_model=16", "trainer.device=cpu",
+    run = compose(["attention=sliding", "attention.window=64", "model=nano", f"model.seq_len={T}",
+        "model.d_model=16", "trainer.device=cpu",
                    "trainer.micro_batch=1"])  # fmt: skip
     model = build_model(run, vocab_size=50)
     tokens = torch.zeros(1, T, dtype=torch.long)

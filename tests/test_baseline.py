@@ -1,4 +1,5 @@
-"""`experiment=nocap_baseline` is the challenge's recipe: its numbers, its model written a second time, and its starting loss.
+"""`experiment=nocap_baseline` is the challenge's recipe: its numbers, its model written a second time, and
+its starting loss.
 
 B: batch, T: tokens, C: channels, H: heads, D: channels of a head.
 """
@@ -24,7 +25,14 @@ from nocap.training.step import autocast
 from tests.test_config import MANDATORY
 
 VOCAB = 97
-SMALL = ["model.n_layer=2", "model.n_head=3", "model.d_model=48", "model.seq_len=64", "trainer.device=cpu", "trainer.threads=1"]
+SMALL = [
+    "model.n_layer=2",
+    "model.n_head=3",
+    "model.d_model=48",
+    "model.seq_len=64",
+    "trainer.device=cpu",
+    "trainer.threads=1",
+]
 
 
 def baseline(*overrides: str) -> Run:
@@ -36,18 +44,33 @@ def run() -> Run:
     return baseline()
 
 
-# --- the numbers -------------------------------------------------------------------------------------------------------------------
+# --- the numbers --------------------------------------------------------------------------------------------
 
 
 RECIPE = {
-    "model": {"n_layer": 12, "n_head": 12, "d_model": 768, "seq_len": 1024, "norm_placement": "pre", "residual_scale": "attention"}
+    "model": {
+        "n_layer": 12,
+        "n_head": 12,
+        "d_model": 768,
+        "seq_len": 1024,
+        "norm_placement": "pre",
+        "residual_scale": "attention",
+    }
     | {"qk_norm": False, "tie_head": True, "logit_softcap": None},
     "norm": {"norm": "rms", "eps": 1e-6, "gain": False, "bias": False},
     "position": {"kind": "rope", "base": 10_000},
     "mlp": {"kind": "mlp", "activation": "gelu", "expansion": 4},
     "attention": {"kind": "global", "kernel": "fused", "n_kv_heads": 12, "merge_qkv": True},
     "objective": {"kind": "cross_entropy", "z_loss": 0},
-    "optimizer": {"kind": "adamw", "lr": 0.0018, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decay": "all"},
+    "optimizer": {
+        "kind": "adamw",
+        "lr": 0.0018,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "decay": "all",
+    },
     "schedule": {"kind": "wsd", "warmup_steps": 256, "decay_steps": 1024, "final": 0.0},
     "trainer": {"steps": 4768, "batch_tokens": 16 * 1024 * 32, "micro_batch": 16, "grad_clip": None}
     | {"precision": "bf16", "val_precision": "fp32", "val_tokens": 1_048_576, "val_every": 128},
@@ -68,7 +91,12 @@ def test_one_group_decays_everything():
     model = model.to_empty(device="cpu")
     (group,) = build_optimizers(baseline(*SMALL), model)[0].param_groups
     assert len(group["params"]) == len(list(model.parameters()))
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.0018, (0.9, 0.95), 1e-8, 0.1)
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
+        0.0018,
+        (0.9, 0.95),
+        1e-8,
+        0.1,
+    )
 
 
 def test_no_token_is_seen_twice(run: Run):
@@ -77,7 +105,8 @@ def test_no_token_is_seen_twice(run: Run):
 
 
 @pytest.mark.parametrize(
-    ("size", "layers_heads_width"), [("d12", (12, 12, 768)), ("d24", (24, 16, 1024)), ("d36", (36, 20, 1280)), ("d48", (48, 25, 1600))]
+    ("size", "layers_heads_width"),
+    [("d12", (12, 12, 768)), ("d24", (24, 16, 1024)), ("d36", (36, 20, 1280)), ("d48", (48, 25, 1600))],
 )
 def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
     run = baseline(f"model={size}")
@@ -86,12 +115,18 @@ def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
     with torch.device("meta"):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
     layers, _, width = layers_heads_width
-    assert counted == 12 * layers * width**2 + 50257 * width, "no bias, no gain, one matrix for embedding and head"
+    assert counted == 12 * layers * width**2 + 50257 * width, (
+        "no bias, no gain, one matrix for embedding and head"
+    )
 
 
 def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
-    mine, theirs = (dict(flat(to_plain(compose([f"experiment={name}"])))) for name in ("recipe_d12", "nocap_baseline"))
-    differ = {key.partition(".")[0] for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)}
+    mine, theirs = (
+        dict(flat(to_plain(compose([f"experiment={name}"])))) for name in ("recipe_d12", "nocap_baseline")
+    )
+    differ = {
+        key.partition(".")[0] for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)
+    }
     assert differ == {"ideas", "mlp", "optimizer"}
     assert mine["optimizer.lr"] == theirs["optimizer.lr"]
 
@@ -106,18 +141,29 @@ def choices() -> list[list[str]]:
     return [[options[i % len(options)] for options in groups.values()] for i in range(rounds)]
 
 
-NUMBERS = ["model.n_layer=2", "optimizer.lr=0.01", "schedule.decay_steps=100", "trainer.steps=2000", "trainer.grad_clip=1"]
+NUMBERS = [
+    "model.n_layer=2",
+    "optimizer.lr=0.01",
+    "schedule.decay_steps=100",
+    "trainer.steps=2000",
+    "trainer.grad_clip=1",
+]
 
 
 @pytest.mark.parametrize("overrides", [*choices(), NUMBERS])
 def test_every_part_stays_overridable(overrides: list[str]):
     """Any option of any group in place of the recipe's, the trainer's numbers kept."""
     needed = (word for option in overrides for word in MANDATORY.get(option.partition("=")[2], []))
-    run = baseline(*{word.partition("=")[0]: word for word in [*overrides, *needed]}.values())  # what an option needs goes before
-    assert (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps) == (524_288, Precision.bf16, 256)
+    # what an option needs goes before
+    run = baseline(*{word.partition("=")[0]: word for word in [*overrides, *needed]}.values())
+    assert (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps) == (
+        524_288,
+        Precision.bf16,
+        256,
+    )
 
 
-# --- the model, written a second time ----------------------------------------------------------------------------------------------
+# --- the model, written a second time -----------------------------------------------------------------------
 
 
 class Second:
@@ -150,13 +196,17 @@ class Second:
         B, T, C = x.shape
         q, k, v = (y.view(B, T, self.n_head, C // self.n_head) for y in F.linear(x, qkv).split(C, dim=2))
         q, k = self.turn(q), self.turn(k)
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
+        )
         return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
 
     @staticmethod
     def turn(x: Tensor) -> Tensor:
         D = x.shape[-1]
-        angle = torch.outer(torch.arange(x.shape[1]).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D)))
+        angle = torch.outer(
+            torch.arange(x.shape[1]).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
+        )
         cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
         x1, x2 = x.split(D // 2, dim=3)
         return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
@@ -194,10 +244,16 @@ def test_under_autocast_the_stream_and_the_tables_stay_fp32(model: GPT):
     dtypes: dict[str, torch.dtype] = {}
     watched = {"embedding": model.embedding, "head.norm": model.head.norm, "unembed": model.head.unembed}
     for i, block in enumerate(model.blocks):
-        watched |= {f"{i}.attention": block.attention, f"{i}.mlp": block.mlp, f"{i}.merged": block.attention.f.merged}
+        watched |= {
+            f"{i}.attention": block.attention,
+            f"{i}.mlp": block.mlp,
+            f"{i}.merged": block.attention.f.merged,
+        }
     for name, module in watched.items():
         module.register_forward_hook(
-            lambda m, inputs, out, name=name: dtypes.__setitem__(name, (out[0] if isinstance(out, tuple) else out).dtype)
+            lambda m, inputs, out, name=name: dtypes.__setitem__(
+                name, (out[0] if isinstance(out, tuple) else out).dtype
+            )
         )
     mixer = model.blocks[0].attention.f.mixer
 

@@ -1,4 +1,5 @@
-"""Which tokens make a batch: against slow and obvious readers, and against the challenge's own loader played by hand."""
+"""Which tokens make a batch: against slow and obvious readers, and against the challenge's own loader played
+by hand."""
 
 from pathlib import Path
 
@@ -25,18 +26,27 @@ def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]
     return shards, contents
 
 
-def windows_of(shards: list[Shard], *, T: int, order: Order = Order.shuffled, unit: int = 1, seed: int = 0) -> Windows:
+def windows_of(
+    shards: list[Shard], *, T: int, order: Order = Order.shuffled, unit: int = 1, seed: int = 0
+) -> Windows:
     return Windows(shards, seq_len=T, order=order, read_sequences=unit, seed=seed)
 
 
-# --- the permutation ---------------------------------------------------------------------------------------------------------------
+# --- the permutation ----------------------------------------------------------------------------------------
 
 
 def test_the_hash_is_splitmix64():
-    """The first outputs of the published generator from seed 1234567, whose state grows by the golden gamma."""
+    """The first outputs of the published generator from seed 1234567, whose state grows by the golden
+    gamma."""
     gamma, seed = 0x9E3779B97F4A7C15, 1234567
     states = np.array([(seed + i * gamma) % 2**64 for i in range(5)], np.uint64)
-    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    known = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert splitmix64(states).tolist() == known
 
 
@@ -46,7 +56,9 @@ def test_it_is_a_permutation(n: int):
 
 
 def test_it_differs_by_seed_and_by_epoch():
-    orders = {tuple(permutation(50, seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)}
+    orders = {
+        tuple(permutation(50, seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)
+    }
     assert len(orders) == 25
 
 
@@ -67,9 +79,10 @@ def test_every_place_is_as_likely_for_every_element():
     assert chi_squared < 85.4, "(n - 1)² = 49 degrees of freedom, p = 0.001"
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------
 
-SIZES = [50, 8, 9, 1, 33, 34, 100]  # with T = 8: a shard without a window, ends that fit exactly, and ends that do not
+# with T = 8: a shard without a window, ends that fit exactly, and ends that do not
+SIZES = [50, 8, 9, 1, 33, 34, 100]
 
 
 def all_windows(contents: list[list[int]], T: int) -> list[list[int]]:
@@ -89,7 +102,8 @@ def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
 
 
 def test_what_is_read_depends_on_the_sequence_alone(tmp_path: Path):
-    """Nothing is remembered: any order of asking, one by one or over an epoch's edge, gives the same tokens."""
+    """Nothing is remembered: any order of asking, one by one or over an epoch's edge, gives the same
+    tokens."""
     shards, _ = write(tmp_path, SIZES)
     fresh = {s: windows_of(shards, T=8).read([s])[0].tolist() for s in range(70)}
     windows = windows_of(shards, T=8)
@@ -99,7 +113,10 @@ def test_what_is_read_depends_on_the_sequence_alone(tmp_path: Path):
 
 def test_data_without_a_window_is_refused(tmp_path: Path):
     shards, _ = write(tmp_path, [8, 3])
-    with pytest.raises(ValueError, match=r"^data must hold at least 1 × model\.seq_len \+ 1 = 9 tokens in a shard, got 11 in all$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^data must hold at least 1 × model\.seq_len \+ 1 = 9 tokens in a shard, got 11 in all$",
+    ):
         windows_of(shards, T=8)
     shards, _ = write(tmp_path, [32])
     with pytest.raises(ValueError, match=r"at least 4 × model\.seq_len \+ 1 = 33"):
@@ -107,7 +124,7 @@ def test_data_without_a_window_is_refused(tmp_path: Path):
     assert windows_of(write(tmp_path, [33])[0], T=8, order=Order.sequential, unit=4).n == 4
 
 
-# --- sharing out -------------------------------------------------------------------------------------------------------------------
+# --- sharing out --------------------------------------------------------------------------------------------
 
 
 def test_micro_batches_go_round_the_ranks():
@@ -117,11 +134,12 @@ def test_micro_batches_go_round_the_ranks():
     assert sequences_of(first=8, rank=1, world=2, microbatches=2, micro_batch=2) == [10, 11, 14, 15]
 
 
-# --- the challenge's order ---------------------------------------------------------------------------------------------------------
+# --- the challenge's order ----------------------------------------------------------------------------------
 
 
 def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) -> list[list[int]]:
-    """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one cannot give as much; around again."""
+    """Its loader: B·T + 1 tokens at the position, advance by B·T; the next shard when this one cannot give as
+    much; around again."""
     rows, shard, position = [], 0, 0
     while len(contents[shard]) < B * T + 1:
         shard += 1
@@ -152,11 +170,15 @@ def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
     windows = windows_of(shards, T=T, order=Order.sequential, unit=B, seed=1)
     want = challenge(contents, B=B, T=T, micro_batches=micro_batches)
     assert windows.read(range(B * micro_batches)).tolist() == want
-    assert windows_of(shards, T=T, order=Order.sequential, unit=B, seed=2).read(range(40)).tolist() == want[:40], "whatever the seed"
+    assert (
+        windows_of(shards, T=T, order=Order.sequential, unit=B, seed=2).read(range(40)).tolist() == want[:40]
+    ), "whatever the seed"
 
 
 @pytest.mark.parametrize(("world", "micro_batch"), [(1, 4), (1, 2), (1, 8), (2, 4), (2, 1), (4, 2)])
-def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(world: int, micro_batch: int, tmp_path: Path):
+def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
+    world: int, micro_batch: int, tmp_path: Path
+):
     B, T, batch = 4, 6, 8
     shards, contents = write(tmp_path, [100, 24, 1, 77])
     windows = windows_of(shards, T=T, order=Order.sequential, unit=B)
@@ -165,19 +187,25 @@ def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(world: int, m
         rows = {}
         for rank in range(world):
             n = batch // world // micro_batch
-            sequences = sequences_of(first=step * batch, rank=rank, world=world, microbatches=n, micro_batch=micro_batch)
+            sequences = sequences_of(
+                first=step * batch, rank=rank, world=world, microbatches=n, micro_batch=micro_batch
+            )
             rows |= dict(zip(sequences, windows.read(sequences).tolist(), strict=True))
         assert [rows[s] for s in sorted(rows)] == want[step * batch : (step + 1) * batch]
 
 
-# --- bytes -------------------------------------------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------------------
 
 
 def test_target_bytes_are_the_bytes_of_the_decoded_text(tmp_path: Path):
-    """First windows only, targets only, end-of-text for nothing: counted again on the text itself, é and 日本 with all their bytes."""
+    """First windows only, targets only, end-of-text for nothing: counted again on the text itself, é and 日本
+    with all their bytes."""
     T, n = 10, 7
     encoding = BuiltIn(vocabulary=Vocabulary.bytes).load(cache_dir=tmp_path)
-    tokens = encoding.encode(f"{END_OF_TEXT}naïve café{END_OF_TEXT}日本語 text, and{END_OF_TEXT} more of it" * 3, allowed_special="all")
+    tokens = encoding.encode(
+        f"{END_OF_TEXT}naïve café{END_OF_TEXT}日本語 text, and{END_OF_TEXT} more of it" * 3,
+        allowed_special="all",
+    )
     path = tmp_path / "val.bin"
     write_shard(path, np.array(tokens))
     shard = Shard(path=str(path), tokens=len(tokens), sha256="", max_id=256)

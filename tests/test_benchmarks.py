@@ -16,7 +16,13 @@ from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generat
 from nocap.measure.timed import Clock, TimedArm
 from nocap.model.gpt import build_model
 
-BASE = ["model=tiny", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=4", "trainer.batch_tokens=1024"]
+BASE = [
+    "model=tiny",
+    "tokenizer=gpt2",
+    "trainer.device=cpu",
+    "trainer.micro_batch=4",
+    "trainer.batch_tokens=1024",
+]
 ARMS = ["trainer.precision=fp32 trainer.compile=off", "trainer.precision=bf16 trainer.compile=regional"]
 
 

@@ -30,17 +30,21 @@ Json = dict[str, Any]
 def committed() -> list[Row]:
     """The board's rows."""
     studies = {path.parent.name: load(path.parent) for path in STUDIES.glob("*/study.yaml")}
-    every = [one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in pages.all_results(folder)]
+    every = [
+        one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in pages.all_results(folder)
+    ]
     return pages.in_order(rows(every, studies))
 
 
 @pytest.fixture(scope="module")
 def shown() -> dict[str, Row]:
     """By claim, and the scale where it is a second one."""
-    return {row.claim["id"] + (f", {at}" if (at := row.one["scale"]) != "cpu" else ""): row for row in committed()}
+    return {
+        row.claim["id"] + (f", {at}" if (at := row.one["scale"]) != "cpu" else ""): row for row in committed()
+    }
 
 
-# --- the committed figures ---------------------------------------------------------------------------------------------------------
+# --- the committed figures ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,9 @@ def copied(name: str, folder: Path) -> Path:
     return results
 
 
-@pytest.mark.parametrize(("old", "new"), [(r'("mid": 1\.10)5', r"\g<1>9"), (r'"word": "refuted"', '"word": "confirmed"')])
+@pytest.mark.parametrize(
+    ("old", "new"), [(r'("mid": 1\.10)5', r"\g<1>9"), (r'"word": "refuted"', '"word": "confirmed"')]
+)
 def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, str], old: str, new: str):
     """Pages are of what the measurements say."""
     results = copied("gqa", tmp_path)
@@ -85,13 +91,17 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
         pages.board(tmp_path)
 
 
-# --- what a row says ---------------------------------------------------------------------------------------------------------------
+# --- what a row says ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "verdict", "measured"),
     [
-        ("A1.speed", "refuted at 1 × 512 tokens, CPU: worse than stated", "10.5% faster [7.0% to 14.2% faster], n=3 sessions"),
+        (
+            "A1.speed",
+            "refuted at 1 × 512 tokens, CPU: worse than stated",
+            "10.5% faster [7.0% to 14.2% faster], n=3 sessions",
+        ),
         (
             "A4.speed, cpu_bytes",
             "inconclusive at 1 × 1,024 tokens, CPU: 6 more sessions would decide",
@@ -100,13 +110,21 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
         ("A1.kv", "confirmed at 1 × 512 tokens, CPU", "66.7% less cache, exact"),
         ("A12.params", "refuted at 4 × 512 tokens, CPU: above the stated range", "56.6M, exact"),
         ("B1.speed", "exceeded at 1 × 512 tokens, CPU", "17.5% faster [11.2% to 24.1% faster], n=3 sessions"),
-        ("A10.head", "refuted at 4 × 512 tokens, CPU: above the stated range", "23.3% [21.4% to 25.1%], n=3 sessions"),
+        (
+            "A10.head",
+            "refuted at 4 × 512 tokens, CPU: above the stated range",
+            "23.3% [21.4% to 25.1%], n=3 sessions",
+        ),
         (
             "A16.qk",
             "inconclusive at 4 layers, 128 wide, 262k tokens, CPU: 12 more seeds would decide",
             "higher loss by 0.0321 ± 0.0323, n=12",
         ),
-        ("C1.speed", "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range", "148.6 tokens/s [66.38 to 332.8], n=6 sessions"),
+        (
+            "C1.speed",
+            "refuted at 4 layers, 256 wide, T=128, CPU: above the stated range",
+            "148.6 tokens/s [66.38 to 332.8], n=6 sessions",
+        ),
     ],
 )
 def test_a_row_says_what_was_found_and_where(shown: dict[str, Row], name: str, verdict: str, measured: str):
@@ -118,18 +136,35 @@ def test_every_word_is_what_the_shown_interval_says(shown: dict[str, Row]):
     for name, row in shown.items():
         claim, found = row.claim, row.claim["measured"]
         (low, high), bar = claim["expected"], 1e-6 * max(1.0, abs(found["mid"] or 0.0))
-        if any(guard["measured"]["low"] < -guard["margin"] for guard in claim["guards"] if guard["scale"] == "difference"):
+        if any(
+            guard["measured"]["low"] < -guard["margin"]
+            for guard in claim["guards"]
+            if guard["scale"] == "difference"
+        ):
             continue
         below = low is not None and found["high"] < low - bar
         above = high is not None and found["low"] > high + bar
         inside = (low is None or found["low"] >= low - bar) and (high is None or found["high"] <= high + bar)
-        allowed = {"refuted"} if below else {"refuted", "exceeded"} if above else {"confirmed"} if inside else {"inconclusive"}
+        allowed = (
+            {"refuted"}
+            if below
+            else {"refuted", "exceeded"}
+            if above
+            else {"confirmed"}
+            if inside
+            else {"inconclusive"}
+        )
         assert claim["word"] in allowed | ({"inconclusive", "refuted"} if claim["guards"] else set()), name
 
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
     for row in shown.values():
-        said = [words.expected(row.claim), words.measured(row.claim), words.allowed(row.claim), *map(words.guard, row.claim["guards"])]
+        said = [
+            words.expected(row.claim),
+            words.measured(row.claim),
+            words.allowed(row.claim),
+            *map(words.guard, row.claim["guards"]),
+        ]
         assert not any(re.search(r"(?<![\w.])[-+−]\d", one) for one in said), (row.claim["id"], said)
 
 
@@ -142,15 +177,27 @@ def test_places_are_the_arms_own(shown: dict[str, Row]):
 
 
 def test_results_name_both_shapes(tmp_path: Path):
-    arms = {"mha": ["attention=flash"], "mqa": ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]}
-    (found,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))["claims"]
+    arms = {
+        "mha": ["attention=flash"],
+        "mqa": ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"],
+    }
+    (found,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))[
+        "claims"
+    ]
     timed, trained = Row(one={}, claim=found).where.split("; its loss at ")
     assert timed == trained
-    assert re.match(r"2 layers, 32 wide, T=32, \w+ tokens, 256 a step, .*, against 2 layers, 64 wide, T=32, \w+ tokens, 512 a step", timed)
+    assert re.match(
+        r"2 layers, 32 wide, T=32, \w+ tokens, 256 a step, .*, against 2 layers, 64 wide, "
+        r"T=32, \w+ tokens, 512 a step",
+        timed,
+    )
 
 
 def test_what_is_counted_apart(shown: dict[str, Row]):
-    ids = {about: {row.claim["id"] for row in shown.values() if row.about == about} for about in (THERE, STAND_IN, PROJECT)}
+    ids = {
+        about: {row.claim["id"] for row in shown.values() if row.about == about}
+        for about in (THERE, STAND_IN, PROJECT)
+    }
     assert {"A1.kv", "A12.params", "A12.adamw", "C2.speed"} <= ids[THERE]
     assert {"A0", "A1.speed", "A12.activations", "A4.scores"} <= ids[STAND_IN]  # about a GPU
     assert {"A17.time", "B3.loss", "D2.stack_better"} <= ids[PROJECT]
@@ -169,7 +216,9 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     exact = {row.claim["id"] for row in every if words.is_exact(row.claim)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    assert pages.errors(every).startswith("69 of the 89 rows rest on measurements with noise. Up to 3.5 false verdicts are to be expected")
+    assert pages.errors(every).startswith(
+        "69 of the 89 rows rest on measurements with noise. Up to 3.5 false verdicts are to be expected"
+    )
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
@@ -195,7 +244,7 @@ def test_what_the_log_says_is_in_the_notes(shown: dict[str, Row]):
     assert shown["A1.kv"].notes == []
 
 
-# --- words -------------------------------------------------------------------------------------------------------------------------
+# --- words --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -225,10 +274,13 @@ def test_expected_in_words(metric: str, scale: str, low: float | None, high: flo
 def test_guards_in_words(shown: dict[str, Row]):
     memory, loss = map(words.guard, shown["A0"].claim["guards"])
     assert memory == "memory: 24.9% less memory, exact, allowed: no more memory"
-    assert loss == "validation loss: 0.4% lower loss [10.1% higher loss to 10.0% lower loss], n=3, allowed: at most 2% higher loss"
+    assert (
+        loss == "validation loss: 0.4% lower loss [10.1% higher loss to 10.0% lower loss], n=3, "
+        "allowed: at most 2% higher loss"
+    )
 
 
-# --- the plots ---------------------------------------------------------------------------------------------------------------------
+# --- the plots ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,19 +295,25 @@ def test_guards_in_words(shown: dict[str, Row]):
         ([3.0], False, [2.9, 2.95, 3.0, 3.05, 3.1], False),
     ],
 )
-def test_axes_hold_what_is_drawn_and_have_round_ticks(values: list[float], ratio: bool, ticks: list[float], logarithmic: bool):
+def test_axes_hold_what_is_drawn_and_have_round_ticks(
+    values: list[float], ratio: bool, ticks: list[float], logarithmic: bool
+):
     axis = forest.axis(values, ratio=ratio)
     assert (axis.ticks, axis.logarithmic) == (pytest.approx(ticks), logarithmic)
     assert axis.low < min(values) <= max(values) < axis.high
     assert [axis.x(x) for x in values] == sorted(axis.x(x) for x in values)
     assert axis.x(axis.low) == axis.x(axis.low - 1) == forest.LABEL
     if logarithmic:
-        assert axis.x(math.sqrt(axis.low * axis.high)) == pytest.approx((axis.x(axis.low) + axis.x(axis.high)) / 2)
+        assert axis.x(math.sqrt(axis.low * axis.high)) == pytest.approx(
+            (axis.x(axis.low) + axis.x(axis.high)) / 2
+        )
 
 
 def test_a_plot_draws_each_part_where_it_is():
     lines = [
-        forest.Line(label="a", title="A", look="refuted", mid=0.5, low=0.25, high=0.75, stated=(0.6, None), bound=0.9),
+        forest.Line(
+            label="a", title="A", look="refuted", mid=0.5, low=0.25, high=0.75, stated=(0.6, None), bound=0.9
+        ),
         forest.Line(label="<b>", title="B & C", look="confirmed", mid=0.2, low=0.2, high=0.2),
     ]
     axis = forest.axis([end for line in lines for end in line.ends])
@@ -267,14 +325,16 @@ def test_a_plot_draws_each_part_where_it_is():
     assert f'class="interval" d="M{x[0.25]} 10.0H{x[0.75]}' in drawn
     assert f'<circle cx="{x[0.5]}" cy="10.0"' in drawn
     assert f'<circle cx="{x[0.2]}" cy="30.0"' in drawn
-    assert drawn.count('class="interval"') == drawn.count('class="stated"') == drawn.count('class="bound"') == 1
+    assert (
+        drawn.count('class="interval"') == drawn.count('class="stated"') == drawn.count('class="bound"') == 1
+    )
     assert re.findall(r">([\d.]+)!<", drawn) == [f"{x:g}" for x in axis.ticks]
     assert len(ElementTree.fromstring(drawn)) == len(axis.ticks) * 2 + 4
     assert "&lt;b&gt;" in drawn
     assert "<b>" not in drawn
 
 
-# --- the page ----------------------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str], shown: dict[str, Row]):
@@ -285,13 +345,17 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str
         assert f"{row.measures}: {words.expected(row.claim)}" in seen
         assert row.verdict in seen
         assert words.measured(row.claim) in seen
-    assert page.count("<svg") == len(pages.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
+    assert (
+        page.count("<svg") == len(pages.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
+    )
     drawn = sum(row.claim["measured"] is not None for row in shown.values())
     assert page.count("<circle") == drawn == len(shown)
     assert "Without a figure" not in seen
 
 
-def test_the_page_is_one_small_file_without_scripts_or_other_files(written: dict[Path, str], shown: dict[str, Row]):
+def test_the_page_is_one_small_file_without_scripts_or_other_files(
+    written: dict[Path, str], shown: dict[str, Row]
+):
     page = written[STUDIES / "board.html"]
     assert len(page.encode()) < 300_000
     assert "<script" not in page
@@ -303,9 +367,14 @@ def test_the_page_is_one_small_file_without_scripts_or_other_files(written: dict
 def test_a_claim_without_a_figure_is_named_beside_the_plots():
     results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
     results |= {
-        "claims": [results["claims"][0] | {"id": "A1.lost", "measured": None, "word": "inconclusive", "reason": "missing", "missing": []}]
+        "claims": [
+            results["claims"][0]
+            | {"id": "A1.lost", "measured": None, "word": "inconclusive", "reason": "missing", "missing": []}
+        ]
     }
-    assert f"Without a figure: {results['claims'][0]['statement']}." in text_of(pages.html("made", rows([results], {})))
+    assert f"Without a figure: {results['claims'][0]['statement']}." in text_of(
+        pages.html("made", rows([results], {}))
+    )
 
 
 def test_names_and_values_stay_text(tmp_path: Path):

@@ -1,4 +1,5 @@
-"""A run that begins from another's checkpoint is the run it would have been from its start; checkpoints that are to stay do."""
+"""A run that begins from another's checkpoint is the run it would have been from its start; checkpoints that
+are to stay do."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.attempts import attempt, state_of, steady
 from tests.conftest import SMALL, Door, called, rows_of, the_run
 
 WARM = ("schedule.warmup_steps=2",)
-TRUNK = ("schedule=constant", "trainer.steps=16", "trainer.keep_steps=[16,8,3]", *WARM)  # keep_checkpoints is 2; no interval hits 3
+# keep_checkpoints is 2; no interval hits 3
+TRUNK = ("schedule=constant", "trainer.steps=16", "trainer.keep_steps=[16,8,3]", *WARM)
 BRANCH = ("schedule=wsd", "schedule.decay_steps=4", *WARM)  # 12 steps, from 8 on falling
 MUON = ("optimizer=muon",)
 
@@ -58,7 +60,8 @@ def flip(path: Path) -> None:
 
 
 def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
-    """Weights, optimizer state and every row from step 8 on, bit for bit; the validation of the summary with them."""
+    """Weights, optimizer state and every row from step 8 on, bit for bit; the validation of the summary with
+    them."""
     (hashes, rows), (expected, all_rows) = state_of(branch), state_of(whole)
     assert hashes == expected
     assert rows == [row for row in all_rows if row["step"] >= 8]
@@ -68,7 +71,7 @@ def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
         assert mine[key] == theirs[key], key
 
 
-# --- the same run ------------------------------------------------------------------------------------------------------------------
+# --- the same run -------------------------------------------------------------------------------------------
 
 
 def whole_and_branch(door: Door, out: Path, trunk: Trunk, *words: str) -> tuple[Path, Path]:
@@ -105,7 +108,11 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
 
     why = door("why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.runs")
     assert "init  step" in why.out
-    differences = [one for one in json.loads((tmp_path / "why.json").read_text())["differences"] if one["part"] != "recorded"]
+    differences = [
+        one
+        for one in json.loads((tmp_path / "why.json").read_text())["differences"]
+        if one["part"] != "recorded"
+    ]
     assert {"part": "init", "key": "step", "a": "—", "b": "8"} in differences
     assert {one["part"] for one in differences} == {"init"}
 
@@ -117,8 +124,10 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
 @pytest.mark.slow
 def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, door: Door) -> None:
     words = (*SMALL, *MUON, "trainer.checkpoint_every=10")
-    longer = (*words, "schedule=wsd", *WARM, "trainer.steps=60", "schedule.decay_steps=52")  # to be disturbed in
-    made = door(*words, *TRUNK, "schedule=wsd", "schedule.decay_steps=8", f"output_dir={tmp_path / 'trunk'}")  # falling from 8 on, too
+    # to be disturbed in
+    longer = (*words, "schedule=wsd", *WARM, "trainer.steps=60", "schedule.decay_steps=52")
+    # falling from 8 on, too
+    made = door(*words, *TRUNK, "schedule=wsd", "schedule.decay_steps=8", f"output_dir={tmp_path / 'trunk'}")
     assert made.code == 0, made.err
     trunk = Trunk(the_run(tmp_path / "trunk"))
     whole = door(*longer, f"output_dir={tmp_path / 'whole'}")
@@ -135,7 +144,9 @@ def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, do
 
 
 @pytest.mark.slow
-def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_time(tmp_path: Path, door: Door, trunk: Trunk) -> None:
+def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_time(
+    tmp_path: Path, door: Door, trunk: Trunk
+) -> None:
     words = (*SMALL, *BRANCH, trunk.word, "trainer.checkpoint_every=0", f"output_dir={tmp_path / 'out'}")
     first = door(*words)
     assert first.code == 0, first.err
@@ -159,13 +170,16 @@ def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_t
     assert clock["other"] >= recorded - before
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None:
     other = copied(trunk, tmp_path / "data")
     manifest = read_json(other.run_dir / "manifest.json") or {}
-    write_json(other.run_dir / "manifest.json", {**manifest, "parts": {**manifest["parts"], "data": "0123456789abcdef"}})
+    write_json(
+        other.run_dir / "manifest.json",
+        {**manifest, "parts": {**manifest["parts"], "data": "0123456789abcdef"}},
+    )
     damaged = copied(trunk, tmp_path / "damaged")
     (damaged.at / "manifest.json").write_text("{")
     missing = copied(trunk, tmp_path / "missing")
@@ -175,9 +189,8 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
     alone = shutil.copytree(trunk.at, tmp_path / "alone" / "checkpoints" / trunk.at.name)
     last = trunk.run_dir / "checkpoints" / "step-00000016"
     cases = {
-        f"be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, got {trunk.run_dir}": (
-            f"trainer.init_from={trunk.run_dir}",
-        ),
+        "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, "
+        f"got {trunk.run_dir}": (f"trainer.init_from={trunk.run_dir}",),
         f"got {missing.at} without manifest.json": (missing.word,),
         f"{damaged.at / 'manifest.json'} must hold a JSON object": (damaged.word,),
         f"be a whole checkpoint, got {state.at}": (state.word,),
@@ -186,9 +199,15 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
         "be of a run with this one's optimizer.lr (0.5), got 0.003": (trunk.word, "optimizer.lr=0.5"),
         "be of a run with this one's seed (1), got 0": (trunk.word, "seed=1"),
         "be of a run with this one's attention.n_kv_heads (1), got": (trunk.word, "attention=mqa"),
-        "be of a run with this one's schedule.warmup_steps (3), got 2": (trunk.word, "schedule.warmup_steps=3"),
+        "be of a run with this one's schedule.warmup_steps (3), got 2": (
+            trunk.word,
+            "schedule.warmup_steps=3",
+        ),
         "be of a run with this one's data (": (other.word,),
-        "learning rate before the branch at step 8 (0.833333 of the peak at step 7), got 1 in": (trunk.word, "schedule.decay_steps=6"),
+        "learning rate before the branch at step 8 (0.833333 of the peak at step 7), got 1 in": (
+            trunk.word,
+            "schedule.decay_steps=6",
+        ),
     }
     for expected, words in cases.items():
         with pytest.raises(ValueError, match=re.escape(expected)) as caught:
@@ -214,7 +233,9 @@ def test_checkpoint_inside_the_trunks_decay_is_refused(tmp_path: Path, here: Doo
     inside = copied(trunk, tmp_path)
     config = (inside.run_dir / "config.yaml").read_text()
     assert "kind: constant\n" in config
-    (inside.run_dir / "config.yaml").write_text(config.replace("kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n"))
+    (inside.run_dir / "config.yaml").write_text(
+        config.replace("kind: constant\n", "kind: wsd\n  final: 0.0\n  decay_steps: 10\n")
+    )
     done = here(*SMALL, *BRANCH, inside.word, f"output_dir={tmp_path / 'out'}")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert "learning rate before the branch at step 8 (1 of the peak at step 7), got 0.9 in" in done.err
@@ -222,20 +243,31 @@ def test_checkpoint_inside_the_trunks_decay_is_refused(tmp_path: Path, here: Doo
 
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_damaged_tensors_are_refused_and_nothing_is_trained(tmp_path: Path, door: Door, here: Door, trunk: Trunk, ranks: int) -> None:
+def test_damaged_tensors_are_refused_and_nothing_is_trained(
+    tmp_path: Path, door: Door, here: Door, trunk: Trunk, ranks: int
+) -> None:
     damaged, out = copied(trunk, tmp_path), tmp_path / "out"
     flip(damaged.at / "optimizer.safetensors")
-    done = (here if ranks == 1 else door)(*SMALL, *BRANCH, damaged.word, f"trainer.devices={ranks}", f"output_dir={out}")
+    done = (here if ranks == 1 else door)(
+        *SMALL, *BRANCH, damaged.word, f"trainer.devices={ranks}", f"output_dir={out}"
+    )
     reason = f"{damaged.at}: optimizer.safetensors does not match its checksum"
-    assert (done.code, done.err) == (2, f"nocap: trainer.init_from must be a valid checkpoint, got {reason}\n")
+    assert (done.code, done.err) == (
+        2,
+        f"nocap: trainer.init_from must be a valid checkpoint, got {reason}\n",
+    )
     assert not (the_run(out) / "metrics.jsonl").exists()
 
 
-# --- what is kept ------------------------------------------------------------------------------------------------------------------
+# --- what is kept -------------------------------------------------------------------------------------------
 
 
 def test_kept_steps_outlive_the_run(trunk: Trunk) -> None:
-    assert [path.name for path in sorted((trunk.run_dir / "checkpoints").iterdir())] == ["step-00000003", "step-00000008", "step-00000016"]
+    assert [path.name for path in sorted((trunk.run_dir / "checkpoints").iterdir())] == [
+        "step-00000003",
+        "step-00000008",
+        "step-00000016",
+    ]
     assert checkpoint.find(trunk.run_dir / "checkpoints").invalid == []
 
 

@@ -1,4 +1,5 @@
-"""The chunked loss against torch's own on all logits at once, and what it holds in memory; activation checkpointing against none."""
+"""The chunked loss against torch's own on all logits at once, and what it holds in memory; activation
+checkpointing against none."""
 
 from __future__ import annotations
 
@@ -28,36 +29,51 @@ from tests.test_combinations import losses, small
 VOCAB = 61
 KINDS = [kind.value for kind in ActivationCheckpointing if kind is not ActivationCheckpointing.off]
 
-# --- the function ------------------------------------------------------------------------------------------------------------------
+# --- the function -------------------------------------------------------------------------------------------
 
 
 def plain(x: Tensor, weight: Tensor, targets: Tensor, *, softcap: float | None, z_loss: float) -> Tensor:
     logits = F.linear(x, weight)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
-    return F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets) + z_loss * logits.logsumexp(-1).square().mean()
+    return (
+        F.cross_entropy(logits.to(torch.promote_types(x.dtype, torch.float32)), targets)
+        + z_loss * logits.logsumexp(-1).square().mean()
+    )
 
 
-def inputs(N: int, *, V: int = 31, C: int = 9, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(
+    N: int, *, V: int = 31, C: int = 9, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
-    x, weight = (torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for n in (N, V))
+    x, weight = (
+        torch.randn(n, C, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for n in (N, V)
+    )
     return x, weight, torch.randint(V, (N,), generator=g)
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 0.03])
 @pytest.mark.parametrize("softcap", [None, 0.7, 15.0])
 @pytest.mark.parametrize(("N", "chunks"), [(12, 1), (12, 4), (13, 2), (13, 5), (13, 8), (13, 13), (13, 40)])
-def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(N: int, chunks: int, softcap: float | None, z_loss: float) -> None:
+def test_in_fp64_loss_and_gradients_are_those_of_all_logits_at_once(
+    N: int, chunks: int, softcap: float | None, z_loss: float
+) -> None:
     x, weight, targets = inputs(N)
     options = {"softcap": softcap, "z_loss": z_loss}
     want = plain(x, weight, targets, **options)
     got, next_token = chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)
     assert not next_token.requires_grad
-    torch.testing.assert_close(next_token, plain(x, weight, targets, softcap=softcap, z_loss=0.0), atol=0, rtol=1e-14)
+    torch.testing.assert_close(
+        next_token, plain(x, weight, targets, softcap=softcap, z_loss=0.0), atol=0, rtol=1e-14
+    )
     torch.testing.assert_close(got, want, atol=0, rtol=1e-14)
-    for a, b in zip(torch.autograd.grad(3 * got, (x, weight)), torch.autograd.grad(3 * want, (x, weight)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(3 * got, (x, weight)), torch.autograd.grad(3 * want, (x, weight)), strict=True
+    ):
         torch.testing.assert_close(a, b, atol=1e-14, rtol=1e-13)
     with torch.no_grad():
-        torch.testing.assert_close(chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)[0], want, atol=0, rtol=1e-14)
+        torch.testing.assert_close(
+            chunked_cross_entropy(x, weight, targets, chunks=chunks, **options)[0], want, atol=0, rtol=1e-14
+        )
 
 
 def test_logits_too_large_for_exp_are_no_trouble() -> None:
@@ -65,16 +81,21 @@ def test_logits_too_large_for_exp_are_no_trouble() -> None:
     with torch.no_grad():
         x.mul_(300)
     got, want = (
-        f(x, weight, targets, softcap=None, z_loss=0.0) for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=3, **k)[0], plain)
+        f(x, weight, targets, softcap=None, z_loss=0.0)
+        for f in (lambda *a, **k: chunked_cross_entropy(*a, chunks=3, **k)[0], plain)
     )
     assert want > 100
     torch.testing.assert_close(got, want)
-    for a, b in zip(torch.autograd.grad(got, (x, weight)), torch.autograd.grad(want, (x, weight)), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(got, (x, weight)), torch.autograd.grad(want, (x, weight)), strict=True
+    ):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("softcap", [None, 5.0])
-def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(softcap: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_bf16_autocast_it_errs_no_more_than_the_plain_loss(
+    softcap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(chunked, "ROWS", 150)  # of 400: the weights' gradient in three slices
     exact = inputs(256, V=400, C=64)
     with torch.no_grad():
@@ -104,7 +125,7 @@ def test_a_second_backward_is_an_error_and_not_another_gradient() -> None:
         loss.backward()
 
 
-# --- the model ---------------------------------------------------------------------------------------------------------------------
+# --- the model ----------------------------------------------------------------------------------------------
 
 
 def nano(*overrides: str) -> Run:
@@ -122,16 +143,23 @@ def backward(model: GPT, tokens: Tensor) -> Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize("overrides", ["model.tie_head=true", "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01"])
+@pytest.mark.parametrize(
+    "overrides", ["model.tie_head=true", "model.tie_head=false model.logit_softcap=2 objective.z_loss=0.01"]
+)
 def test_a_chunked_model_accumulates_the_gradients_of_the_plain_one(overrides: str) -> None:
     run = nano("norm=layernorm", *overrides.split())  # LayerNorm, unlike rms_norm, computes in fp64
-    models = [build_model(each, vocab_size=VOCAB).double() for each in (run, replace(run, objective=replace(run.objective, loss_chunks=7)))]
+    models = [
+        build_model(each, vocab_size=VOCAB).double()
+        for each in (run, replace(run, objective=replace(run.objective, loss_chunks=7)))
+    ]
     tokens = tokens_of(run)
     for batch in (tokens, tokens.flip(0)):
         want, got = (backward(model, batch) for model in models)
         torch.testing.assert_close(got, want, atol=0, rtol=1e-13)
     for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(q.grad, p.grad, atol=1e-13, rtol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            q.grad, p.grad, atol=1e-13, rtol=1e-11, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 def test_validation_is_the_plain_loss() -> None:
@@ -176,7 +204,7 @@ def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds(tmp_p
     assert head_peak_mib(path, 8, training=False) == pytest.approx(logits / 8, rel=0.03)
 
 
-# --- activation checkpointing ------------------------------------------------------------------------------------------------------
+# --- activation checkpointing -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attention", ["mha", "flash", "sliding"])
@@ -195,7 +223,8 @@ def test_recomputed_activations_change_no_bit_and_are_not_kept(attention: str) -
         assert all(torch.equal(a, b) for a, b in zip(gradients[kind], gradients["off"], strict=True))
     stream = tokens[:, 1:].numel() * run.model.d_model * 4
     assert kept["block"] < kept["off"] / 4
-    assert kept["off"] - kept["mlp"] > 4 * 8 * stream  # a layer's up-projection and what GELU makes of it, 4·d each
+    # a layer's up-projection and what GELU makes of it, 4·d each
+    assert kept["off"] - kept["mlp"] > 4 * 8 * stream
     assert kept["block"] < kept["attention"] < kept["off"]
 
 
@@ -206,21 +235,26 @@ def test_model_flops_count_neither_recomputation_nor_chunks() -> None:
         model, tokens = build_model(run, vocab_size=VOCAB), tokens_of(run)
         with FlopCounterMode(display=False) as counter:
             backward(model, tokens)
-        return flops_per_token(run, vocab_size=VOCAB, causal=False)[0], counter.get_total_flops() / tokens[:, 1:].numel()
+        return flops_per_token(run, vocab_size=VOCAB, causal=False)[0], counter.get_total_flops() / tokens[
+            :, 1:
+        ].numel()
 
     model_flops, run_flops = both()
     assert model_flops == run_flops
     assert both("objective.loss_chunks=5") == (model_flops, run_flops)
     parts = component_flops(nano("attention=mha"), vocab_size=VOCAB, causal=False)
-    again = (model_flops - parts["head"] - parts["mlp"] / 2) / 3  # a block's forward but for its last product, whose result nobody asks for
+    # a block's forward but for its last product, whose result nobody asks for
+    again = (model_flops - parts["head"] - parts["mlp"] / 2) / 3
     assert both("trainer.activation_checkpointing=block") == (model_flops, run_flops + again)
 
 
-# --- together ----------------------------------------------------------------------------------------------------------------------
+# --- together -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_two_ranks_with_both_train_as_one_without(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
+def test_two_ranks_with_both_train_as_one_without(
+    tmp_path: Path, door: Door, undisturbed: Undisturbed
+) -> None:
     out = tmp_path / "out"
     both = ("objective.loss_chunks=3", "trainer.activation_checkpointing=block")
     done = door(*MEDIUM, *both, "trainer.devices=2", f"output_dir={out}")
@@ -232,11 +266,22 @@ def test_two_ranks_with_both_train_as_one_without(tmp_path: Path, door: Door, un
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize(  # every two of them meet
     ("kind", "precision", "mode"),
-    [(kind, precision, ("regional", "full")[(i + j) % 2]) for i, kind in enumerate(KINDS) for j, precision in enumerate(("fp32", "bf16"))],
+    [
+        (kind, precision, ("regional", "full")[(i + j) % 2])
+        for i, kind in enumerate(KINDS)
+        for j, precision in enumerate(("fp32", "bf16"))
+    ],
 )
 def test_compiled_losses_are_those_of_eager_and_plain(kind: str, precision: str, mode: str) -> None:
     torch.compiler.reset()
-    words = (f"trainer.precision={precision}", "model.logit_softcap=5", "objective.z_loss=0.01", "trainer.micro_batch=4")
+    words = (
+        f"trainer.precision={precision}",
+        "model.logit_softcap=5",
+        "objective.z_loss=0.01",
+        "trainer.micro_batch=4",
+    )
     want = losses(small(*words, "trainer.compile=off"))
     both = (f"trainer.activation_checkpointing={kind}", "objective.loss_chunks=3")
-    assert losses(small(*words, *both, f"trainer.compile={mode}")) == pytest.approx(want, abs=2e-5 if precision == "fp32" else 5e-3)
+    assert losses(small(*words, *both, f"trainer.compile={mode}")) == pytest.approx(
+        want, abs=2e-5 if precision == "fp32" else 5e-3
+    )

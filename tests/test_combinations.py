@@ -1,4 +1,5 @@
-"""Options in combination train and learn, through the loop's own step; compiled regions compute what eager does.
+"""Options in combination train and learn, through the loop's own step; compiled regions compute what eager
+does.
 
 By default every two options of different groups meet, in the slow tests every three.
 """
@@ -39,8 +40,20 @@ def small(*overrides: str) -> Run:
     """A run of some thousand parameters. Cached: composing takes longer than training it."""
     return compose(
         [
-            *("tracker=none", "data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000", "model=nano"),
-            *("model.d_model=32", "model.seq_len=40", "trainer.device=cpu", "trainer.threads=1", f"trainer.steps={STEPS}"),
+            *(
+                "tracker=none",
+                "data=synthetic",
+                "data.train_tokens=100000",
+                "data.val_tokens=20000",
+                "model=nano",
+            ),
+            *(
+                "model.d_model=32",
+                "model.seq_len=40",
+                "trainer.device=cpu",
+                "trainer.threads=1",
+                f"trainer.steps={STEPS}",
+            ),
             *("trainer.micro_batch=8", "trainer.batch_tokens=640", "trainer.val_tokens=640"),
             *overrides,
         ]
@@ -66,13 +79,18 @@ def losses(run: Run) -> list[float]:
 
 
 GROUPS = ("attention", "mlp", "schedule", "optimizer")
-REFUSED = {(schedule, "schedule_free") for schedule in options("schedule") if schedule != "constant"}  # it takes the place of a decay
+# it takes the place of a decay
+REFUSED = {(schedule, "schedule_free") for schedule in options("schedule") if schedule != "constant"}
 ALL = [found for found in itertools.product(*map(options, GROUPS)) if found[2:] not in REFUSED]
 
 
 def covering(size: int) -> list[tuple[str, ...]]:
-    """Some of ALL in which every so many options of different groups meet: each time the one with the most of them that have not met."""
-    met = {combination: set(itertools.combinations(zip(GROUPS, combination, strict=True), size)) for combination in ALL}
+    """Some of ALL in which every so many options of different groups meet: each time the one with the most of
+    them that have not met."""
+    met = {
+        combination: set(itertools.combinations(zip(GROUPS, combination, strict=True), size))
+        for combination in ALL
+    }
     chosen: list[tuple[str, ...]] = []
     missing = set().union(*met.values())
     while missing:
@@ -82,7 +100,9 @@ def covering(size: int) -> list[tuple[str, ...]]:
 
 
 FEW = covering(2)
-REST = [pytest.param(combination, marks=pytest.mark.slow) for combination in covering(3) if combination not in FEW]
+REST = [
+    pytest.param(combination, marks=pytest.mark.slow) for combination in covering(3) if combination not in FEW
+]
 
 
 @pytest.mark.parametrize("refused", sorted(REFUSED), ids="-".join)
@@ -111,7 +131,8 @@ def test_every_combination_learns(combination: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(("attention", "mode"), [("mha", "regional"), ("hybrid", "full")])
 def test_compiled_losses_are_those_of_eager(attention: str, mode: str) -> None:
     """Each attention's blocks for themselves: tests/test_contract.py."""
-    torch.compiler.reset()  # dynamo compiles a class eight times in a process, and no more; a run is a process of its own
+    # dynamo compiles a class eight times in a process, and no more; a run is a process of its own
+    torch.compiler.reset()
     words = (f"attention={attention}", "trainer.precision=fp32", "model.seq_len=80", "trainer.micro_batch=4")
     eager = losses(small(*words, "trainer.compile=off"))
     assert losses(small(*words, f"trainer.compile={mode}")) == pytest.approx(eager, abs=2e-5)

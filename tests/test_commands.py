@@ -1,4 +1,5 @@
-"""What all commands have in common: their help's width, `--json`, and the run that is taken where none is named."""
+"""What all commands have in common: their help's width, `--json`, and the run that is taken where none is
+named."""
 
 from __future__ import annotations
 
@@ -27,14 +28,17 @@ from nocap.store.command import answering
 from tests.conftest import REPO
 from tests.test_compare import write_run
 
-SILENT = {"train", "new"}  # without an answer of their own: a run's is its summary.json, a grid's is compare's
+# without an answer of their own: a run's is its summary.json, a grid's is compare's
+SILENT = {"train", "new"}
 PACKAGES = ("data", "runs", "study")
 OTHERS = [("runs", verb) for verb in VERBS] + [("data", verb) for verb in ("list", "prepare", "verify")]
 HELPS = [*((command,) for command in COMMANDS if command != "train"), *OTHERS]
 
 
 def door(command: str) -> Callable[[list[str]], Any]:
-    main: Callable[[list[str]], Any] = import_module(f"nocap.{command}.__main__" if command in PACKAGES else f"nocap.{command}").main
+    main: Callable[[list[str]], Any] = import_module(
+        f"nocap.{command}.__main__" if command in PACKAGES else f"nocap.{command}"
+    ).main
     return main
 
 
@@ -50,7 +54,10 @@ def test_help_has_one_width_whatever_the_terminal_and_says_what_answers_as_json(
         said.append(out.getvalue())
     assert said[0] == said[1]
     assert [line for line in said[0].splitlines() if len(line) > outside.WIDTH] == []
-    answers = words[0] not in SILENT and words not in [("data",), *(("runs", verb) for verb in ("sync", "rm", "gc"))]
+    answers = words[0] not in SILENT and words not in [
+        ("data",),
+        *(("runs", verb) for verb in ("sync", "rm", "gc")),
+    ]
     assert ("--json [FILE]" in said[0]) == answers
     assert "--config-dir" in said[0]
 
@@ -59,7 +66,9 @@ def test_runs_documents_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         runs_door(["--help"])
     said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines() if line.startswith("  ") and line.split()[0] in VERBS] == [*VERBS]
+    assert [
+        line.split()[0] for line in said.splitlines() if line.startswith("  ") and line.split()[0] in VERBS
+    ] == [*VERBS]
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ("train", "study")])
@@ -71,7 +80,7 @@ def test_help_needs_neither_torch_nor_hydra(command: str) -> None:
     assert done.stdout.endswith("[]\n"), done.stderr
 
 
-# --- --json --------------------------------------------------------------------------------------------------------------------------
+# --- --json -------------------------------------------------------------------------------------------------
 
 
 def parsed(*words: str) -> Path | None:
@@ -83,7 +92,13 @@ def parsed(*words: str) -> Path | None:
 
 
 def test_json_takes_a_file_or_a_dash_or_nothing() -> None:
-    forms = {(): None, ("--json",): STDOUT, ("--json", "-"): STDOUT, ("--json=-", "x"): STDOUT, ("x", "--json", "a.json"): Path("a.json")}
+    forms = {
+        (): None,
+        ("--json",): STDOUT,
+        ("--json", "-"): STDOUT,
+        ("--json=-", "x"): STDOUT,
+        ("x", "--json", "a.json"): Path("a.json"),
+    }
     assert {words: parsed(*words) for words in forms} == forms
 
 
@@ -101,10 +116,14 @@ def test_an_answer_on_stdout_is_alone_there(n: int, lines: bool, capsys: pytest.
     out, err = capsys.readouterr()
     assert err == "for people\n"
     assert out.endswith("later\n")
-    assert [json.loads(line) for line in out.splitlines()[:-1]] == [{"schema_version": 1, **one} for one in ANSWERS[:n]]
+    assert [json.loads(line) for line in out.splitlines()[:-1]] == [
+        {"schema_version": 1, **one} for one in ANSWERS[:n]
+    ]
 
 
-def test_an_answer_in_a_file_is_written_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_answer_in_a_file_is_written_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "new" / "a.json"
     with answering(path) as answer:
         answer(ANSWERS[0])
@@ -114,7 +133,9 @@ def test_an_answer_in_a_file_is_written_at_the_end(tmp_path: Path, capsys: pytes
         with answering(path, lines=True) as answer:
             for one in ANSWERS[:n]:
                 answer(one)
-        assert [json.loads(line) for line in path.read_text().splitlines()] == [{"schema_version": 1, **one} for one in ANSWERS[:n]]
+        assert [json.loads(line) for line in path.read_text().splitlines()] == [
+            {"schema_version": 1, **one} for one in ANSWERS[:n]
+        ]
     assert capsys.readouterr().out.splitlines() == [f"written: {path}"] * 4
     with answering(None) as answer:
         answer(ANSWERS[0])
@@ -157,8 +178,12 @@ SAYS = [
 ]
 
 
-@pytest.mark.parametrize(("command", "words", "key"), SAYS, ids=lambda one: " ".join(one) if isinstance(one, list) else one)
-def test_a_command_s_answer(command: str, words: list[str], key: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "words", "key"), SAYS, ids=lambda one: " ".join(one) if isinstance(one, list) else one
+)
+def test_a_command_s_answer(
+    command: str, words: list[str], key: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     last(here)
     assert door(command)([*words, "--json"]) == 0
     out, err = capsys.readouterr()
@@ -169,12 +194,15 @@ def test_a_command_s_answer(command: str, words: list[str], key: str, here: Path
     assert json.loads((here / "a.json").read_text()) == json.loads(out)
 
 
-# --- the last run --------------------------------------------------------------------------------------------------------------------
+# --- the last run -------------------------------------------------------------------------------------------
 
 
 def test_without_a_run_the_last_is_taken(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = last(here)
-    assert (export._parser().parse_args(["m.safetensors"]).run, export._parser().parse_args(["last", "m.safetensors"]).run) == ("last",) * 2
+    assert (
+        export._parser().parse_args(["m.safetensors"]).run,
+        export._parser().parse_args(["last", "m.safetensors"]).run,
+    ) == ("last",) * 2
     assert eval_door._parser().parse_args(["--tasks", "x"]).run == "last"
     assert from_overrides(Generate, []).run == "last"
     assert plot.main([]) == 0

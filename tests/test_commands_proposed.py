@@ -57,12 +57,24 @@ def commit(folder: Path) -> None:
     os.environ.setdefault("GIT_CONFIG_GLOBAL", os.devnull)
     git("init", "-q", "-b", "main")
     git("add", "--all")
-    git("-c", "user.name=somebody", "-c", "user.email=somebody@example.org", "commit", "-q", "-m", "the baseline")
+    git(
+        "-c",
+        "user.name=somebody",
+        "-c",
+        "user.email=somebody@example.org",
+        "commit",
+        "-q",
+        "-m",
+        "the baseline",
+    )
 
 
 def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, folder: Path):
-    """A proposal that was answered runs nothing, also with its runs deleted; the baseline's runs are everybody's."""
-    good, none, bad = answers(study_door(folder, "--json", "--propose", command(0.1), command("0.00"), command("nan")))
+    """A proposal that was answered runs nothing, also with its runs deleted; the baseline's runs are
+    everybody's."""
+    good, none, bad = answers(
+        study_door(folder, "--json", "--propose", command(0.1), command("0.00"), command("nan"))
+    )
     assert [(one["word"], one["pairs"], one["number"], one["diverged"]) for one in (good, none, bad)] == [
         ("accepted", 16, 1, False),
         ("not shown", 4, 2, False),
@@ -117,7 +129,9 @@ def test_a_command_that_ignores_its_seed_is_never_accepted(study_door: Door, fol
     (folder.parent / "lucky.py").write_text("print('val loss', 1)\n")
     refused = study_door(folder, "--propose", f"{sys.executable} lucky.py {{seed}}")
     assert refused.code == 2
-    assert "proposal 1 must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
+    assert (
+        "proposal 1 must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
+    )
 
 
 def test_a_run_that_fails_says_so_and_its_mended_command_is_another_proposal(study_door: Door, folder: Path):
@@ -131,7 +145,12 @@ def test_a_run_that_fails_says_so_and_its_mended_command_is_another_proposal(stu
 def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, folder: Path):
     (folder.parent / "marks.py").write_text("open('mark', 'w')\nprint('val loss', 1)\n")
     write(folder, command=f"{sys.executable} marks.py {{seed}}")
-    assert study_door(folder).code == study_door(folder, "--plan").code == study_door(folder, "--judge").code == 2
+    assert (
+        study_door(folder).code
+        == study_door(folder, "--plan").code
+        == study_door(folder, "--judge").code
+        == 2
+    )
     assert study_door(folder, "--propose").code == 0
     assert not Path("mark").exists()
     study_door(folder, "--propose", command(0.1))
@@ -141,7 +160,9 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, f
 def test_a_proposal_that_is_stopped_goes_on(study_door: Door, folder: Path):
     (folder.parent / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(0.5)\n")
     words = [sys.executable, "-m", "nocap.study", folder, "--json", "--propose", command(0)]
-    running = subprocess.Popen([*INTERRUPTIBLE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [*INTERRUPTIBLE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     while not list(Path("outputs/commands").glob("*/result.json")) and running.poll() is None:
         time.sleep(0.05)
     running.send_signal(signal.SIGINT)
@@ -156,7 +177,8 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, folder: Path):
 def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, folder: Path):
     commit(folder)
     assert answers(study_door(folder, "--json", "--propose", command("0.00")))[0]["word"] == "not shown"
-    assert answers(study_door(folder, "--json", "--propose", command("0.000")))[0]["number"] == 2  # the log is no part of the tree
+    # the log is no part of the tree
+    assert answers(study_door(folder, "--json", "--propose", command("0.000")))[0]["number"] == 2
     (folder.parent / "train.py").write_text(SCRIPT.replace("3 - gain", "2.9 - gain"))
     refused = study_door(folder, "--propose", command(0.1))
     assert refused.code == 2
@@ -170,7 +192,8 @@ def proposed(study_door: Door, folder: Path, changes: Sequence[tuple[str, str]])
 
 
 def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, folder: Path):
-    """What is trained is the tree, in worktrees that go; what is locked stays as it was; an edit that comes again is the same proposal."""
+    """What is trained is the tree, in worktrees that go; what is locked stays as it was; an edit that comes
+    again is the same proposal."""
     write(folder, ref="main", locked=["evaluation.py"])
     commit(folder)
     better, worse = SCRIPT.replace("3 - gain", "2.9 - gain"), SCRIPT.replace("3 - gain", "3.1 - gain")

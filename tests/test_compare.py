@@ -76,7 +76,12 @@ def write_run(
     identity = digest(parts)
     folder = root / "runs" / f"{words}-s{seed}-{identity}"
     folder.mkdir(parents=True)
-    data = {"manifest": f"{train}{val}", "train": [{"sha256": train}], "val": [{"sha256": val}], "source": {"kind": "shards"}}
+    data = {
+        "manifest": f"{train}{val}",
+        "train": [{"sha256": train}],
+        "val": [{"sha256": val}],
+        "source": {"kind": "shards"},
+    }
     manifest = {
         "schema_version": version,
         "identity": identity,
@@ -91,7 +96,13 @@ def write_run(
     losses = curve or tuple(loss + 2.0 * (1 - step / STEPS[-1]) for step in STEPS)
     rows = []
     for step, value in zip(STEPS, losses, strict=True):
-        row = {"step": step, "tokens": step * 10, "val/loss": value, "clock/train_s": step * 10 / speed, "clock/data_s": 0.0}
+        row = {
+            "step": step,
+            "tokens": step * 10,
+            "val/loss": value,
+            "clock/train_s": step * 10 / speed,
+            "clock/data_s": 0.0,
+        }
         row["clock/startup_s"] = int(identity, 16) * 1e-15  # no two runs have the same clocks
         rows.append(json.dumps(row | ({"val/bpb": value / 2} if bpb else {})))
     (folder / "metrics.jsonl").write_text("\n".join(rows) + "\n")
@@ -113,7 +124,12 @@ def write_run(
         "flops_per_token": 800.0,
         "params": {"total": 1000, "non_embedding": 900},
         "memory_mib": {"peak": 150.0, "model": 100.0},
-        "clock_s": {"train": STEPS[-1] * 10 / speed, "data": 0.0, "val": 1.0, "wall": STEPS[-1] * 10 / speed + 1.0},
+        "clock_s": {
+            "train": STEPS[-1] * 10 / speed,
+            "data": 0.0,
+            "val": 1.0,
+            "wall": STEPS[-1] * 10 / speed + 1.0,
+        },
         "kernel": {"train": kernel, "val": kernel},
         "hardware": {"name": f"GPU {fingerprint}", "fingerprint": fingerprint},
         "devices": 1,
@@ -123,8 +139,11 @@ def write_run(
     return folder
 
 
-def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0, rng_seed: int = 0, **other) -> None:
-    """A baseline and an arm with `mlp.expansion=3` whose loss is higher by `effect`, with the noise of real seeds."""
+def two_arms(
+    root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0, rng_seed: int = 0, **other
+) -> None:
+    """A baseline and an arm with `mlp.expansion=3` whose loss is higher by `effect`, with the noise of real
+    seeds."""
     noise = np.random.default_rng(rng_seed).normal(0, SD, (2, seeds))
     wobble = np.random.default_rng(rng_seed + 1).normal(0, 0.001, (2, seeds))
     for seed in range(seeds):
@@ -132,7 +151,13 @@ def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0,
         arm = {"loss": 3.3 + effect + noise[1, seed], "speed": 1000 * speedup * (1 + wobble[1, seed])}
         write_run(root, seed=seed, started=f"2026-01-01T0{seed}:00", **base)
         write_run(
-            root, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=seed, started=f"2026-01-01T0{seed}:30", **arm, **other
+            root,
+            words="gpt2-flash-gelu3x",
+            config={"mlp.expansion": 3.0},
+            seed=seed,
+            started=f"2026-01-01T0{seed}:30",
+            **arm,
+            **other,
         )
 
 
@@ -150,7 +175,9 @@ def test_an_arm_is_called_by_the_option_that_was_swept_not_by_its_keys(tmp_path:
         for rate in (0.1, 0.2):
             config = {"data.kind": name, "data.base": name, "optimizer.lr": rate}
             write_run(tmp_path, config=config, options={"data": name}, swept=("data", "optimizer.lr"))
-    assert set(arms_of(tmp_path)) == {f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)}
+    assert set(arms_of(tmp_path)) == {
+        f"data={name} lr={rate}" for name in ("rope", "none") for rate in (0.1, 0.2)
+    }
 
 
 def refusal(argv: list[object], capsys, *, of=door) -> str:
@@ -163,7 +190,7 @@ def refusal(argv: list[object], capsys, *, of=door) -> str:
     return err
 
 
-# --- verdicts ----------------------------------------------------------------------------------------------------------------------
+# --- verdicts -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("effect", "verdict"), [(0.01, "worse"), (-0.01, "better")])
@@ -179,7 +206,9 @@ def test_a_planted_effect_is_found(tmp_path, effect, verdict):
     assert arm["changes"] == {"mlp.expansion": 3.0}
     assert arm["params"] == {"total": 1000, "non_embedding": 900}
     shown = render(compare(load([tmp_path])))
-    assert re.search(rf"gelu3x .* {'higher' if effect > 0 else 'lower'} loss by 0\.\d+ ± 0\.\d+ +{verdict}\n", shown)
+    assert re.search(
+        rf"gelu3x .* {'higher' if effect > 0 else 'lower'} loss by 0\.\d+ ± 0\.\d+ +{verdict}\n", shown
+    )
     assert re.search(r"gelu3x .* 7\.\d% faster \[[56]\.\d% to [78]\.\d% faster\]", shown)
 
 
@@ -196,40 +225,66 @@ def grid_of(root: Path, effects: dict[str, float], *, seeds: int = 3, sd: float 
     for n, (name, effect) in enumerate({"a0": 0.0, **effects}.items()):
         for seed in range(seeds):
             config = {"optimizer.lr": 0.001 * (n + 1)}
-            write_run(root, words=name, config=config, seed=seed, loss=3.3 + effect + rng.normal(0, sd), started=f"2026-01-01T0{n}")
+            write_run(
+                root,
+                words=name,
+                config=config,
+                seed=seed,
+                loss=3.3 + effect + rng.normal(0, sd),
+                started=f"2026-01-01T0{n}",
+            )
     return {f"a{i}": arm for i, arm in enumerate(compare(load([root])).json()["arms"])}
 
 
 def test_an_arm_of_a_grid_has_the_noise_of_the_others_and_a_share_of_the_error(tmp_path):
-    """At most eight degrees of them, never less than its own spread, and dropped where the arm's seeds contradict them."""
+    """At most eight degrees of them, never less than its own spread, and dropped where the arm's seeds
+    contradict them."""
     arms = grid_of(tmp_path, {"a1": 0.0, "a2": 0.01, "a3": -0.01, "a4": 0.02})
     runs = {run["identity"]: run for run in compare(load([tmp_path])).json()["runs"]}
     losses = {name: [runs[identity]["val_loss"] for identity in arm["runs"]] for name, arm in arms.items()}
     gains = {name: np.subtract(losses[name], losses["a0"]) for name in arms}
     for name in ("a1", "a2", "a3", "a4"):
-        shown, others = arms[name]["difference"], [gains[other] for other in ("a1", "a2", "a3", "a4") if other != name]
+        shown, others = (
+            arms[name]["difference"],
+            [gains[other] for other in ("a1", "a2", "a3", "a4") if other != name],
+        )
         noise = math.sqrt(np.mean([other.var(ddof=1) for other in others]))  # six degrees
         own = gains[name].std(ddof=1)
         assert shown["method"] == "pairs, noise declared"
         half = stats.t.isf(0.005 / 4, 6 + 2) * max(noise, own) / math.sqrt(3)
-        assert (shown["low"], shown["high"]) == pytest.approx((gains[name].mean() - half, gains[name].mean() + half))
-    assert [arms[name]["difference"]["verdict"] for name in ("a2", "a3", "a4")] == ["worse", "better", "worse"]
+        assert (shown["low"], shown["high"]) == pytest.approx(
+            (gains[name].mean() - half, gains[name].mean() + half)
+        )
+    assert [arms[name]["difference"]["verdict"] for name in ("a2", "a3", "a4")] == [
+        "worse",
+        "better",
+        "worse",
+    ]
 
 
 def test_false_alarms_are_as_rare_as_said(tmp_path):
-    """Six arms without an effect: an arm errs in at most 0.02%, so that no grid of two hundred has any verdict."""
+    """Six arms without an effect: an arm errs in at most 0.02%, so that no grid of two hundred has any
+    verdict."""
     grid_of(tmp_path, {f"a{n}": 0.0 for n in range(1, 7)})
     rng, found = np.random.default_rng(5), load([tmp_path])
     for _ in range(200):
         for record in found.records:
             record.summary["val_loss"] = 3.3 + rng.normal(0, SD)
-        assert {arm["difference"]["verdict"] for arm in compare(found).json()["arms"] if arm["difference"]} == {"no difference shown"}
+        assert {
+            arm["difference"]["verdict"] for arm in compare(found).json()["arms"] if arm["difference"]
+        } == {"no difference shown"}
 
 
 def test_other_seeds_are_not_paired(tmp_path):
     two_arms(tmp_path, effect=0.05)
     for seed in range(4):
-        write_run(tmp_path, words="gpt2-other", config={"mlp.expansion": 2.0}, seed=10 + seed, loss=3.2 + 0.001 * seed)
+        write_run(
+            tmp_path,
+            words="gpt2-other",
+            config={"mlp.expansion": 2.0},
+            seed=10 + seed,
+            loss=3.2 + 0.001 * seed,
+        )
     arms = arms_of(tmp_path)
     assert {label: (arm["difference"] or {}).get("method") for label, arm in arms.items()} == {
         "flash gelu4x": None,
@@ -246,7 +301,10 @@ def test_a_row_is_over_the_seeds_that_both_sides_have(tmp_path):
     arm = comparison["arms"][1]
     assert (arm["seeds"], arm["n"], arm["difference"]["n"]) == ([0, 1, 2, 3], 4, 4)
     assert arm["val_loss"] == pytest.approx(3.35, abs=0.01)
-    assert any("over the seeds that it shares with the baseline, without 7" in line for line in comparison["problems"])
+    assert any(
+        "over the seeds that it shares with the baseline, without 7" in line
+        for line in comparison["problems"]
+    )
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -263,7 +321,12 @@ def test_too_few_seeds_get_no_verdict(tmp_path, seeds):
 
 @pytest.mark.parametrize(
     ("difference", "stamp"),
-    [({"kernel": "math"}, "kernel"), ({"train": "t1"}, "data"), ({"source": "s1"}, "source"), ({"torch": "2.12.0"}, "torch")],
+    [
+        ({"kernel": "math"}, "kernel"),
+        ({"train": "t1"}, "data"),
+        ({"source": "s1"}, "source"),
+        ({"torch": "2.12.0"}, "torch"),
+    ],
 )
 def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
     two_arms(tmp_path, effect=0.05, **difference)
@@ -277,14 +340,27 @@ def test_an_undeclared_difference_confounds(tmp_path, difference, stamp):
     ("words", "config", "verdict"),
     [
         ("gpt2-mha-gelu4x", {"attention.kernel": "materialized"}, "worse"),  # the kernel is the question
-        ("gpt2-sliding-gelu4x", {"attention.kind": "sliding", "attention.window": 256}, "worse"),  # a kind brings its own kernel
-        ("gpt2-mha4-gelu4x", {"attention.kernel": "materialized", "attention.n_kv_heads": 4}, "confounded (kernel)"),
+        # a kind brings its own kernel
+        ("gpt2-sliding-gelu4x", {"attention.kind": "sliding", "attention.window": 256}, "worse"),
+        (
+            "gpt2-mha4-gelu4x",
+            {"attention.kernel": "materialized", "attention.n_kv_heads": 4},
+            "confounded (kernel)",
+        ),
     ],
 )
 def test_a_kernel_may_be_the_question(tmp_path, words, config, verdict):
     for seed in range(3):
         write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-4)
-        write_run(tmp_path, words=words, seed=seed, loss=3.4 + seed * 2e-4, config=config, kernel="other", started="2026-01-02")
+        write_run(
+            tmp_path,
+            words=words,
+            seed=seed,
+            loss=3.4 + seed * 2e-4,
+            config=config,
+            kernel="other",
+            started="2026-01-02",
+        )
     (arm,) = (arm for arm in arms_of(tmp_path).values() if arm["difference"])
     assert arm["difference"]["verdict"] == verdict
 
@@ -301,7 +377,14 @@ def test_one_config_with_two_versions_of_the_code_is_two_arms(tmp_path):
 
 def test_a_diverged_seed_is_a_result(tmp_path):
     two_arms(tmp_path, effect=-0.05, seeds=3)
-    write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=3, status="diverged", curve=(5, 6, 7, 8, 9))
+    write_run(
+        tmp_path,
+        words="gpt2-flash-gelu3x",
+        config={"mlp.expansion": 3.0},
+        seed=3,
+        status="diverged",
+        curve=(5, 6, 7, 8, 9),
+    )
     write_run(tmp_path, seed=3)
     comparison = compare(load([tmp_path]), target_loss=3.4).json()
     arm = comparison["arms"][1]
@@ -311,7 +394,7 @@ def test_a_diverged_seed_is_a_result(tmp_path):
     assert any("diverged" in line and "flatters" in line for line in comparison["problems"])
 
 
-# --- times -------------------------------------------------------------------------------------------------------------------------
+# --- times --------------------------------------------------------------------------------------------------
 
 
 def test_times_from_other_hardware_are_refused(tmp_path):
@@ -328,10 +411,19 @@ def test_times_from_other_hardware_are_refused(tmp_path):
 def test_a_time_has_the_bias_of_an_instance_and_a_count_has_none(tmp_path):
     for seed in range(3):
         write_run(tmp_path, seed=seed)
-        write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=seed, speed=1004.0, started="2026-01-02")
+        write_run(
+            tmp_path,
+            words="gpt2-flash-gelu3x",
+            config={"mlp.expansion": 3.0},
+            seed=seed,
+            speed=1004.0,
+            started="2026-01-02",
+        )
     arm = arms_of(tmp_path)["gelu3x"]
     speed, memory = arm["tokens_per_s"]["ratio"], arm["model_mib"]["ratio"]
-    assert (speed["mean"], speed["low"], speed["high"]) == pytest.approx((1.004, 1.004 * math.exp(-0.005), 1.004 * math.exp(0.005)))
+    assert (speed["mean"], speed["low"], speed["high"]) == pytest.approx(
+        (1.004, 1.004 * math.exp(-0.005), 1.004 * math.exp(0.005))
+    )
     assert (memory["low"], memory["high"]) == (1.0, 1.0)
 
 
@@ -346,17 +438,33 @@ def test_an_arm_from_two_machines_has_no_speed(tmp_path):
 def test_runs_one_after_the_other_are_doubted(tmp_path):
     for seed in range(3):
         write_run(tmp_path, seed=seed, started=f"2026-01-01T0{seed}:00")
-        write_run(tmp_path, words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, seed=seed, started=f"2026-01-02T0{seed}:00")
+        write_run(
+            tmp_path,
+            words="gpt2-flash-gelu3x",
+            config={"mlp.expansion": 3.0},
+            seed=seed,
+            started=f"2026-01-02T0{seed}:00",
+        )
     assert any("not interleaved" in line for line in compare(load([tmp_path])).json()["problems"])
 
 
 def test_the_target_is_interpolated_and_censored(tmp_path):
-    curves = {"gelu4x": (5.0, 4.0, 3.0, 2.0, 1.0), "gelu3x": (5.0, 4.5, 4.0, 3.5, 3.0), "gelu2x": (5.0, 4.9, 4.8, 4.7, 4.6)}
+    curves = {
+        "gelu4x": (5.0, 4.0, 3.0, 2.0, 1.0),
+        "gelu3x": (5.0, 4.5, 4.0, 3.5, 3.0),
+        "gelu2x": (5.0, 4.9, 4.8, 4.7, 4.6),
+    }
     for arm, curve in curves.items():
         for seed in range(3):
             config = {"mlp.expansion": float(arm[4])}
             write_run(
-                tmp_path, words=f"gpt2-{arm}", config=config, seed=seed, curve=curve, loss=curve[-1], started=f"2026-01-0{9 - int(arm[4])}"
+                tmp_path,
+                words=f"gpt2-{arm}",
+                config=config,
+                seed=seed,
+                curve=curve,
+                loss=curve[-1],
+                started=f"2026-01-0{9 - int(arm[4])}",
             )
     arms = arms_of(tmp_path, target_loss=3.25)
     assert arms["gelu4x"]["to_target"]["steps"]["median"] == pytest.approx(175)
@@ -364,13 +472,26 @@ def test_the_target_is_interpolated_and_censored(tmp_path):
     assert arms["gelu3x"]["to_target"]["train_s"]["median"] == pytest.approx(3.5)
     assert arms["gelu3x"]["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(2.0)
     never = arms["gelu2x"]["to_target"]["steps"]
-    assert (never["median"], never["reached"], never["n"], never["ratio"], never["budget"]) == (None, 0, 3, None, 400)
+    assert (never["median"], never["reached"], never["n"], never["ratio"], never["budget"]) == (
+        None,
+        0,
+        3,
+        None,
+        400,
+    )
 
 
 def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
     folder = write_run(tmp_path)
     rows = [
-        {"step": 0, "val/loss": 5.0, "perf/step_ms": 500.0, "clock/train_s": 0.4, "clock/data_s": 0.1, "clock/val_s": 9.0},
+        {
+            "step": 0,
+            "val/loss": 5.0,
+            "perf/step_ms": 500.0,
+            "clock/train_s": 0.4,
+            "clock/data_s": 0.1,
+            "clock/val_s": 9.0,
+        },
         {"step": 1, "val/loss": 4.0, "clock/train_s": 0.4, "clock/data_s": 0.1, "clock/val_s": 18.0},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -380,7 +501,7 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
     assert load([folder]).records[0].curve.train_s == [0.0, 0.5]
 
 
-# --- bad input ---------------------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -410,7 +531,10 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     out = capsys.readouterr().out
     assert out.startswith("1 arm from 3 runs")
     assert "note: 4 runs left out" in out
-    assert re.search(f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'", refusal([tmp_path, "--group", "luck"], capsys))
+    assert re.search(
+        f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'",
+        refusal([tmp_path, "--group", "luck"], capsys),
+    )
     assert door.main([str(tmp_path), "--allow", key]) == 0
     out = capsys.readouterr().out
     assert "declared: " in out
@@ -423,7 +547,20 @@ def test_the_group_that_has_the_baseline_is_compared(tmp_path, capsys):
     for seed in range(4):
         write_run(tmp_path, seed=seed)
     write_run(tmp_path, words="gpt2-gqa", val="v1")
-    assert door.main([str(tmp_path), "--baseline", "gqa", "--json", str(tmp_path / "one.json"), "--csv", str(tmp_path / "one.csv")]) == 0
+    assert (
+        door.main(
+            [
+                str(tmp_path),
+                "--baseline",
+                "gqa",
+                "--json",
+                str(tmp_path / "one.json"),
+                "--csv",
+                str(tmp_path / "one.csv"),
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out.startswith("1 arm from 1 run")
     content = json.loads((tmp_path / "one.json").read_text())
     assert len(content["runs"]) == 1
@@ -457,15 +594,21 @@ def test_nothing_to_compare(tmp_path, capsys, monkeypatch):
 
 def test_bad_options(tmp_path, capsys):
     two_arms(tmp_path, effect=0.0, seeds=1)
-    assert "--baseline must name one arm ('gelu4x', 'gelu3x'), got 'mqa'" in refusal([tmp_path, "--baseline", "mqa"], capsys)
+    assert "--baseline must name one arm ('gelu4x', 'gelu3x'), got 'mqa'" in refusal(
+        [tmp_path, "--baseline", "mqa"], capsys
+    )
     assert "--baseline must name one arm" in refusal([tmp_path, "--baseline", "flash"], capsys)  # both
     assert "--allow must be one of" in refusal([tmp_path, "--allow", "luck"], capsys)
     assert "--target must be a loss above 0, got nan" in refusal([tmp_path, "--target", "nan"], capsys)
     (tmp_path / "file").write_text("")
-    assert "--json must be a file that can be written" in refusal([tmp_path, "--json", tmp_path / "file" / "x.json"], capsys)
+    assert "--json must be a file that can be written" in refusal(
+        [tmp_path, "--json", tmp_path / "file" / "x.json"], capsys
+    )
 
 
-@pytest.mark.parametrize("wanted", ["gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0"])
+@pytest.mark.parametrize(
+    "wanted", ["gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0"]
+)
 def test_a_baseline_by_any_of_its_names(tmp_path, wanted):
     two_arms(tmp_path, effect=0.0, seeds=1)
     assert arms_of(tmp_path, baseline=wanted)["gelu3x"]["difference"] is None
@@ -487,14 +630,17 @@ def test_what_is_not_compared_is_listed(tmp_path):
     write_run(tmp_path, words="gpt2-going", seed=5, status="running")
     write_run(tmp_path, words="gpt2-new", seed=6, version=99)
     (write_run(tmp_path, words="gpt2-torn", seed=7) / "summary.json").write_text("{")
-    told = {run["name"].rpartition("-s")[0]: run["status"] for run in compare(load([tmp_path])).json()["not_compared"]}
+    told = {
+        run["name"].rpartition("-s")[0]: run["status"]
+        for run in compare(load([tmp_path])).json()["not_compared"]
+    }
     assert told["gpt2-half"] == "preempted"
     assert told["gpt2-going"] == "not finished"
     assert "schema_version must be at most 1" in told["gpt2-new"]
     assert "summary.json must hold a JSON object" in told["gpt2-torn"]
 
 
-# --- finding and writing -----------------------------------------------------------------------------------------------------------
+# --- finding and writing ------------------------------------------------------------------------------------
 
 
 def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
@@ -508,14 +654,24 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     assert len(load(["outputs/*"]).records) == 4
     assert len(load(["gpt2-flash-gelu3x"]).records) == 2  # an arm's readable name
     assert [r.folder.name for r in load([folders[0].name.rpartition("-")[2]]).records] == [folders[0].name]
-    for word, several in ((folders[0].name[:-4], 1), ("gpt2-flash-gelu3", 2), ("gpt2-flash-gelu3x-s1", 1), ("last", 1)):
+    for word, several in (
+        (folders[0].name[:-4], 1),
+        ("gpt2-flash-gelu3", 2),
+        ("gpt2-flash-gelu3x-s1", 1),
+        ("last", 1),
+    ):
         if several == 1:
             assert len(find(word)) == 1
         else:
-            with pytest.raises(ValueError, match=rf"^{word} must be one run, got 2: gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$"):
+            with pytest.raises(
+                ValueError,
+                match=rf"^{word} must be one run, got 2: gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$",
+            ):
                 find(word)
     short = next(n for n in range(1, 13) if len({folder.name[-12:][:n] for folder in folders}) == 4)
-    assert [find_one(folder.name[-12:][:short]) for folder in folders] == [folder.relative_to(tmp_path) for folder in folders]
+    assert [find_one(folder.name[-12:][:short]) for folder in folders] == [
+        folder.relative_to(tmp_path) for folder in folders
+    ]
     with pytest.raises(ValueError, match=r"no run was found; there: gpt2-flash-gelu[34]x-s[01]-"):
         find("gpt2-flash-gelu3y")
     newest = write_run(tmp_path / "outputs", words="gpt2-mqa", started="2026-01-02T00:00:00")
@@ -528,7 +684,9 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     grid = tmp_path / "outputs" / "grids" / "now"
     grid.mkdir(parents=True)
     wanted = [folder.name.rpartition("-")[2] for folder in folders[2:0:-1]]
-    (grid / "grid.json").write_text(json.dumps({"cells": [{"identity": identity} for identity in [*wanted, "0" * 12]]}))
+    (grid / "grid.json").write_text(
+        json.dumps({"cells": [{"identity": identity} for identity in [*wanted, "0" * 12]]})
+    )
     assert [record.identity for record in load([grid]).records] == wanted
 
 
@@ -536,7 +694,14 @@ def test_json_csv_and_html_say_the_same(tmp_path, capsys, monkeypatch):
     two_arms(tmp_path / "o", effect=0.01)
     files = {kind: tmp_path / "new" / f"x.{kind}" for kind in ("json", "csv")}
     assert (
-        door.main([str(tmp_path / "o"), "--target", "3.4", *(word for kind, file in files.items() for word in (f"--{kind}", str(file)))])
+        door.main(
+            [
+                str(tmp_path / "o"),
+                "--target",
+                "3.4",
+                *(word for kind, file in files.items() for word in (f"--{kind}", str(file))),
+            ]
+        )
         == 0
     )
     out = capsys.readouterr().out
@@ -546,7 +711,9 @@ def test_json_csv_and_html_say_the_same(tmp_path, capsys, monkeypatch):
     assert comparison == json.loads(json.dumps(compare(load([tmp_path / "o"]), target_loss=3.4).json()))
     with files["csv"].open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["identity"]: float(row["val_loss"]) for row in rows} == {run["identity"]: run["val_loss"] for run in comparison["runs"]}
+    assert {row["identity"]: float(row["val_loss"]) for row in rows} == {
+        run["identity"]: run["val_loss"] for run in comparison["runs"]
+    }
     assert {row["mlp.expansion"] for row in rows} == {"3.0", "4.0"}
 
 
@@ -580,16 +747,32 @@ def test_a_data_frame(tmp_path):
     two_arms(tmp_path, effect=0.01)
     table = api.frame(tmp_path)
     assert isinstance(table, pandas.DataFrame)
-    assert table.groupby("mlp.expansion")["val_loss"].mean().diff().iloc[-1] == pytest.approx(-0.01, abs=0.005)
+    assert table.groupby("mlp.expansion")["val_loss"].mean().diff().iloc[-1] == pytest.approx(
+        -0.01, abs=0.005
+    )
 
 
 def test_why(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     a = write_run(tmp_path / "outputs", seed=0)
-    b = write_run(tmp_path / "outputs", words="gpt2-x", seed=1, config={"mlp.expansion": 3.0}, source="s1", train="t1", torch="2.12.0")
+    b = write_run(
+        tmp_path / "outputs",
+        words="gpt2-x",
+        seed=1,
+        config={"mlp.expansion": 3.0},
+        source="s1",
+        train="t1",
+        torch="2.12.0",
+    )
     assert runs.main(["why", a.name, str(b), "--json", "why.json"]) == 0
     out = capsys.readouterr().out
-    for line in ("mlp.expansion 4 → 3", "seed 0 → 1", "nocap.training.loop s0 → s1", "train t0 → t1", "torch 2.13.0 → 2.12.0"):
+    for line in (
+        "mlp.expansion 4 → 3",
+        "seed 0 → 1",
+        "nocap.training.loop s0 → s1",
+        "train t0 → t1",
+        "torch 2.13.0 → 2.12.0",
+    ):
         assert line in " ".join(out.split())
     found = json.loads(Path("why.json").read_text())
     assert {d["part"] for d in found["differences"]} == {"config", "source", "data", "environment"}
@@ -600,7 +783,10 @@ def test_why(tmp_path, capsys, monkeypatch):
 
 
 def test_the_door_imports_neither_torch_nor_scipy():
-    code = "import sys, nocap.report.arms, nocap.judge.compare; print({'torch', 'scipy', 'hydra'} & set(sys.modules))"
+    code = (
+        "import sys, nocap.report.arms, nocap.judge.compare; print({'torch', 'scipy', "
+        "'hydra'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

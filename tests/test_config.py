@@ -1,4 +1,5 @@
-"""The configuration: every yaml composes and builds, every record's config comes back, and whatever is wrong is refused in one line."""
+"""The configuration: every yaml composes and builds, every record's config comes back, and whatever is wrong
+is refused in one line."""
 
 import dataclasses
 import json
@@ -32,7 +33,11 @@ from nocap.options.attention.softmax import Kernel
 from nocap.training.optimizer import build_optimizers, set_lr
 from tests.conftest import REPO
 
-OPTIONS = {folder.name: sorted(path.stem for path in folder.glob("*.yaml")) for folder in sorted(conf_dir().iterdir()) if folder.is_dir()}
+OPTIONS = {
+    folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+    for folder in sorted(conf_dir().iterdir())
+    if folder.is_dir()
+}
 EXPERIMENTS = OPTIONS.pop("experiment")
 OPTIONS.pop("hydra")  # its groups are Hydra's own; `launcher` is one of nocap's too
 CHOICES = [(group, option) for group, options in OPTIONS.items() for option in options]
@@ -54,7 +59,9 @@ def composed(group: str, option: str) -> Run:
 
 def test_every_group_of_the_contract_is_there():
     assert set(OPTIONS) == set(outside.groups()) - {"launcher"}
-    assert {path.stem for path in (conf_dir() / "hydra" / "launcher").glob("*.yaml")} == set(outside.options("launcher"))
+    assert {path.stem for path in (conf_dir() / "hydra" / "launcher").glob("*.yaml")} == set(
+        outside.options("launcher")
+    )
 
 
 @pytest.mark.parametrize(("group", "option"), CHOICES)
@@ -67,13 +74,17 @@ def test_every_option_composes_and_builds(group: str, option: str):
         return
     run = composed(group, option)
     assert run.tokenizer.vocab_size in (257, 50257)
-    assert all(0 <= run.schedule.multiplier(step=step, steps=run.trainer.steps) <= 1 for step in range(run.trainer.steps))
+    assert all(
+        0 <= run.schedule.multiplier(step=step, steps=run.trainer.steps) <= 1
+        for step in range(run.trainer.steps)
+    )
     model = build_model(run, vocab_size=50)
     before = [p.detach().clone() for p in model.parameters()]
     optimizers = build_optimizers(run, model)
     set_lr(optimizers, 1.0)
     tokens = torch.arange(33)[None] % 50
-    for _ in range(2):  # what is multiplied by a number that starts at 0 moves in the second; SOAP's first makes its bases
+    # what is multiplied by a number that starts at 0 moves in the second; SOAP's first makes its bases
+    for _ in range(2):
         loss = model(tokens[:, :-1], tokens[:, 1:]).total
         loss.backward()
         for optimizer in optimizers:
@@ -84,7 +95,12 @@ def test_every_option_composes_and_builds(group: str, option: str):
 
 def test_every_schema_has_an_option():
     for group, options in OPTIONS.items():
-        used = {type(chosen) for option in options for name, chosen in composed(group, option).options() if name.partition(".")[0] == group}
+        used = {
+            type(chosen)
+            for option in options
+            for name, chosen in composed(group, option).options()
+            if name.partition(".")[0] == group
+        }
         assert used == set(outside.options(group).values()), group
 
 
@@ -112,7 +128,10 @@ def test_a_records_config_gives_the_run_back(group: str, option: str, tmp_path: 
 @pytest.mark.parametrize(
     "overrides",
     [[f"experiment={experiment}"] for experiment in EXPERIMENTS]
-    + [["data=text", "data.path=[a.md,b/*.txt]"], ["trainer.grad_clip=null", "model.logit_softcap=15", "tracker.tags=[x,y]"]],
+    + [
+        ["data=text", "data.path=[a.md,b/*.txt]"],
+        ["trainer.grad_clip=null", "model.logit_softcap=15", "tracker.tags=[x,y]"],
+    ],
     ids=" ".join,
 )
 def test_and_so_does_one_of_an_experiment_a_list_or_a_null(overrides: list[str], tmp_path: Path):
@@ -127,7 +146,7 @@ def test_a_broken_record_is_refused_by_name(tmp_path: Path):
             load(path)
 
 
-# --- defaults ----------------------------------------------------------------------------------------------------------------------
+# --- defaults -----------------------------------------------------------------------------------------------
 
 
 HEADS = "attention=gqa model.n_head={0} model.d_model={1}"
@@ -142,13 +161,17 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
         (f"attention={name} model=small trainer.micro_batch=1", {"attention.n_kv_heads": heads})
         for name, heads in {"flash": 6, "gqa": 2, "hybrid": 6, "mha": 6, "mqa": 1, "sliding": 6}.items()
     ),
-    # the window is a quarter of a short sequence and the same for long ones; more than seq_len equals full attention
+    # the window is a quarter of a short sequence and the same for long ones; more than seq_len equals full
+    # attention
     *(
         (f"attention={name} model.seq_len={T} trainer.micro_batch=1", {"attention.window": window})
         for name in ("sliding", "hybrid")
         for T, window in {256: 64, 512: 128, 4096: 128}.items()
     ),
-    *((f"attention={name} attention.window=4096", {"attention.window": 4096}) for name in ("sliding", "hybrid")),
+    *(
+        (f"attention={name} attention.window=4096", {"attention.window": 4096})
+        for name in ("sliding", "hybrid")
+    ),
     # kernels are chosen by the device and written out
     ("attention=flash", {"attention.kernel": Kernel.fused}),
     ("attention=mha", {"attention.kernel": Kernel.materialized}),
@@ -163,7 +186,10 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
         for steps, warmup, decay in ((600, 30, 128), (1000, 50, 214), (7, 0, 1), (1, 0, 0))
     ),
     # keys are set in the order typed, after the options
-    ("trainer.steps=8 ++trainer.steps=7 trainer.val_every='${trainer.steps}'", {"trainer.steps": 7, "trainer.val_every": 7}),
+    (
+        "trainer.steps=8 ++trainer.steps=7 trainer.val_every='${trainer.steps}'",
+        {"trainer.steps": 7, "trainer.val_every": 7},
+    ),
     ("+optimizer.muon_lr=0.1 optimizer=muon", {"optimizer.muon_lr": 0.1}),
     ("optimizer=muon", {"optimizer.muon_lr": 0.003}),  # what was set before left no trace
     ("data=text data.path=[a,'b/*.txt']", {"data.path": ["a", "b/*.txt"]}),
@@ -198,7 +224,11 @@ def test_cpu_defaults():
         (["model=tiny"], "bf16", "off"),
         (["model=tiny", "model.n_head=8"], "fp32", "off"),
         (["model=tiny", "trainer.steps=5000"], "bf16", "regional"),
-        (["model=tiny", "trainer.steps=5000", "trainer.compile=off", "trainer.precision=fp32"], "fp32", "off"),
+        (
+            ["model=tiny", "trainer.steps=5000", "trainer.compile=off", "trainer.precision=fp32"],
+            "fp32",
+            "off",
+        ),
         (["model=small"], "bf16", "regional"),
     ],
 )
@@ -224,7 +254,10 @@ def test_precision_and_compilation_are_the_fast_ones(
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: None)
     chosen = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
     t = compose([*one_thread, *overrides]).trainer
-    assert (t.precision.value, t.compile.value) == (chosen.get("trainer.precision", "fp32"), chosen.get("trainer.compile", "off"))
+    assert (t.precision.value, t.compile.value) == (
+        chosen.get("trainer.precision", "fp32"),
+        chosen.get("trainer.compile", "off"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -232,12 +265,22 @@ def test_precision_and_compilation_are_the_fast_ones(
     [
         ("avx2 fma", Precision.fp32, "this CPU has no bf16 products"),
         ("avx512f avx512_vnni", Precision.fp32, "this CPU has no bf16 products"),
-        ("avx512f avx512_bf16", Precision.bf16, "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"),
-        ("avx512_bf16 amx_tile amx_bf16", Precision.bf16, "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"),
+        (
+            "avx512f avx512_bf16",
+            Precision.bf16,
+            "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)",
+        ),
+        (
+            "avx512_bf16 amx_tile amx_bf16",
+            Precision.bf16,
+            "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)",
+        ),
         ("asimd bf16", Precision.bf16, "bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"),  # Arm
     ],
 )
-def test_the_cpus_flags_decide_and_the_line_says_so(flags: str, chosen: Precision, reason: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_cpus_flags_decide_and_the_line_says_so(
+    flags: str, chosen: Precision, reason: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split())))
     monkeypatch.setattr(hardware, "bf16_gain", lambda *product: 2.0)
     run = compose(["model=tiny", "trainer.device=cpu", "trainer.threads=1"])
@@ -249,15 +292,25 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
     first = composed_of(["model=nano", "trainer.device=cpu"])
     assert as_in(first, ["model=tiny", "trainer.device=cpu"]).run.trainer.precision is Precision.fp32
-    assert as_in(first, ["model=tiny", "trainer.device=cpu", "trainer.precision=bf16"]).run.trainer.precision is Precision.bf16
+    assert (
+        as_in(first, ["model=tiny", "trainer.device=cpu", "trainer.precision=bf16"]).run.trainer.precision
+        is Precision.bf16
+    )
     same = as_in(first, ["model=nano", "trainer.device=cpu", "attention=mqa"])
     assert same.overrides == ("model=nano", "trainer.device=cpu", "attention=mqa")
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 # Numbers that the messages below repeat, whatever the defaults are.
-FIXED = ["model.seq_len=256", "model.n_head=4", "model.d_model=128", "trainer.micro_batch=32", "trainer.devices=1", "trainer.steps=600"]
+FIXED = [
+    "model.seq_len=256",
+    "model.n_head=4",
+    "model.d_model=128",
+    "trainer.micro_batch=32",
+    "trainer.devices=1",
+    "trainer.steps=600",
+]
 FIXED += ["trainer.batch_tokens=8192", "trainer.val_tokens=131072"]
 
 REFUSED = [
@@ -286,28 +339,108 @@ REFUSED = [
     ("model.qk_norm=maybe", "model.qk_norm", "maybe"),
     ("trainer.precision=fp16", "trainer.precision", "fp16", "fp32", "bf16"),
     ("trainer.compile=yes", "trainer.compile", "off", "regional", "full", "max"),
-    ("model.pad_logits=true objective.loss_chunks=2", "model.pad_logits", "false", "objective.loss_chunks=2", "True"),
-    ("model.fp8_head=true trainer.precision=fp32", "model.fp8_head", "false", "trainer.precision=fp32", "True"),
-    ("model.fp8_head=true trainer.precision=bf16 model.pad_logits=true", "model.fp8_head", "false", "model.pad_logits=true", "True"),
-    ("model.fp8_head=true trainer.precision=bf16 model.seq_len=31 trainer.micro_batch=1", "model.fp8_head", "multiple of 16", "True"),
-    ("model.residual_precision=bf16 trainer.precision=fp32", "model.residual_precision", "fp32", "trainer.precision=fp32", "bf16"),
-    ("trainer.device=cpu trainer.cuda_graphs=true", "trainer.cuda_graphs", "false", "trainer.device=cpu", "True"),
-    ("trainer.device=cuda trainer.cuda_graphs=true trainer.devices=2", "trainer.cuda_graphs", "false", "trainer.devices=2", "True"),
-    ("trainer.device=cuda trainer.cuda_graphs=true ideas=[multi_token]", "trainer.cuda_graphs", "ideas.multi_token", "True"),
-    ("optimizer.cautious_decay=true optimizer.weight_decay=0", "optimizer.cautious_decay", "optimizer.weight_decay=0", "True"),
-    ("optimizer.beta2_half_life_tokens=1e5 optimizer.beta2=0.9", "optimizer.beta2", "optimizer.beta2_half_life_tokens=100000", "0.9"),
+    (
+        "model.pad_logits=true objective.loss_chunks=2",
+        "model.pad_logits",
+        "false",
+        "objective.loss_chunks=2",
+        "True",
+    ),
+    (
+        "model.fp8_head=true trainer.precision=fp32",
+        "model.fp8_head",
+        "false",
+        "trainer.precision=fp32",
+        "True",
+    ),
+    (
+        "model.fp8_head=true trainer.precision=bf16 model.pad_logits=true",
+        "model.fp8_head",
+        "false",
+        "model.pad_logits=true",
+        "True",
+    ),
+    (
+        "model.fp8_head=true trainer.precision=bf16 model.seq_len=31 trainer.micro_batch=1",
+        "model.fp8_head",
+        "multiple of 16",
+        "True",
+    ),
+    (
+        "model.residual_precision=bf16 trainer.precision=fp32",
+        "model.residual_precision",
+        "fp32",
+        "trainer.precision=fp32",
+        "bf16",
+    ),
+    (
+        "trainer.device=cpu trainer.cuda_graphs=true",
+        "trainer.cuda_graphs",
+        "false",
+        "trainer.device=cpu",
+        "True",
+    ),
+    (
+        "trainer.device=cuda trainer.cuda_graphs=true trainer.devices=2",
+        "trainer.cuda_graphs",
+        "false",
+        "trainer.devices=2",
+        "True",
+    ),
+    (
+        "trainer.device=cuda trainer.cuda_graphs=true ideas=[multi_token]",
+        "trainer.cuda_graphs",
+        "ideas.multi_token",
+        "True",
+    ),
+    (
+        "optimizer.cautious_decay=true optimizer.weight_decay=0",
+        "optimizer.cautious_decay",
+        "optimizer.weight_decay=0",
+        "True",
+    ),
+    (
+        "optimizer.beta2_half_life_tokens=1e5 optimizer.beta2=0.9",
+        "optimizer.beta2",
+        "optimizer.beta2_half_life_tokens=100000",
+        "0.9",
+    ),
     ("optimizer.beta2_half_life_tokens=0", "optimizer.beta2_half_life_tokens", "above 0", "null", "0.0"),
     ("optimizer.beta2_half_life_tokens=long", "optimizer.beta2_half_life_tokens", "long"),
     ("optimizer=lion optimizer.beta2_half_life_tokens=1e5", "optimizer.beta2_half_life_tokens"),
-    ("optimizer=muon optimizer.iteration=newton", "optimizer.iteration", "newton", "newton_schulz", "polar_express"),
+    (
+        "optimizer=muon optimizer.iteration=newton",
+        "optimizer.iteration",
+        "newton",
+        "newton_schulz",
+        "polar_express",
+    ),
     ("optimizer=muon optimizer.row_beta2=1", "optimizer.row_beta2", "below 1", "1.0"),
-    ("optimizer=muon optimizer.momentum_warmup_steps=-1", "optimizer.momentum_warmup_steps", "at least 0", "-1"),
+    (
+        "optimizer=muon optimizer.momentum_warmup_steps=-1",
+        "optimizer.momentum_warmup_steps",
+        "at least 0",
+        "-1",
+    ),
     ("optimizer=ademamix optimizer.beta3=0.5", "optimizer.beta3", "at least optimizer.beta1=0.9", "0.5"),
     ("optimizer=soap optimizer.basis_every=0", "optimizer.basis_every", "at least 1", "0"),
     ("optimizer=schedule_free", "schedule", "constant", "wsd"),
     ("optimizer=schedule_free schedule=constant optimizer.beta1=0", "optimizer.beta1", "above 0", "0.0"),
-    ("optimizer=schedule_free schedule=constant optimizer.cautious_decay=true", "optimizer.cautious_decay", "false", "True"),
-    ("trainer.activation_checkpointing=layer", "trainer.activation_checkpointing", "layer", "off", "block", "attention", "mlp"),
+    (
+        "optimizer=schedule_free schedule=constant optimizer.cautious_decay=true",
+        "optimizer.cautious_decay",
+        "false",
+        "True",
+    ),
+    (
+        "trainer.activation_checkpointing=layer",
+        "trainer.activation_checkpointing",
+        "layer",
+        "off",
+        "block",
+        "attention",
+        "mlp",
+    ),
     ("trainer.device=tpu", "trainer.device", "tpu", "cpu", "cuda"),
     ("attention.kernel=magic", "attention.kernel", "magic", "fused"),
     ("data.order=random", "data.order", "random", "shuffled", "sequential"),
@@ -365,7 +498,13 @@ REFUSED = [
     ("objective.loss_chunks=8193", "objective.loss_chunks", "32 × 256 = 8192", "8193"),
     ("schedule.warmup_steps=601", "schedule.warmup_steps", "trainer.steps=600", "601"),
     ("schedule=cosine schedule.warmup_steps=601", "schedule.warmup_steps", "trainer.steps=600", "601"),
-    ("schedule.warmup_steps=500 schedule.decay_steps=101", "schedule.decay_steps", "schedule.warmup_steps=500", "600", "101"),
+    (
+        "schedule.warmup_steps=500 schedule.decay_steps=101",
+        "schedule.decay_steps",
+        "schedule.warmup_steps=500",
+        "600",
+        "101",
+    ),
     ("trainer.device=cpu attention=sliding attention.kernel=flex", "attention.kernel", "flex"),
     ("attention=sliding attention.kernel=materialized", "attention.kernel", "materialized"),
     ("trainer.device=cuda trainer.precision=fp32 attention.kernel=flash", "attention.kernel", "flash"),
@@ -389,7 +528,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "words"), [(row[0], row[1:]) for row in REFUSED], ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(
+    ("overrides", "words"), [(row[0], row[1:]) for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
 def test_refused_in_one_line_that_names_key_rule_and_value(overrides: str, words: tuple[str, ...]):
     with pytest.raises(ValueError) as refusal:
         compose([*FIXED, *overrides.split(" ")])
@@ -409,7 +550,9 @@ def test_cuda_where_there_is_none():
         compose(["trainer.device=cuda"])
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--cfg", "job", "experiment=nocap_baseline", "--resolve"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--cfg", "job", "experiment=nocap_baseline", "--resolve"]], ids=" ".join
+)
 def test_help_and_cfg_answer_without_torch(words: list[str], door):
     done = door(*words, env={"PYTHONPROFILEIMPORTTIME": "1"})
     assert done.code == 0, done.err
@@ -423,12 +566,21 @@ def test_what_was_composed_and_what_hydra_knows_is_told(here):
     shown = here("--cfg", "job", "attention=sliding", "model=nano")
     assert (shown.code, "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out) == (0, True)
     assert "n_kv_heads: 4\n" in here("--cfg", "job", "--resolve", "model=nano").out
-    for words in (["--info", "defaults-tree", "attention=gqa", "trainer.steps=3"], ["attention=gqa", "--info"]):
-        asked = subprocess.run([sys.executable, "-m", "nocap.train", *words], capture_output=True, text=True, cwd=REPO, check=True)
+    for words in (
+        ["--info", "defaults-tree", "attention=gqa", "trainer.steps=3"],
+        ["attention=gqa", "--info"],
+    ):
+        asked = subprocess.run(
+            [sys.executable, "-m", "nocap.train", *words],
+            capture_output=True,
+            text=True,
+            cwd=REPO,
+            check=True,
+        )
         assert "attention: gqa" in asked.stdout
 
 
-# --- --help ------------------------------------------------------------------------------------------------------------------------
+# --- --help -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", ["", "trainer", *outside.groups()])
@@ -446,12 +598,16 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     words = {word.strip(",") for line in lines for word in line.split()}
     assert {outside.place(group) for group in (*outside.groups(), "experiment")} < words
     assert {name for group in (*outside.groups(), "experiment") for name in outside.yamls(group)} < words
-    assert sorted(re.findall(r"^  ([\w.]+)=\S", "\n".join(lines[lines.index(KEYS) :]), re.M)) == sorted(COMMON)
+    assert sorted(re.findall(r"^  ([\w.]+)=\S", "\n".join(lines[lines.index(KEYS) :]), re.M)) == sorted(
+        COMMON
+    )
     start = lines.index("Examples, after python -m nocap.train:") + 1
     for line in lines[start : lines.index("", start)]:
         given = asked(re.split("  +", line.strip())[0].split())
         first = [
-            f"{one.key_or_group}={next(iter(one.sweep_string_iterator()))}" if one.is_sweep_override() else str(one.input_line)
+            f"{one.key_or_group}={next(iter(one.sweep_string_iterator()))}"
+            if one.is_sweep_override()
+            else str(one.input_line)
             for one in overrides_of(given.overrides, grid=given.grid)
         ]
         assert compose(first), line
@@ -463,9 +619,13 @@ def test_help_of_options_has_their_keys_and_of_all_every_key() -> None:
     assert {"attention.window", "ideas.x0.x0"} < {*keys}
     assert {key.partition(".")[0] for key in keys} == {"attention", "ideas", "seed"}
     every = manual([], everything=True)
-    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {*re.findall(r"^  ([\w.]+)=", every, re.M)}
+    assert {f"trainer.{f.name}" for f in dataclasses.fields(Trainer)} < {
+        *re.findall(r"^  ([\w.]+)=", every, re.M)
+    }
     assert max(map(len, every.splitlines())) <= outside.WIDTH
-    assert [asked(words.split()).all for words in ("--help all", "all --help", "--help", "seed=0 -h all")] == [True, True, False, True]
+    assert [
+        asked(words.split()).all for words in ("--help all", "all --help", "--help", "seed=0 -h all")
+    ] == [True, True, False, True]
     assert asked(["--help", "all", "seed=0"]).overrides == ["seed=0"]
     assert asked(["all"]).overrides == ["all"]  # which is refused as any word
 
@@ -490,7 +650,10 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         ("atention=flash", r"atention is no key"),
         ("trainr.steps=3", r"trainr is no key \(did you mean trainer\?\)"),
         ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
-        ("experiment=first_run", r"experiment must be left out of --help: --cfg job prints what it sets, got experiment=first_run"),
+        (
+            "experiment=first_run",
+            r"experiment must be left out of --help: --cfg job prints what it sets, got experiment=first_run",
+        ),
     ):
         with pytest.raises(ValueError, match=f"^{says}"):
             manual([word])
@@ -498,7 +661,9 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
 
 def test_the_sweeps_that_help_shows_are_sweeps() -> None:
     words = [
-        shlex.split(shown)[0] for shown in re.findall(r"^  (\S.*?)  ", SWEEPS, re.M) if not shown.startswith(("search=", "hydra/", "--"))
+        shlex.split(shown)[0]
+        for shown in re.findall(r"^  (\S.*?)  ", SWEEPS, re.M)
+        if not shown.startswith(("search=", "hydra/", "--"))
     ]
     parsed = OverridesParser.create().parse_overrides(words)
     assert [one.is_sweep_override() for one in parsed] == [True] * 4
@@ -508,11 +673,19 @@ def test_an_enum_tells_what_its_members_are() -> None:
     assert comments_of(Precision) == {"bf16": "autocast; parameters, gradients and optimizer state stay fp32"}
 
 
-# --- the next version of Hydra -----------------------------------------------------------------------------------------------------
+# --- the next version of Hydra ------------------------------------------------------------------------------
 
 NEXT = ("hydra-core==1.4.0rc3", "omegaconf==2.4.1rc1")
 REFUSED_WORDS = (
-    *("trainer.steps=many", "~tracker", "ideas=[x0,nope]", "optimizer.lr=[1,2]", "steps=3", "seed=1.5", "optimizer.lr=true"),
+    *(
+        "trainer.steps=many",
+        "~tracker",
+        "ideas=[x0,nope]",
+        "optimizer.lr=[1,2]",
+        "steps=3",
+        "seed=1.5",
+        "optimizer.lr=true",
+    ),
     *("attention={}", "+foo=3", "schedule.warmup_steps=${trainer.steps}", "trainer.keep_steps=[1,2]"),
 )
 COMPOSES = """
@@ -539,12 +712,19 @@ def test_the_next_hydra_composes_the_same_runs_and_refuses_in_the_same_words(tmp
     if installed.returncode:
         pytest.skip(f"{' and '.join(NEXT)} cannot be installed: {installed.stderr.strip().splitlines()[-1:]}")
     here = ("trainer.device=cpu", "trainer.precision=fp32", "trainer.threads=1")
-    lines = [[*here, *([] if group == "model" else ["model=nano"]), *chosen(group, option), *ONE_ROW] for group, option in CHOICES]
-    lines += [[f"experiment={name}", *here] for name in EXPERIMENTS] + [["model=nano", word] for word in REFUSED_WORDS]
+    lines = [
+        [*here, *([] if group == "model" else ["model=nano"]), *chosen(group, option), *ONE_ROW]
+        for group, option in CHOICES
+    ]
+    lines += [[f"experiment={name}", *here] for name in EXPERIMENTS] + [
+        ["model=nano", word] for word in REFUSED_WORDS
+    ]
     answers = []
     for path in ("", f"{tmp_path}{os.pathsep}"):
         env = {**os.environ, "PYTHONPATH": f"{path}{REPO}"}
-        done = subprocess.run([sys.executable, "-c", COMPOSES], input=json.dumps(lines), capture_output=True, text=True, env=env)
+        done = subprocess.run(
+            [sys.executable, "-c", COMPOSES], input=json.dumps(lines), capture_output=True, text=True, env=env
+        )
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout))
     for line, now, later in zip(lines, *answers, strict=True):

@@ -1,4 +1,5 @@
-"""Sources that are made into shards: the same files give the same shards, whole, and validation text is never training text."""
+"""Sources that are made into shards: the same files give the same shards, whole, and validation text is never
+training text."""
 
 import hashlib
 import math
@@ -55,7 +56,14 @@ def python_folder(tmp_path):
         path = folder / f"pkg{index % 3}" / f"mod{index}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# module {index}\n" * (index + 1))
-    for name in ("site-packages/a.py", "test/b.py", "pkg0/tests/c.py", "pkg0/data.txt", ".hidden/d.py", "pkg0/empty.py"):
+    for name in (
+        "site-packages/a.py",
+        "test/b.py",
+        "pkg0/tests/c.py",
+        "pkg0/data.txt",
+        ".hidden/d.py",
+        "pkg0/empty.py",
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("" if "empty" in name else "not a document\n")
     (folder / "pkg1" / "latin.py").write_bytes(b"# caf\xe9\n")
@@ -64,8 +72,14 @@ def python_folder(tmp_path):
 
 def test_stdlib_documents_are_the_files(python_folder, tmp_path):
     found = corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
-    files = sorted(python_folder.rglob("mod*.py"), key=lambda path: path.relative_to(python_folder).as_posix())
-    val = [path.read_bytes() for path in files if int(hashlib.sha256(key(path, python_folder)).hexdigest()[:16], 16) < 0.3 * 2**64]
+    files = sorted(
+        python_folder.rglob("mod*.py"), key=lambda path: path.relative_to(python_folder).as_posix()
+    )
+    val = [
+        path.read_bytes()
+        for path in files
+        if int(hashlib.sha256(key(path, python_folder)).hexdigest()[:16], 16) < 0.3 * 2**64
+    ]
     train = [path.read_bytes() for path in files if path.read_bytes() not in val]
     assert 5 < len(val) < 20
     assert documents(found.val) == val
@@ -105,9 +119,12 @@ def test_racing_processes_all_succeed(python_folder, tmp_path):
 
     def race():
         barrier.wait()
-        found.append(corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder))
+        found.append(
+            corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
+        )
 
-    threads = [threading.Thread(target=race) for _ in range(6)]  # a lock on an open file holds between threads as between processes
+    # a lock on an open file holds between threads as between processes
+    threads = [threading.Thread(target=race) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -144,7 +161,8 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(tmp_path):
     (tmp_path / "book.txt").write_text(text)
     dataset = prepare(prose(str(tmp_path / "book.txt")), BYTES, cache_dir=tmp_path / "cache")
     train, val = (documents([shard.path for shard in shards]) for shards in (dataset.train, dataset.val))
-    # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut at line ends only.
+    # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut at line
+    # ends only.
     pieces = sorted(train + val, key=lambda piece: text.encode().index(piece))
     assert b"".join(pieces) == text.encode()
     assert all(piece.endswith(b"\n") for piece in pieces)
@@ -157,7 +175,9 @@ def test_text_without_line_ends_is_cut_between_characters(tmp_path, monkeypatch)
     monkeypatch.setattr(corpus, "PIECE_BYTES", 64)
     (tmp_path / "a.txt").write_text("🙂é∑" * 100)
     dataset = prepare(prose(str(tmp_path / "a.txt"), 0.5), BYTES, cache_dir=tmp_path / "cache")
-    both = documents([shard.path for shard in dataset.train]) + documents([shard.path for shard in dataset.val])
+    both = documents([shard.path for shard in dataset.train]) + documents(
+        [shard.path for shard in dataset.val]
+    )
     assert sorted("".join(piece.decode() for piece in both)) == sorted("🙂é∑" * 100)
 
 
@@ -178,7 +198,11 @@ def test_a_file_named_twice_counts_once_and_hidden_ones_do_not(tmp_path):
     (tmp_path / "t" / "a.txt").write_text(lines(5000, "a"))
     (tmp_path / "t" / ".secret").write_bytes(b"\xff")
     (tmp_path / "t" / "link.txt").symlink_to("a.txt")
-    dataset = prepare(prose([str(tmp_path / "t" / "a.txt"), str(tmp_path / "t"), str(tmp_path / "t" / "*.txt")]), BYTES, cache_dir=tmp_path)
+    dataset = prepare(
+        prose([str(tmp_path / "t" / "a.txt"), str(tmp_path / "t"), str(tmp_path / "t" / "*.txt")]),
+        BYTES,
+        cache_dir=tmp_path,
+    )
     assert dataset.source["files"] == 1
 
 
@@ -187,7 +211,9 @@ def test_files_of_one_name_are_different_documents(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").write_text(name)
     dataset = prepare(
-        prose([str(tmp_path / "one" / "notes.txt"), str(tmp_path / "two" / "notes.txt")]), BYTES, cache_dir=tmp_path / "cache"
+        prose([str(tmp_path / "one" / "notes.txt"), str(tmp_path / "two" / "notes.txt")]),
+        BYTES,
+        cache_dir=tmp_path / "cache",
     )
     both = documents([dataset.train[0].path]) + documents([dataset.val[0].path])
     assert sorted(both) == [b"one", b"two"]
@@ -208,7 +234,11 @@ def test_both_splits_get_a_piece_at_any_fraction(tmp_path, fraction):
         ({".hidden": b"x"}, ".", "data.path must match at least one file"),
         ({"a.txt": b""}, "a.txt", "data.path must hold more than 32 KiB of text, .* got 0 bytes"),
         ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
-        ({"a.txt": b"ok\n" * 20_000 + b"caf\xe9 ole\n"}, "a.txt", r"a\.txt: data.path must hold UTF-8 text, got byte 0xe9 at offset 60003"),
+        (
+            {"a.txt": b"ok\n" * 20_000 + b"caf\xe9 ole\n"},
+            "a.txt",
+            r"a\.txt: data.path must hold UTF-8 text, got byte 0xe9 at offset 60003",
+        ),
         ({"a.txt": b"ok\n" * 20_000 + b"caf\xc3"}, ".", r"a\.txt: .*got byte 0xc3 at offset 60003"),
         ({"a.txt": b"\x80" * 70_000}, ".", r"got byte 0x80 at offset 0"),
     ],
@@ -236,7 +266,11 @@ def test_gpt2_text_decodes_to_the_same_text_as_bytes(tmp_path, monkeypatch):
     data = prose(str(SHARED / "data" / "text" / "books_0.txt"))
     as_bytes = prepare(data, BYTES, cache_dir=tmp_path)
     as_gpt2 = prepare(data, BuiltIn(vocabulary=Vocabulary.gpt2), cache_dir=tmp_path)
-    decoded = BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path).decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
+    decoded = (
+        BuiltIn(vocabulary=Vocabulary.gpt2)
+        .load(cache_dir=tmp_path)
+        .decode_bytes(map_tokens(as_gpt2.val[0].path).tolist())
+    )
     assert decoded.split(b"<|endoftext|>")[1:] == documents([as_bytes.val[0].path])
 
 
@@ -248,10 +282,12 @@ def test_long_text_fills_several_shards(tmp_path, monkeypatch):
     one = prepare(prose(str(tmp_path / "a.txt")), BYTES, cache_dir=tmp_path / "one")
     assert len(many.train) > 1
     assert len(one.train) == 1
-    np.testing.assert_array_equal(np.concatenate([map_tokens(shard.path) for shard in many.train]), map_tokens(one.train[0].path))
+    np.testing.assert_array_equal(
+        np.concatenate([map_tokens(shard.path) for shard in many.train]), map_tokens(one.train[0].path)
+    )
 
 
-# --- synthetic ---------------------------------------------------------------------------------------------------------------------
+# --- synthetic ----------------------------------------------------------------------------------------------
 
 
 def test_the_chain_has_four_equal_successors(tmp_path):
@@ -284,7 +320,9 @@ def test_synthetic_tokens_never_change(tmp_path):
 
 def test_streams_seeds_and_chunks(tmp_path, monkeypatch):
     def walk(**more):
-        return np.concatenate(list(synthetic.tokens(**{"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more)))
+        return np.concatenate(
+            list(synthetic.tokens(**{"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more))
+        )
 
     whole = walk()
     assert (walk(stream=1) != whole).mean() > 0.9

@@ -1,9 +1,10 @@
 """Crash consistency: what a process does to the disk, cut at every point.
 
-The calls of a run's start, saves, stop, resume, end and report are recorded once. Then each prefix is what a SIGKILL leaves. A power cut
-leaves less of it: what was written and not synced may be missing or cut, and so may a name that was made, changed or removed since its
-folder was synced. Every such state must be read as a checkpoint with its rows, never an older one than the last that was whole, and go on
-to the bits of the run that nobody cut.
+The calls of a run's start, saves, stop, resume, end and report are recorded once. Then each prefix is what a
+SIGKILL leaves. A power cut leaves less of it: what was written and not synced may be missing or cut, and so
+may a name that was made, changed or removed since its folder was synced. Every such state must be read as a
+checkpoint with its rows, never an older one than the last that was whole, and go on to the bits of the run
+that nobody cut.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Op = tuple[str, ...]  # write PATH, sync PATH, make PATH, move PATH PATH, remove
 Tree = dict[str, bytes | None]  # path → content; None for a folder
 
 
-# --- recording --------------------------------------------------------------------------------------------------------------------------
+# --- recording ----------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -45,7 +46,8 @@ class Recorder:
 
     root: Path
     ops: list[Op] = field(default_factory=list)
-    contents: dict[int, bytes] = field(default_factory=dict)  # number of a write → the file's content after it
+    # number of a write → the file's content after it
+    contents: dict[int, bytes] = field(default_factory=dict)
     marks: dict[str, int] = field(default_factory=dict)
     recording: bool = False
     _known: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -57,11 +59,15 @@ class Recorder:
         return os.path.relpath(whole, self.root) if whole.startswith(f"{self.root}/") else None
 
     def look(self) -> None:
-        """Note what was written since the last look: Python's buffers and safetensors write without a call that can be seen."""
+        """Note what was written since the last look: Python's buffers and safetensors write without a call
+        that can be seen."""
         for path in sorted(self.root.rglob("*")):
             if path.is_file():
                 found = path.stat()
-                stamp, name = (found.st_ino, found.st_size, found.st_mtime_ns), str(path.relative_to(self.root))
+                stamp, name = (
+                    (found.st_ino, found.st_size, found.st_mtime_ns),
+                    str(path.relative_to(self.root)),
+                )
                 if self._known.get(name) != stamp:
                     self._known[name] = stamp
                     self.contents[len(self.ops)] = path.read_bytes()
@@ -71,10 +77,19 @@ class Recorder:
         if None not in op:
             self.look()
             self.ops.append(tuple(map(str, op)))
-            if op[0] == "move":  # the file keeps its stamp under its new name, and what was below that is gone
+            # the file keeps its stamp under its new name, and what was below that is gone
+            if op[0] == "move":
                 old, new = str(op[1]), str(op[2])
-                moved = {new + name[len(old) :]: stamp for name, stamp in self._known.items() if name == old or name.startswith(f"{old}/")}
-                self._known = {name: stamp for name, stamp in self._known.items() if name != old and not name.startswith(f"{old}/")} | moved
+                moved = {
+                    new + name[len(old) :]: stamp
+                    for name, stamp in self._known.items()
+                    if name == old or name.startswith(f"{old}/")
+                }
+                self._known = {
+                    name: stamp
+                    for name, stamp in self._known.items()
+                    if name != old and not name.startswith(f"{old}/")
+                } | moved
 
     def mark(self, name: str) -> None:
         self.look()
@@ -86,7 +101,8 @@ class Recorder:
         self.recording = False
         try:
             paths = [self.inside(one) for one in (arguments[:2] if event == "os.rename" else arguments[:1])]
-            if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):  # relative to an open folder, as rmtree removes
+            # relative to an open folder, as rmtree removes
+            if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):
                 folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
                 paths = [self.inside(os.path.join(folder, arguments[0]))]
             self.note({"os.mkdir": "make", "os.rename": "move"}.get(event, "remove"), *paths)
@@ -113,13 +129,15 @@ def recorded(root: Path) -> Iterator[Recorder]:
     made.look()
 
 
-# --- replaying --------------------------------------------------------------------------------------------------------------------------
+# --- replaying ----------------------------------------------------------------------------------------------
 
 
 def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept") -> Tree:
-    """The files after the first calls. `data`: what was not synced is kept, cut in half, or lost; `names`: so are names, or lost.
+    """The files after the first calls. `data`: what was not synced is kept, cut in half, or lost; `names`: so
+    are names, or lost.
 
-    A name is lost when its folder was not synced after it was made, moved or removed. A file that was synced keeps its own.
+    A name is lost when its folder was not synced after it was made, moved or removed. A file that was synced
+    keeps its own.
     """
     tree: Tree = {}
     lost = _lost_names(made.ops[:first]) if names == "lost" else set()
@@ -144,7 +162,11 @@ def after(made: Recorder, first: int, *, data: str = "kept", names: str = "kept"
                 old = durable.get(path, b"")
                 whole = content if content.startswith(old) else b""
                 tree[path] = old if data == "lost" else content[: (len(old) + len(whole or content)) // 2]
-    return {path: content for path, content in tree.items() if all(str(up) in tree for up in Path(path).parents if str(up) != ".")}
+    return {
+        path: content
+        for path, content in tree.items()
+        if all(str(up) in tree for up in Path(path).parents if str(up) != ".")
+    }
 
 
 def _move(tree: dict[str, Any], old: str, new: str) -> None:
@@ -153,7 +175,8 @@ def _move(tree: dict[str, Any], old: str, new: str) -> None:
 
 
 def _lost_names(ops: Sequence[Op]) -> set[int]:
-    """The moves and removals since the last sync of their folder. Those of a folder are lost together, as a journal keeps their order."""
+    """The moves and removals since the last sync of their folder. Those of a folder are lost together, as a
+    journal keeps their order."""
     open_: dict[str, list[int]] = {}
     for number, (kind, path, *more) in enumerate(ops):
         if kind == "sync":
@@ -185,7 +208,7 @@ def put(tree: Tree, root: Path) -> None:
             (root / path).write_bytes(content)
 
 
-# --- what every state must be -----------------------------------------------------------------------------------------------------------
+# --- what every state must be -------------------------------------------------------------------------------
 
 
 @dataclass
@@ -203,7 +226,8 @@ class Twin:
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """A grid's cell that is begun, stopped in its fifth step, resumed, ended and reported, with all that it did to the disk."""
+    """A grid's cell that is begun, stopped in its fifth step, resumed, ended and reported, with all that it
+    did to the disk."""
     out = tmp_path_factory.mktemp("twin") / "out"
     out.mkdir()
     this = planned(out)
@@ -218,13 +242,25 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
 
 
 def grid_of(out: Path) -> Grid:
-    return Grid(name="g", folder=out / "grids" / "g", swept=(), cells=(Cell(overrides=(), label="", plan=planned(out)),))
+    return Grid(
+        name="g",
+        folder=out / "grids" / "g",
+        swept=(),
+        cells=(Cell(overrides=(), label="", plan=planned(out)),),
+    )
 
 
 def report_of(out: Path) -> None:
     """What a grid does after its last cell, or when the same command finds all of them done."""
     grid = grid_of(out)
-    assert multirun._report(grid, {cell.plan.identity: Result(summary={"status": "finished"}) for cell in grid.cells}, stopped=False) == 0
+    assert (
+        multirun._report(
+            grid,
+            {cell.plan.identity: Result(summary={"status": "finished"}) for cell in grid.cells},
+            stopped=False,
+        )
+        == 0
+    )
 
 
 def durable_step(made: Recorder, first: int) -> int:
@@ -247,7 +283,9 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> int:
         assert (ended["status"], load([this.run_dir]).unreadable) == ("finished", {}), what
         assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
     found = checkpoint.find(root, misfit=partial(_of_this_run, run=this.run_dir.name))
-    assert found.step >= least, f"{what}: the checkpoint of step {least} was whole, and {found.step} is found; {found.invalid}"
+    assert found.step >= least, (
+        f"{what}: the checkpoint of step {least} was whole, and {found.step} is found; {found.invalid}"
+    )
     assert not found.invalid or found.path is not None, f"{what}: {found.invalid}"
     if found.path is not None:
         known = (found.path / "metrics.jsonl").read_bytes()
@@ -295,7 +333,11 @@ def tried(twin: Twin, tmp_path: Path, *, every: int, resumed: Callable[[int], bo
 def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> None:
     put(after(twin.made, len(twin.made.ops)), tmp_path / "again")
     files = {str(path.relative_to(twin.out)): path for path in twin.out.rglob("*") if path.is_file()}
-    replayed = {str(path.relative_to(tmp_path / "again")): path for path in (tmp_path / "again").rglob("*") if path.is_file()}
+    replayed = {
+        str(path.relative_to(tmp_path / "again")): path
+        for path in (tmp_path / "again").rglob("*")
+        if path.is_file()
+    }
     assert replayed.keys() == files.keys()
     assert all(path.read_bytes() == files[name].read_bytes() for name, path in replayed.items())
     kinds = {op[0] for op in twin.made.ops}
@@ -312,7 +354,9 @@ def test_some_cuts_of_a_run_are_read_as_the_right_checkpoint_and_resume(twin: Tw
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_one_in_twenty_resumes(twin: Twin, tmp_path: Path) -> None:
+def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_one_in_twenty_resumes(
+    twin: Twin, tmp_path: Path
+) -> None:
     chance = random.Random(13)
     read, trained = tried(twin, tmp_path, every=1, resumed=lambda number: chance.random() < 1 / 20)
     print(f"{read} states of {len(twin.made.ops)} calls, {trained} trained to their end")
@@ -320,7 +364,9 @@ def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_one_in_twenty_re
     assert trained > 10
 
 
-def test_a_save_that_is_not_synced_would_be_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_that_is_not_synced_would_be_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The checker sees the fault that it is for: a writer that renames before its files are on the disk."""
     monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
     out = tmp_path / "out"

@@ -21,14 +21,18 @@ ARMS = {"gpt2-flash-gelu4x": {}, "gpt2-gqa-gelu4x": {"attention.n_kv_heads": 2}}
 def grid(tmp_path: Path) -> Path:
     """Two arms of three seeds."""
     runs = [
-        write_run(tmp_path, words=words, seed=seed, config=config, loss=3.3 + 0.01 * len(config) + 0.001 * seed)
+        write_run(
+            tmp_path, words=words, seed=seed, config=config, loss=3.3 + 0.01 * len(config) + 0.001 * seed
+        )
         for words, config in ARMS.items()
         for seed in range(3)
     ]
     folder = tmp_path / "grids" / "attention-seed-0123abcd"
     folder.mkdir(parents=True)
     cells = [{"identity": run.name.rpartition("-")[2], "run": run.name} for run in runs]
-    (folder / "grid.json").write_text(json.dumps({"name": folder.name, "swept": ["attention"], "cells": cells}))
+    (folder / "grid.json").write_text(
+        json.dumps({"name": folder.name, "swept": ["attention"], "cells": cells})
+    )
     return folder
 
 
@@ -49,8 +53,14 @@ def read_back(found: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Path) -> None:
-    workspace, report = read_back(written(str(grid), "--project", "p", "--entity", "e", to=tmp_path / "made.json"))
-    assert (workspace.entity, workspace.project, workspace.name) == ("e", "p", "nocap: attention-seed-0123abcd")
+    workspace, report = read_back(
+        written(str(grid), "--project", "p", "--entity", "e", to=tmp_path / "made.json")
+    )
+    assert (workspace.entity, workspace.project, workspace.name) == (
+        "e",
+        "p",
+        "nocap: attention-seed-0123abcd",
+    )
     sections = {section.name: section.panels for section in workspace.sections}
     assert [(section.name, section.is_open) for section in workspace.sections] == [
         ("Verdicts", True),
@@ -59,11 +69,19 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
         ("Where the time went", False),
     ]
     final, *curves = sections["Loss"]
-    assert final.range_x[0] < 3.3 < 3.312 < final.range_x[1] < 3.32, "the axis holds the losses at the end and little else"
+    assert final.range_x[0] < 3.3 < 3.312 < final.range_x[1] < 3.32, (
+        "the axis holds the losses at the end and little else"
+    )
     assert curves[0].range_x == (pytest.approx(0.1 * STEPS[-1]), None), "the first tenth is out of sight"
     assert curves[0].range_y[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
     assert workspace.runset_settings.pinned_columns[1:] == [
-        *("config:arm.value", "config:seed.value", "summary:val/loss", "summary:perf/tokens_per_s", "summary:verdict")
+        *(
+            "config:arm.value",
+            "config:seed.value",
+            "summary:val/loss",
+            "summary:perf/tokens_per_s",
+            "summary:verdict",
+        )
     ]
     lines = {panel.title for panel in sections["Where the time went"]}
     assert "train, s" in lines
@@ -107,16 +125,22 @@ def test_without_a_login_or_the_library_one_line_says_so(
     with pytest.raises(SystemExit, match="2"):
         dashboard.main([str(grid)])
     assert capsys.readouterr().err == (
-        "nocap: a dashboard is made in a W&B account, and there is no login: wandb login (--json FILE needs none)\n"
+        "nocap: a dashboard is made in a W&B account, and there is no login: wandb login "
+        "(--json FILE needs none)\n"
     )
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     with pytest.raises(SystemExit, match="2"):
         dashboard.main([str(grid), "--json", str(tmp_path / "made.json")])
-    assert capsys.readouterr().err == "nocap: a dashboard needs wandb_workspaces.reports.v2: pip install 'nocap[dashboard]'\n"
+    assert (
+        capsys.readouterr().err
+        == "nocap: a dashboard needs wandb_workspaces.reports.v2: pip install 'nocap[dashboard]'\n"
+    )
     assert not (tmp_path / "made.json").exists()
 
 
-def test_each_run_gets_the_verdict_of_its_arm(grid: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_run_gets_the_verdict_of_its_arm(
+    grid: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The summary of the run in W&B is where a column of the table of runs comes from."""
     ws, wr = dashboard._library()
     told: dict[str, dict[str, str]] = {}
@@ -144,7 +168,9 @@ def test_each_run_gets_the_verdict_of_its_arm(grid: Path, monkeypatch: pytest.Mo
     assert {verdict for name, verdict in said.items() if "gqa" in name} == {"worse"}
 
 
-def test_a_server_that_refuses_is_one_line(grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_refuses_is_one_line(
+    grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     ws, _ = dashboard._library()
 
     def refuse(self: object) -> None:

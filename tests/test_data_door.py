@@ -64,10 +64,12 @@ def test_every_source_composes_with_every_tokenizer(kind, tokenizer):
 
 def test_every_yaml_is_a_source_and_every_source_a_yaml():
     assert {path.stem for path in (ROOT / "conf" / "data").iterdir()} == set(options("data"))
-    assert {path.stem for path in (ROOT / "conf" / "tokenizer").iterdir()} == {item.name for item in Vocabulary}
+    assert {path.stem for path in (ROOT / "conf" / "tokenizer").iterdir()} == {
+        item.name for item in Vocabulary
+    }
 
 
-# --- prepare -----------------------------------------------------------------------------------------------------------------------
+# --- prepare ------------------------------------------------------------------------------------------------
 
 
 def test_shards_are_sorted_and_the_fingerprint_ignores_where_they_lie(folder, cache, tmp_path, monkeypatch):
@@ -76,7 +78,13 @@ def test_shards_are_sorted_and_the_fingerprint_ignores_where_they_lie(folder, ca
     (tmp_path / "home").mkdir()
     folder.rename(tmp_path / "home" / "moved")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    quoted = ["data=shards", "tokenizer=bytes", "data.train='~/moved/train_*.bin'", "data.val='~/moved/val_0.bin'"]  # ~ is Hydra's own
+    # ~ is Hydra's own
+    quoted = [
+        "data=shards",
+        "tokenizer=bytes",
+        "data.train='~/moved/train_*.bin'",
+        "data.val='~/moved/val_0.bin'",
+    ]
     assert load(quoted, cache).fingerprint == dataset.fingerprint
 
 
@@ -98,14 +106,23 @@ def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):
     [
         ("none_*.bin", "val_*.bin", "data.train must match at least one shard, got '{folder}/none_*.bin'"),
         ("train_*.bin", "none", "data.val must match at least one shard, got '{folder}/none'"),
-        ("*.bin", "val_*.bin", "data.val must not match a shard of data.train, got {folder}/val_0.bin in both"),
+        (
+            "*.bin",
+            "val_*.bin",
+            "data.val must not match a shard of data.train, got {folder}/val_0.bin in both",
+        ),
         (
             "train_*.bin",
             "copy.bin",
-            "data.val must not hold training data, got {folder}/copy.bin with the same bytes as {folder}/train_0.bin",
+            "data.val must not hold training data, got {folder}/copy.bin with the same bytes as "
+            "{folder}/train_0.bin",
         ),
         ("train_*.bin", "notes.txt", "{folder}/notes.txt: a shard must have a header"),
-        ("big.bin", "val_*.bin", "{folder}/big.bin: token ids must be below 257, the tokenizer's vocabulary, got 300 at token 1"),
+        (
+            "big.bin",
+            "val_*.bin",
+            "{folder}/big.bin: token ids must be below 257, the tokenizer's vocabulary, got 300 at token 1",
+        ),
     ],
 )
 def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, words):
@@ -116,17 +133,26 @@ def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, word
     assert words.format(folder=folder) in refused(["prepare", *shards(folder, train, val)], capsys)
 
 
-# --- the door ----------------------------------------------------------------------------------------------------------------------
+# --- the door -----------------------------------------------------------------------------------------------
 
 
 def test_help_and_list_answer_without_what_takes_long(tmp_path):
     code = (
-        "import sys; from nocap.data.__main__ import main; main([]); import nocap.data.prepare, nocap.options.data.fineweb;"
+        "import sys; from nocap.data.__main__ import main; main([]); import "
+        "nocap.data.prepare, nocap.options.data.fineweb;"
         "assert not {'torch', 'hydra', 'tiktoken', 'huggingface_hub'} & set(sys.modules);"
         "main(['list']); assert not {'torch', 'tiktoken', 'huggingface_hub'} & set(sys.modules)"
     )
     environment = os.environ | {"NOCAP_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert "prepare" in done.stdout
     assert "nothing yet" in done.stdout
 
@@ -136,7 +162,16 @@ def test_reader_that_has_gone_gets_no_traceback(tmp_path):
     os.close(read)
     environment = os.environ | {"NOCAP_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "nocap.data", "list"]
-    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command,
+        env=environment,
+        cwd=ROOT,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -177,7 +212,10 @@ def test_verify_names_each_bad_file_and_exits_1(folder, capsys):
         assert main(["verify", *shards(folder)]) == 1
         out, err = capsys.readouterr()
         assert [line.split()[1] for line in out.splitlines()] == [f"{folder}/train_0.bin"]
-        assert [line.split()[1] for line in err.splitlines()] == [f"{folder}/train_1.bin:", f"{folder}/val_0.bin:"]
+        assert [line.split()[1] for line in err.splitlines()] == [
+            f"{folder}/train_1.bin:",
+            f"{folder}/val_0.bin:",
+        ]
 
 
 def test_verify_finds_a_made_shard_that_changed(cache, capsys):

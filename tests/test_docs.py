@@ -24,7 +24,8 @@ from tests.tools import run_docs
 from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
 
 ALL = [block for page in pages() for block in blocks(page)]
-LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)  # in a line, or defined at a page's end
+# in a line, or defined at a page's end
+LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)
 COMPOSING = ("nocap.train", "nocap.profile", "nocap.bench")
 MINE = ("seed", "output_dir", "cache_dir")
 
@@ -78,10 +79,14 @@ def test_overrides_compose(block: Block) -> None:
 
 
 def _arms(arguments: list[str]) -> Iterator[list[str]]:
-    """The overrides of the first cell of a grid and, for each value that it sweeps, of a cell that has it; of each end of a search; of each
-    arm of a bench."""
+    """The overrides of the first cell of a grid and, for each value that it sweeps, of a cell that has it; of
+    each end of a search; of each arm of a bench."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
-    shared = [word for i, word in enumerate(arguments) if re.match(r"(?!hydra)[a-z_.]+=", word) and arguments[i - 1] != "--arm"]
+    shared = [
+        word
+        for i, word in enumerate(arguments)
+        if re.match(r"(?!hydra)[a-z_.]+=", word) and arguments[i - 1] != "--arm"
+    ]
     if arms:
         yield from ([*shared, *arm] for arm in arms)
         return
@@ -89,16 +94,25 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
     parsed = OverridesParser.create().parse_overrides(shared)
     if searched is not None:
         fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
-        yield from ([*fixed, *words] for words in ends(space_of([one for one in parsed if one.is_sweep_override()])))
+        yield from (
+            [*fixed, *words] for words in ends(space_of([one for one in parsed if one.is_sweep_override()]))
+        )
         return
-    values = {o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed}
-    first = [f"{key}={found[0]}" if found else o.input_line or "" for o, (key, found) in zip(parsed, values.items(), strict=True)]
+    values = {
+        o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed
+    }
+    first = [
+        f"{key}={found[0]}" if found else o.input_line or ""
+        for o, (key, found) in zip(parsed, values.items(), strict=True)
+    ]
     yield first
     for key, found in values.items():
         yield from ([*first, f"{key}={value}"] for value in (found or [])[1:] if key not in MINE)
 
 
-@pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "LOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "LOG.md"], ids=lambda page: page.name
+)
 def test_links_lead_to_files_and_headings(page: Path) -> None:
     for link in LINK.findall(page.read_text()):
         path, _, heading = link.partition("#")
@@ -117,7 +131,11 @@ def _headings(page: Path) -> set[str]:
 
 
 def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
-    rows = re.findall(r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| ((?:is|needs|runs|sets) [^|]*?) \| (.*) \|$",
+        (ROOT / "docs" / "commands.md").read_text(),
+        re.MULTILINE,
+    )
     assert dict(rows).keys() == {block.settings["not run"] for block in ALL if "not run" in block.settings}
     for name in re.findall(r"`(tests/\S+)`", " ".join(instead for _, instead in rows)):
         assert (ROOT / name).is_file(), name
@@ -141,20 +159,33 @@ def test_readme_is_short_and_plain() -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     assert len(lines) <= 120
-    prose = re.sub(r"```.*?```|<picture>.*?</picture>|!?\[([^\]]*)\]\([^)]*\)|^#.*?$", r"\1", text, flags=re.DOTALL | re.MULTILINE)
-    sentences = [len(one.split()) for one in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose) if one.split()]
+    prose = re.sub(
+        r"```.*?```|<picture>.*?</picture>|!?\[([^\]]*)\]\([^)]*\)|^#.*?$",
+        r"\1",
+        text,
+        flags=re.DOTALL | re.MULTILINE,
+    )
+    sentences = [
+        len(one.split()) for one in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose) if one.split()
+    ]
     assert max(sentences) <= 35
     assert sum(sentences) / len(sentences) <= 25
 
 
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
-    assert {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"} == {*run_docs.README}
+    assert {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"} == {
+        *run_docs.README
+    }
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, new = {ROOT / "README.md"}, {ROOT / "README.md"}
     while new:
-        linked = {(page.parent / link.partition("#")[0]).resolve() for page in new for link in LINK.findall(page.read_text())}
+        linked = {
+            (page.parent / link.partition("#")[0]).resolve()
+            for page in new
+            for link in LINK.findall(page.read_text())
+        }
         new = (linked & {*pages()}) - reached
         reached |= new
     assert {*pages()} - reached == set()
@@ -164,13 +195,16 @@ def test_every_page_is_reached_from_the_readme() -> None:
 def test_a_page_is_short(page: Path) -> None:
     lines = page.read_text().splitlines()
     assert len(lines) <= 150
-    assert [line for line in lines if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))] == []
+    assert [
+        line for line in lines if len(line) > 140 and not line.startswith(("|", "<!-- run", "     "))
+    ] == []
 
 
 def test_blocks_of_a_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "<!-- slow -->\n<!-- add: x=1 -->\n```sh\na b \\\n  c   # why\nfor i in 1 2; do\n  d $i\ndone | e\n```\n\n```text\n3 of … s\n```\n"
+        "<!-- slow -->\n<!-- add: x=1 -->\n```sh\na b \\\n  c   # why\nfor i in 1 2; do\n  d "
+        "$i\ndone | e\n```\n\n```text\n3 of … s\n```\n"
         "text\n<!-- run: f; g -->\n```sh\nh\n```\n```text\n```\n"
     )
     first, second = blocks(page, tmp_path)
@@ -191,6 +225,10 @@ def test_blocks_of_a_page(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("page", [page.relative_to(run_docs.ROOT) for page in pages()], ids=lambda page: page.stem)
-def test_every_command_runs_and_prints_what_the_page_shows(page: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "page", [page.relative_to(run_docs.ROOT) for page in pages()], ids=lambda page: page.stem
+)
+def test_every_command_runs_and_prints_what_the_page_shows(
+    page: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run_docs.main(["--slow", "--only", str(page)]) == 0, capfd.readouterr().out

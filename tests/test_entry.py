@@ -34,7 +34,12 @@ ARMS: dict[str, Json] = {
     "gpt2-gqa-gelu4x": {"loss": 3.28, "config": {"attention.n_kv_heads": 4}},
     "gpt2-flash-gelu3x": {"loss": 3.32, "config": {"mlp.expansion": 3.0}},
     "gpt2-mqa-gelu4x": {"loss": 3.3002, "config": {"attention.n_kv_heads": 1}},
-    "gpt2-flash-gelu4x-lr": {"loss": 3.29, "config": {"optimizer.lr": 0.006}, "source": "s1", "fingerprint": "bbbb"},
+    "gpt2-flash-gelu4x-lr": {
+        "loss": 3.29,
+        "config": {"optimizer.lr": 0.006},
+        "source": "s1",
+        "fingerprint": "bbbb",
+    },
 }
 
 
@@ -46,7 +51,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
             started, loss = f"2026-01-01T00:{seed}{number}:00", about["loss"] + rng.gauss(0, 0.0005)
             write_run(root, words=words, seed=seed, started=started, **{**about, "loss": loss})
     for seed, status in enumerate(("diverged", "finished", "finished")):
-        write_run(root, words="gpt2-flash-swiglu", config={"mlp.activation": "swiglu"}, seed=seed, status=status, loss=3.2 + seed / 1000)
+        write_run(
+            root,
+            words="gpt2-flash-swiglu",
+            config={"mlp.activation": "swiglu"},
+            seed=seed,
+            status=status,
+            loss=3.2 + seed / 1000,
+        )
     write_run(root, words="gpt2-flash-gelu4x", seed=9, status="running")
     write_run(root, words="gpt2-other", seed=0, val="v1")  # of another group
     for folder in (root / "runs").glob("*/"):
@@ -86,7 +98,7 @@ def verify(folder: Path, *words: str) -> tuple[int, list[str]]:
     return said.code, [*said.out.splitlines(), *said.err.splitlines()]
 
 
-# --- the same ----------------------------------------------------------------------------------------------------------------------
+# --- the same -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -100,14 +112,24 @@ def verify(folder: Path, *words: str) -> tuple[int, list[str]]:
     ],
     ids=str,
 )
-def test_an_entry_says_what_compare_says_and_says_it_again(outputs: Path, tmp_path: Path, question: Json) -> None:
-    words = [f"--{key}={value}" for key, values in question.items() for value in (values if isinstance(values, list) else [values])]
+def test_an_entry_says_what_compare_says_and_says_it_again(
+    outputs: Path, tmp_path: Path, question: Json
+) -> None:
+    words = [
+        f"--{key}={value}"
+        for key, values in question.items()
+        for value in (values if isinstance(values, list) else [values])
+    ]
     assert export.main(["entry", str(outputs), "-o", str(tmp_path / "entry"), *words]) == 0
     assert compare.main([str(outputs), "--json", str(tmp_path / "compared.json"), *words]) == 0
     content, expected = content_of(tmp_path / "entry"), json.loads((tmp_path / "compared.json").read_text())
     told = content["comparison"]
     assert len({arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}) >= 2
-    assert told == json.loads(json.dumps({key: value for key, value in expected.items() if key != "runs"}).replace(" on secret-host", ""))
+    assert told == json.loads(
+        json.dumps({key: value for key, value in expected.items() if key != "runs"}).replace(
+            " on secret-host", ""
+        )
+    )
     code, lines = verify(tmp_path / "entry")
     assert (code, len(lines)) == (0, 1)
     assert "says the same" in lines[0]
@@ -119,9 +141,14 @@ def test_what_an_entry_holds(original: Path, outputs: Path) -> None:
     (record,) = (outputs / "runs").glob(f"*-{run['identity']}")
     summary = json.loads((record / "summary.json").read_text())
     assert run["summary"]["sha256"] == summary["sha256"]
-    assert (run["summary"]["val_loss"], run["curve"]["step"]) == (summary["val_loss"], [0, 100, 200, 300, 400])
+    assert (run["summary"]["val_loss"], run["curve"]["step"]) == (
+        summary["val_loss"],
+        [0, 100, 200, 300, 400],
+    )
     assert run["parts"] == {
-        key: part for key, part in json.loads((record / "manifest.json").read_text())["parts"].items() if key != "config"
+        key: part
+        for key, part in json.loads((record / "manifest.json").read_text())["parts"].items()
+        if key != "config"
     }
     assert content["judge"].startswith("nocap ")
     assert content["command"].startswith("python -m nocap.export entry ")
@@ -133,7 +160,12 @@ def test_what_an_entry_holds(original: Path, outputs: Path) -> None:
 
 
 def test_a_verified_entry_is_a_comparison_like_any_other(folder: Path, outputs: Path) -> None:
-    assert verify(folder, "--json", f"{folder}/a.json", "--csv", f"{folder}/a.csv", "--html", f"{folder}/a.html")[0] == 0
+    assert (
+        verify(
+            folder, "--json", f"{folder}/a.json", "--csv", f"{folder}/a.csv", "--html", f"{folder}/a.html"
+        )[0]
+        == 0
+    )
     assert json.loads((folder / "a.json").read_text())["runs"] == [
         {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
         for run in json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
@@ -158,7 +190,13 @@ def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
             parts={},
             manifest={"attempts": [{}], "imported": mark},
             summary={"val_loss": loss + seed / 1000, "steps": 10},
-            curve=Curve(step=[0, 10], tokens=[0, 0], train_s=[0.0, 1.0], val_loss=[11.0, loss + seed / 1000], val_bpb=[None, None]),
+            curve=Curve(
+                step=[0, 10],
+                tokens=[0, 0],
+                train_s=[0.0, 1.0],
+                val_loss=[11.0, loss + seed / 1000],
+                val_bpb=[None, None],
+            ),
         )
         for arm, loss in (("base", 3.3), ("idea", 3.2))
         for seed in range(4)
@@ -175,7 +213,10 @@ def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     hostile = f"{EVIL}\x1b[2J\nsays the same"
     grid = made(3)
-    records = [Record(**{**vars_of(run), "name": f"{hostile}{run.name}", "status": run.status}) for run in grid.records]
+    records = [
+        Record(**{**vars_of(run), "name": f"{hostile}{run.name}", "status": run.status})
+        for run in grid.records
+    ]
     entry.write(compared(entry.bare(Found(records=records))), tmp_path, allow=[], command=f"x {hostile}")
     assert "<img" not in (tmp_path / "entry.md").read_text()
     assert "\x1b" not in (tmp_path / "entry.md").read_text()
@@ -191,7 +232,7 @@ def vars_of(run: Record) -> Json:
     return {name: getattr(run, name) for name in Record.__dataclass_fields__}
 
 
-# --- edits -------------------------------------------------------------------------------------------------------------------------
+# --- edits --------------------------------------------------------------------------------------------------
 
 
 def arm_of(content: Json, label: str) -> Json:
@@ -346,7 +387,7 @@ def test_another_judge_is_named_where_it_says_something_else(folder: Path) -> No
     assert "judged by nocap 7.0 (0123), now by nocap" in verify(folder)[1][-1]
 
 
-# --- refused -----------------------------------------------------------------------------------------------------------------------
+# --- refused ------------------------------------------------------------------------------------------------
 
 
 def _with(*path: str | int, value: Any) -> Callable[[Json], str]:
@@ -365,11 +406,20 @@ NO_ENTRY: dict[str, tuple[Callable[[Json], str], str]] = {
     "a list": (lambda content: "[]", "JSON object"),
     "nothing": (lambda content: "{}", "be an entry"),
     "a study's results": (_with("kind", value="study"), "be an entry"),
-    "newer": (lambda content: json.dumps({"schema_version": 99, "kind": "entry"}), "schema_version must be at most 1"),
+    "newer": (
+        lambda content: json.dumps({"schema_version": 99, "kind": "entry"}),
+        "schema_version must be at most 1",
+    ),
     "a version that is none": (_with("schema_version", value="1"), "schema_version must be an integer"),
     "NaN": (_with("question", "target", value=math.nan), "numbers must be finite"),
-    "deep": (lambda content: json.dumps({**content, "runs": 0}).replace('"runs": 0', f'"runs": {"[" * 100_000}'), "so deep"),
-    "a long number": (lambda content: json.dumps(content).replace('"target": 3.5', f'"target": {"9" * 5_000}'), "integer"),
+    "deep": (
+        lambda content: json.dumps({**content, "runs": 0}).replace('"runs": 0', f'"runs": {"[" * 100_000}'),
+        "so deep",
+    ),
+    "a long number": (
+        lambda content: json.dumps(content).replace('"target": 3.5', f'"target": {"9" * 5_000}'),
+        "integer",
+    ),
     "a number that no float holds": (_with("runs", 0, "summary", "val_loss", value=10**400), "too large"),
     "no rows": (_with("runs", value=[]), "question.baseline"),
     "rows of texts": (_with("runs", value=["x"]), "runs[0] must be an object"),
@@ -378,7 +428,10 @@ NO_ENTRY: dict[str, tuple[Callable[[Json], str], str]] = {
     "a curve with a hole": (_with("runs", 0, "curve", "val_loss", 0, value=None), "TypeError"),
     "no seed": (_with("runs", 0, "seed", value=None), "seed must be an integer"),
     "a key too many": (_with("runs", 0, "more", value=1), "more"),
-    "a run twice": (lambda content: json.dumps(sealed({**content, "runs": [*content["runs"], content["runs"][0]]})), "once each"),
+    "a run twice": (
+        lambda content: json.dumps(sealed({**content, "runs": [*content["runs"], content["runs"][0]]})),
+        "once each",
+    ),
     "a baseline that is no run": (_with("question", "baseline", value="/**"), "question.baseline"),
     "a target above all losses": (_with("question", "target", value=1e9), "--target"),
     "an unknown --allow": (_with("question", "allow", value=["everything"]), "--allow"),
@@ -412,7 +465,18 @@ def test_an_entry_has_its_own_question(folder: Path, word: str) -> None:
 @pytest.mark.parametrize("cases", [40, pytest.param(800, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
 def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases: int) -> None:
     rng, codes = random.Random(cases), set[int]()
-    hows = ["json"] * 12 + ["flip", "cut", "extend", "replace", "empty", "delete", "folder", "fifo", "link", "shut"]
+    hows = ["json"] * 12 + [
+        "flip",
+        "cut",
+        "extend",
+        "replace",
+        "empty",
+        "delete",
+        "folder",
+        "fifo",
+        "link",
+        "shut",
+    ]
     (tmp_path / "outside").mkdir()
     for _ in range(cases):
         folder = shutil.copytree(original, tmp_path / "copy")
@@ -428,10 +492,12 @@ def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases:
     assert codes == {0, 1, 2}
 
 
-# --- the command -------------------------------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------
 
 
-def test_runs_that_make_no_entry_leave_none(outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_make_no_entry_leave_none(
+    outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "open", status="running")
     file = tmp_path / "file"
     file.write_text("mine")
@@ -467,7 +533,9 @@ def test_an_entry_that_is_there_is_replaced_and_a_run_counts_once(outputs: Path,
     assert sorted(path.name for path in folder.iterdir()) == ["IDEA.md", "entry.json", "entry.md"]
 
 
-def test_a_secret_of_this_machine_is_in_no_entry(outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_this_machine_is_in_no_entry(
+    outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SOME_TOKEN", "gpt2-flash-swiglu")
     assert export.main(["entry", str(outputs), "-o", str(tmp_path / "entry")]) == 0
     for name in ("entry.json", "entry.md"):

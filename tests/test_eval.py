@@ -38,7 +38,8 @@ def asked(kind: str, *arguments: tuple[object, ...]) -> list[Instance]:
 
 @torch.no_grad()
 def by_hand(trained: Trained, tokens: list[int], scored: int) -> tuple[float, bool]:
-    """Of the last tokens, each from its own softmax over all tokens, before which stands what is before it."""
+    """Of the last tokens, each from its own softmax over all tokens, before which stands what is before
+    it."""
     logits_TV = trained.model.logits(torch.tensor([tokens[:-1]]))[0].double()
     total, greedy = 0.0, True
     for at in range(len(tokens) - 1 - scored, len(tokens) - 1):
@@ -48,10 +49,17 @@ def by_hand(trained: Trained, tokens: list[int], scored: int) -> tuple[float, bo
     return total, greedy
 
 
-def test_continuations_have_the_log_likelihoods_of_the_definition(trained: Trained, harnessed: Harnessed) -> None:
-    encode, eot, most = trained.encoding.encode_ordinary, trained.encoding.eot_token, trained.run.model.seq_len
+def test_continuations_have_the_log_likelihoods_of_the_definition(
+    trained: Trained, harnessed: Harnessed
+) -> None:
+    encode, eot, most = (
+        trained.encoding.encode_ordinary,
+        trained.encoding.eot_token,
+        trained.run.model.seq_len,
+    )
     rows = [([eot] * (context.strip() == "") + encode(context + text)) for context, text in PAIRS]
-    scored = [len(encode(text)) + (context == " ") for context, text in PAIRS]  # the space goes to the continuation
+    # the space goes to the continuation
+    scored = [len(encode(text)) + (context == " ") for context, text in PAIRS]
     likely = int(trained.model.logits(torch.tensor([encode("def main")]))[0, -1].argmax())
     greedy = ("def main", trained.encoding.decode([likely]))
     found = harnessed.loglikelihood(asked("loglikelihood", *PAIRS, greedy), disable_tqdm=True)
@@ -63,7 +71,9 @@ def test_continuations_have_the_log_likelihoods_of_the_definition(trained: Train
         harnessed.loglikelihood(asked("loglikelihood", ("a", LONG)), disable_tqdm=True)
 
 
-def test_a_whole_texts_tokens_count_once_each_with_as_much_context_as_fits(trained: Trained, harnessed: Harnessed) -> None:
+def test_a_whole_texts_tokens_count_once_each_with_as_much_context_as_fits(
+    trained: Trained, harnessed: Harnessed
+) -> None:
     most = trained.run.model.seq_len
     tokens = [trained.encoding.eot_token, *trained.encoding.encode_ordinary(LONG)]
     last = (len(tokens) - 1) % most
@@ -83,7 +93,11 @@ def test_a_continuation_is_greedy_up_to_its_stop(trained: Trained, harnessed: Ha
     text = trained.encoding.decode(tokens[8:])
     stop = text[3]
     whole, stopped = harnessed.generate_until(
-        asked("generate_until", ("def main", {"max_gen_toks": 6}), ("def main", {"max_gen_toks": 6, "until": [stop]}))
+        asked(
+            "generate_until",
+            ("def main", {"max_gen_toks": 6}),
+            ("def main", {"max_gen_toks": 6, "until": [stop]}),
+        )
     )
     assert whole == text
     assert stopped == text.partition(stop)[0]
@@ -94,7 +108,11 @@ def test_a_continuation_is_greedy_up_to_its_stop(trained: Trained, harnessed: Ha
         harnessed.generate_until(asked("generate_until", ("a", {"do_sample": True, "temperature": 1.0})))
 
 
-DOCUMENTS = [{"q": "def ", "a": ["x():", "zz!?"]}, {"q": "import ", "a": ["zq~~", "os.p"]}, {"q": "in", "a": ["t(1)", "~~~~"]}]
+DOCUMENTS = [
+    {"q": "def ", "a": ["x():", "zz!?"]},
+    {"q": "import ", "a": ["zq~~", "os.p"]},
+    {"q": "in", "a": ["t(1)", "~~~~"]},
+]
 
 
 @pytest.mark.slow
@@ -106,7 +124,10 @@ def test_a_task_of_ones_own_ends_in_the_same_answers(
     task = {
         "task": "own",
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "documents.jsonl")}, "cache_dir": str(tmp_path / "cache")},
+        "dataset_kwargs": {
+            "data_files": {"test": str(tmp_path / "documents.jsonl")},
+            "cache_dir": str(tmp_path / "cache"),
+        },
         "test_split": "test",
         "output_type": "multiple_choice",
         "doc_to_text": "{{q}}",
@@ -116,16 +137,29 @@ def test_a_task_of_ones_own_ends_in_the_same_answers(
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
     (tmp_path / "own.yaml").write_text(json.dumps(task))  # which is YAML
-    words = [undisturbed.run_dir.name, "--output-dir", str(undisturbed.output_dir), "--device", "cpu", "--json", str(tmp_path / "r.json")]
+    words = [
+        undisturbed.run_dir.name,
+        "--output-dir",
+        str(undisturbed.output_dir),
+        "--device",
+        "cpu",
+        "--json",
+        str(tmp_path / "r.json"),
+    ]
     assert door.main([*words, "--tasks", str(tmp_path / "own.yaml")]) == 0
     assert "|own " in capsys.readouterr().out
     found = json.loads((tmp_path / "r.json").read_text())
-    first = [max(range(2), key=lambda i: by_hand(trained, [*(one["q"] + one["a"][i]).encode()], 4)[0]) == 0 for one in DOCUMENTS]
+    first = [
+        max(range(2), key=lambda i: by_hand(trained, [*(one["q"] + one["a"][i]).encode()], 4)[0]) == 0
+        for one in DOCUMENTS
+    ]
     assert found["results"]["own"]["acc,none"] == pytest.approx(sum(first) / 3)
     assert (found["checkpoint_step"], found["n-samples"]["own"]["effective"]) == (30, 3)
 
 
-def test_refusals_are_one_line(undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals_are_one_line(
+    undisturbed: Undisturbed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [str(undisturbed.run_dir), "--tasks", "own.yaml"]
     cases = {
         "nocap: --limit must be at least 1, got 0": [*words, "--limit", "0"],

@@ -1,4 +1,5 @@
-"""A run's model as one file: nocap and a script of plain torch read from it the logits that the run's own model has."""
+"""A run's model as one file: nocap and a script of plain torch read from it the logits that the run's own
+model has."""
 
 from __future__ import annotations
 
@@ -41,12 +42,20 @@ OTHERS = {
         "model.tie_head=false",
         "norm=rmsnorm_gain",
     ),
-    "layernorm relu2 capped": ("norm=layernorm", "mlp=relu2", "model.qk_norm=true", "model.logit_softcap=15", "model.residual_scale=both"),
+    "layernorm relu2 capped": (
+        "norm=layernorm",
+        "mlp=relu2",
+        "model.qk_norm=true",
+        "model.logit_softcap=15",
+        "model.residual_scale=both",
+    ),
 }
 
 
 @pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS)
-def test_nocap_and_plain_torch_read_the_runs_own_logits(words: tuple[str, ...], tmp_path: Path, script: ModuleType) -> None:
+def test_nocap_and_plain_torch_read_the_runs_own_logits(
+    words: tuple[str, ...], tmp_path: Path, script: ModuleType
+) -> None:
     run_dir = planned(tmp_path, *words).run_dir
     start(planned(tmp_path, *words))
     file = tmp_path / "model.safetensors"
@@ -87,10 +96,19 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     config = json.loads(metadata["config"])
     wrong = {
         "got KeyError": (tensors, {}),
-        "kind must be one of": (tensors, {**metadata, "config": json.dumps({**config, "attention": {"kind": "os.system"}})}),
-        "values must be plain": (tensors, {**metadata, "config": json.dumps({**config, "output_dir": "${oc.env:HOME}"})}),
+        "kind must be one of": (
+            tensors,
+            {**metadata, "config": json.dumps({**config, "attention": {"kind": "os.system"}})},
+        ),
+        "values must be plain": (
+            tensors,
+            {**metadata, "config": json.dumps({**config, "output_dir": "${oc.env:HOME}"})},
+        ),
         "embedding.weight": ({**tensors, "embedding.weight": tensors["embedding.weight"][:5]}, metadata),
-        "finite weights": ({**tensors, "embedding.weight": tensors["embedding.weight"] * float("nan")}, metadata),
+        "finite weights": (
+            {**tensors, "embedding.weight": tensors["embedding.weight"] * float("nan")},
+            metadata,
+        ),
     }
     for reason, (changed, about) in wrong.items():
         save_file(changed, file, about)

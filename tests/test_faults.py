@@ -1,8 +1,10 @@
-"""The fault matrix: a row a fault, in the order of its table. Whatever is done to a run, the same command again ends where an undisturbed
-run ends, to the last bit of weights, optimizer and rows; or it is refused in one line, and nothing is lost.
+"""The fault matrix: a row a fault, in the order of its table. Whatever is done to a run, the same command
+again ends where an undisturbed run ends, to the last bit of weights, optimizer and rows; or it is refused in
+one line, and nothing is lost.
 
-There is no random state beside these: the order of the data is a function of seed and step, and no layer draws numbers. Faults that need
-a moment inside a step are injected by `tests/faults/sitecustomize.py`; the product knows nothing of them.
+There is no random state beside these: the order of the data is a function of seed and step, and no layer
+draws numbers. Faults that need a moment inside a step are injected by `tests/faults/sitecustomize.py`; the
+product knows nothing of them.
 """
 
 from __future__ import annotations
@@ -100,17 +102,25 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-# --- 1, 2: killed ------------------------------------------------------------------------------------------------------------------
+# --- 1, 2: killed -------------------------------------------------------------------------------------------
 
 
 KILLS = [1, 7, 10, 13]
 
 
 @pytest.mark.parametrize(
-    ("kills", "ranks"), [([10], 1), pytest.param(KILLS, 1, marks=pytest.mark.slow), pytest.param(KILLS, 2, marks=pytest.mark.slow)]
+    ("kills", "ranks"),
+    [
+        ([10], 1),
+        pytest.param(KILLS, 1, marks=pytest.mark.slow),
+        pytest.param(KILLS, 2, marks=pytest.mark.slow),
+    ],
 )
-def test_01_kill_at_any_step(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, kills: list[int], ranks: int) -> None:
-    """SIGKILL at these steps → restarted from the last checkpoint each time, state and rows of the clean run."""
+def test_01_kill_at_any_step(
+    tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, kills: list[int], ranks: int
+) -> None:
+    """SIGKILL at these steps → restarted from the last checkpoint each time, state and rows of the clean
+    run."""
     overrides = (f"trainer.devices={ranks}", "trainer.max_restarts=4", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *overrides, env=faulty(f"kill@{','.join(map(str, kills))}:rank{ranks - 1}"))
     assert done.code == 0, done.err
@@ -121,7 +131,9 @@ def test_01_kill_at_any_step(tmp_path: Path, door: Door, faulty: Faulty, undistu
 
 @linux
 @pytest.mark.slow
-def test_01_killed_again_and_again_it_ends_as_if_nothing_had_happened(tmp_path: Path, undisturbed: Undisturbed, door: Door) -> None:
+def test_01_killed_again_and_again_it_ends_as_if_nothing_had_happened(
+    tmp_path: Path, undisturbed: Undisturbed, door: Door
+) -> None:
     out, spent = tmp_path / "out", []
 
     def last_wall() -> float:
@@ -174,7 +186,8 @@ def test_01_killed_again_and_again_it_ends_as_if_nothing_had_happened(tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_01_killed_at_random_moments(tmp_path: Path, door: Door) -> None:
-    """With an optimizer of two parts; tests/test_grid_slow.py and tests/test_study_run.py kill the default's."""
+    """With an optimizer of two parts; tests/test_grid_slow.py and tests/test_study_run.py kill the
+    default's."""
     words = ("optimizer=muon",)
     assert door(*MEDIUM, *words, f"output_dir={tmp_path / 'clean'}").code == 0
     clean, chance = the_run(tmp_path / "clean"), random.Random(0)
@@ -184,7 +197,12 @@ def test_01_killed_at_random_moments(tmp_path: Path, door: Door) -> None:
         for _ in range(2):
             with attempt(out, *words) as running:
                 moment = time.monotonic() + chance.uniform(0, took_s)
-                wait_until(lambda running=running, moment=moment: running.process.poll() is not None or time.monotonic() > moment, "moment")
+                wait_until(
+                    lambda running=running, moment=moment: (
+                        running.process.poll() is not None or time.monotonic() > moment
+                    ),
+                    "moment",
+                )
                 if chance.random() < 0.3 and any(out.glob("runs/*")):
                     kill_worker(running)
                     running.end()
@@ -204,11 +222,14 @@ def writer(root: Path) -> tuple[checkpoint.Writer, Callable[..., list[str]]]:
     model(torch.ones(7)).sum().backward()
     optimizer.step()
     made = checkpoint.Writer(root, background=False)
-    return made, partial(made.save, model=model, optimizers=[optimizer], keep=2, must=False, rows=b'{"step": 0}\n')
+    return made, partial(
+        made.save, model=model, optimizers=[optimizer], keep=2, must=False, rows=b'{"step": 0}\n'
+    )
 
 
 def test_02_kill_during_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped before any of a save's calls to the disk → the newest valid one is found, and what was left is known."""
+    """Stopped before any of a save's calls to the disk → the newest valid one is found, and what was left is
+    known."""
 
     class Killed(BaseException):
         pass
@@ -250,7 +271,8 @@ def test_02_kill_during_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
-    """Written while training goes on, as on a GPU → what is on disk is the step's own state; a failure is a line at the next save."""
+    """Written while training goes on, as on a GPU → what is on disk is the step's own state; a failure is a
+    line at the next save."""
     import torch
     from safetensors.torch import load_file
 
@@ -275,7 +297,7 @@ def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
         made.save(step=16, model=model, optimizers=[optimizer], state={}, keep=2, must=True)
 
 
-# --- 3 to 7: the disk --------------------------------------------------------------------------------------------------------------
+# --- 3 to 7: the disk ---------------------------------------------------------------------------------------
 
 
 def test_03_corrupt_checkpoint_is_named_and_the_one_before_is_used(
@@ -326,7 +348,9 @@ def test_04_flipped_cut_or_missing_files_are_named(preempted: tuple[Path, Finish
             if kind == "missing":
                 (newest / file).unlink()
             elif kind == "cut":
-                (newest / file).write_bytes((newest / file).read_bytes()[: (newest / file).stat().st_size // 2])
+                (newest / file).write_bytes(
+                    (newest / file).read_bytes()[: (newest / file).stat().st_size // 2]
+                )
             else:
                 flip(newest / file)
             found = find(folder)
@@ -371,7 +395,8 @@ def test_06_without_a_valid_checkpoint_it_refuses_and_deletes_nothing(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to write to")
 def test_07_disk_full_at_a_row(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
-    """ENOSPC at a row → the run stops with a line and exit code 1; with room again, it ends as the clean run."""
+    """ENOSPC at a row → the run stops with a line and exit code 1; with room again, it ends as the clean
+    run."""
     out = tmp_path / "out"
     done = door(*MEDIUM, f"output_dir={out}", env=faulty("full@17"))
     assert done.code == 1
@@ -392,8 +417,11 @@ def test_07_disk_full_at_the_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_07_disk_full_at_a_checkpoint(preempted: tuple[Path, Finished], tmp_path: Path, undisturbed: Undisturbed, door: Door) -> None:
-    """No room for a checkpoint → a line, and training goes on; none for the last → exit code 1. The old one stays, and is resumed from."""
+def test_07_disk_full_at_a_checkpoint(
+    preempted: tuple[Path, Finished], tmp_path: Path, undisturbed: Undisturbed, door: Door
+) -> None:
+    """No room for a checkpoint → a line, and training goes on; none for the last → exit code 1. The old one
+    stays, and is resumed from."""
     out = copied(preempted, tmp_path)
     before = checkpoints(out)
     limit = (before[0] / "model.safetensors").stat().st_size - 1  # bytes that a file may have
@@ -411,7 +439,7 @@ def test_07_disk_full_at_a_checkpoint(preempted: tuple[Path, Finished], tmp_path
     assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
 
 
-# --- 8, 9: asked to stop -----------------------------------------------------------------------------------------------------------
+# --- 8, 9: asked to stop ------------------------------------------------------------------------------------
 
 
 def test_09_signals_on_signals_are_one_stop_that_resumes(
@@ -437,7 +465,8 @@ def test_09_signals_on_signals_are_one_stop_that_resumes(
 
 @pytest.mark.slow
 def test_08_stop_reaches_every_rank(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
-    """Slurm's warning and a SIGTERM to a run of two ranks → one checkpoint of one step, exit code 75, and an exact resume."""
+    """Slurm's warning and a SIGTERM to a run of two ranks → one checkpoint of one step, exit code 75, and an
+    exact resume."""
     out, code = tmp_path / "out", 0
     for _ in range(3):  # on a machine that stands still for a second the run may finish first
         with attempt(out, "trainer.devices=2", "trainer.checkpoint_every=0") as running:
@@ -467,13 +496,16 @@ def test_08_stop_during_the_start_up_is_a_preemption(tmp_path: Path) -> None:
         assert summary_of(running.run_dir)["status"] == "preempted"
 
 
-# --- 10, 11: ranks -----------------------------------------------------------------------------------------------------------------
+# --- 10, 11: ranks ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @linux
-def test_10_dead_rank_without_restarts(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed) -> None:
-    """A rank dies, no restart is allowed → soon a failure that names rank and step; no process stays; then resumed by hand."""
+def test_10_dead_rank_without_restarts(
+    tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed
+) -> None:
+    """A rank dies, no restart is allowed → soon a failure that names rank and step; no process stays; then
+    resumed by hand."""
     words = ("trainer.devices=2", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *words, "trainer.max_restarts=0", env=faulty("kill@13:rank1"))
     assert done.code == 1
@@ -489,8 +521,11 @@ def test_10_dead_rank_without_restarts(tmp_path: Path, door: Door, faulty: Fault
 @pytest.mark.slow
 @linux
 @pytest.mark.parametrize(("fault", "ranks"), [("hang@13:rank1", 2), ("stop@13", 1)])
-def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, fault: str, ranks: int) -> None:
-    """A rank stands still → after the stated time it is named, with its step, and the run starts again and ends as the clean one."""
+def test_11_hung_rank(
+    tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, fault: str, ranks: int
+) -> None:
+    """A rank stands still → after the stated time it is named, with its step, and the run starts again and
+    ends as the clean one."""
     words = (f"trainer.devices={ranks}", "trainer.hang_timeout_s=15", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *words, env=faulty(fault), timeout=240)
     assert done.code == 0, done.err
@@ -499,14 +534,19 @@ def test_11_hung_rank(tmp_path: Path, door: Door, faulty: Faulty, undisturbed: U
     assert not processes(the_run(tmp_path / "out"))
 
 
-# --- 12, 13: numbers ---------------------------------------------------------------------------------------------------------------
+# --- 12, 13: numbers ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_12_non_finite_loss_on_one_rank(tmp_path: Path, door: Door, faulty: Faulty, ranks: int) -> None:
     """NaN on one rank → every rank stops before the update, and the batch is named."""
-    done = door(*MEDIUM, f"trainer.devices={ranks}", f"output_dir={tmp_path / 'out'}", env=faulty(f"nan@13:rank{ranks - 1}"))
+    done = door(
+        *MEDIUM,
+        f"trainer.devices={ranks}",
+        f"output_dir={tmp_path / 'out'}",
+        env=faulty(f"nan@13:rank{ranks - 1}"),
+    )
     assert done.code == 1
     summary, rows = summary_of(the_run(tmp_path / "out")), rows_of(the_run(tmp_path / "out"))
     assert summary["status"] == "diverged"
@@ -524,7 +564,11 @@ def test_12_diverged_run_stops_before_the_update_and_names_the_batch(tmp_path: P
     assert summary["status"] == "diverged"
     step = rows[-1]["step"]
     assert rows[-1]["train/loss"] is None or rows[-1]["train/grad_norm"] is None
-    assert summary["diverged"] == {**summary["diverged"], "step": step, "sequences": [step * 16, step * 16 + 16]}  # type: ignore[dict-item]
+    assert summary["diverged"] == {
+        **summary["diverged"],
+        "step": step,
+        "sequences": [step * 16, step * 16 + 16],
+    }  # type: ignore[dict-item]
     assert "diverged: " in done.out
     assert [path.name for path in (run_dir / "checkpoints").iterdir()] == [f"step-{step:08d}"]
     again = door(*SMALL, *EXPLODING, "trainer.checkpoint_every=1", f"output_dir={tmp_path}")
@@ -535,7 +579,12 @@ def test_12_diverged_run_stops_before_the_update_and_names_the_batch(tmp_path: P
 def test_12_last_validation_that_is_not_finite_is_no_finish(tmp_path: Path, door: Door) -> None:
     done = door(*SMALL, "trainer.steps=1", *EXPLODING, f"output_dir={tmp_path}")
     summary = summary_of(the_run(tmp_path))
-    assert (done.code, summary["status"], summary["val_loss"], summary["val_step"]) == (1, "diverged", None, 1)
+    assert (done.code, summary["status"], summary["val_loss"], summary["val_step"]) == (
+        1,
+        "diverged",
+        None,
+        1,
+    )
 
 
 def test_13_spikes_are_those_of_the_definition() -> None:
@@ -543,7 +592,10 @@ def test_13_spikes_are_those_of_the_definition() -> None:
     chance = np.random.default_rng(0)
     losses = 4.0 + 0.1 * chance.standard_normal(400)
     losses[[20, 60, 61, 300]] += 9.0
-    found = {step: above(losses[max(0, step - WINDOW) : step].tolist(), float(loss)) for step, loss in enumerate(losses)}
+    found = {
+        step: above(losses[max(0, step - WINDOW) : step].tolist(), float(loss))
+        for step, loss in enumerate(losses)
+    }
     seen, expected = {step: sigmas for step, sigmas in found.items() if sigmas > SIGMAS}, {}
     for step in range(ENOUGH, 400):
         window = losses[max(0, step - WINDOW) : step]
@@ -556,7 +608,8 @@ def test_13_spikes_are_those_of_the_definition() -> None:
 
 @pytest.mark.slow
 def test_13_spike_is_logged_not_skipped(tmp_path: Path, door: Door, faulty: Faulty) -> None:
-    """A loss ×1000 → its row, a line and the summary say so, it is trained on, and a resumed run sees the same."""
+    """A loss ×1000 → its row, a line and the summary say so, it is trained on, and a resumed run sees the
+    same."""
     words = ("trainer.steps=48", "trainer.log_every=100", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *words, env=faulty("spike@40!+kill@44"))
     assert done.code == 0, done.err
@@ -568,7 +621,7 @@ def test_13_spike_is_logged_not_skipped(tmp_path: Path, door: Door, faulty: Faul
     assert (tmp_path / "faults" / "rank0-changed").exists()
 
 
-# --- 14 to 17: data ----------------------------------------------------------------------------------------------------------------
+# --- 14 to 17: data -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -578,7 +631,13 @@ def shards(tmp_path: Path) -> tuple[str, ...]:
     for name, tokens in (("train_0", 60_000), ("train_1", 50_000), ("val", 10_000)):
         write_shard(tmp_path / "shards" / f"{name}.bin", chance.integers(0, 256, tokens))
     small = [word for word in MEDIUM if not word.startswith("data")]
-    return (*small, "data=shards", "tokenizer=bytes", f"data.train={tmp_path}/shards/train_*.bin", f"data.val={tmp_path}/shards/val.bin")
+    return (
+        *small,
+        "data=shards",
+        "tokenizer=bytes",
+        f"data.train={tmp_path}/shards/train_*.bin",
+        f"data.val={tmp_path}/shards/val.bin",
+    )
 
 
 def header(index: int, value: int) -> Callable[[bytes], bytes]:
@@ -618,8 +677,11 @@ def test_14_15_16_bad_shard(tmp_path: Path, here: Door, shards: tuple[str, ...])
 
 
 @pytest.mark.slow
-def test_17_data_changed_before_the_resume(tmp_path: Path, door: Door, faulty: Faulty, shards: tuple[str, ...]) -> None:
-    """A shard changes between start and resume → refused, the begun run named, nothing started beside it; put back, it resumes."""
+def test_17_data_changed_before_the_resume(
+    tmp_path: Path, door: Door, faulty: Faulty, shards: tuple[str, ...]
+) -> None:
+    """A shard changes between start and resume → refused, the begun run named, nothing started beside it; put
+    back, it resumes."""
     out, shard = tmp_path / "out", tmp_path / "shards" / "train_0.bin"
     assert door(*shards, f"output_dir={out}", "trainer.max_restarts=0", env=faulty("kill@13")).code == 1
     sound = shard.read_bytes()
@@ -636,13 +698,14 @@ def test_17_data_changed_before_the_resume(tmp_path: Path, door: Door, faulty: F
         plan(compose([*shards, f"output_dir={out}", "trainer.seq_len=1"]), choices={})
 
 
-# --- 18, 19: locks -----------------------------------------------------------------------------------------------------------------
+# --- 18, 19: locks ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @linux
 def test_18_19_one_writer_and_its_lock_dies_with_it(tmp_path: Path, door: Door) -> None:
-    """A second process on the same run → refused at once, the holder named; the holder killed → the lock is free."""
+    """A second process on the same run → refused at once, the holder named; the holder killed → the lock is
+    free."""
     out = tmp_path / "out"
     with attempt(out, "trainer.steps=2000") as running:
         running.wait_for_row(1)
@@ -654,12 +717,15 @@ def test_18_19_one_writer_and_its_lock_dies_with_it(tmp_path: Path, door: Door) 
         assert time.monotonic() - began < 30
         running.end(signal.SIGKILL)
     with attempt(out, "trainer.steps=2000") as running:
-        running.wait_for(lambda: len(json.loads((running.run_dir / "manifest.json").read_text())["attempts"]) == 2, "its manifest")
+        running.wait_for(
+            lambda: len(json.loads((running.run_dir / "manifest.json").read_text())["attempts"]) == 2,
+            "its manifest",
+        )
         code, _, _ = running.end(signal.SIGTERM)
         assert code == 75
 
 
-# --- 20, 21: trackers. A wandb that dies or freezes in the middle: tests/test_tracking.py ------------------------------------------
+# --- 20, 21: trackers. A wandb that dies or freezes in the middle: tests/test_tracking.py -------------------
 
 
 @pytest.mark.slow
@@ -689,7 +755,7 @@ def test_21_rewound_tracker(tmp_path: Path, door: Door, faulty: Faulty, undistur
     assert [row["step"] for row in history(run_dir)] == list(range(31))
 
 
-# --- 22: another number of ranks ---------------------------------------------------------------------------------------------------
+# --- 22: another number of ranks ----------------------------------------------------------------------------
 
 
 FOUR = ("trainer.batch_tokens=4096", "trainer.steps=16")  # four micro-batches a step
@@ -698,7 +764,8 @@ FOUR = ("trainer.batch_tokens=4096", "trainer.steps=16")  # four micro-batches a
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
 def test_22_other_number_of_ranks(tmp_path: Path, door: Door, faulty: Faulty, first: int, then: int) -> None:
-    """Begun on two ranks and ended on one, or the other way → the same batches, losses within 1e-6, and the record says so."""
+    """Begun on two ranks and ended on one, or the other way → the same batches, losses within 1e-6, and the
+    record says so."""
     out = tmp_path / "out"
     assert door(*MEDIUM, *FOUR, f"output_dir={tmp_path / 'one'}").code == 0
     words = (*MEDIUM, *FOUR, "trainer.max_restarts=0", f"output_dir={out}")
@@ -711,7 +778,7 @@ def test_22_other_number_of_ranks(tmp_path: Path, door: Door, faulty: Faulty, fi
     assert [each["devices"] for each in attempts] == [first, then]
 
 
-# --- 23 to 26: what somebody may have put there ------------------------------------------------------------------------------------
+# --- 23 to 26: what somebody may have put there -------------------------------------------------------------
 
 
 class Payload:
@@ -732,20 +799,26 @@ def test_23_checkpoint_holds_tensors_and_json_only(preempted: tuple[Path, Finish
             content = file.read_bytes()
             assert not content.startswith((b"PK", b"\x80")), file  # a zip or a pickle
             if file.suffix.startswith(".json"):
-                assert [json.loads(line) for line in (content.splitlines() if file.suffix == ".jsonl" else [content])]
+                assert [
+                    json.loads(line)
+                    for line in (content.splitlines() if file.suffix == ".jsonl" else [content])
+                ]
             else:
                 assert load_file(file)
 
 
 def test_23_pickle_in_a_checkpoint(preempted: tuple[Path, Finished], tmp_path: Path) -> None:
-    """A pickle with a payload and the right checksums → not found, nothing of it runs; the one before is. Resumed from as in 03."""
+    """A pickle with a payload and the right checksums → not found, nothing of it runs; the one before is.
+    Resumed from as in 03."""
     out, proof = copied(preempted, tmp_path), tmp_path / "proof"
     newest, before = checkpoints(out)
     (newest / "model.safetensors").write_bytes(pickle.dumps(Payload(proof)))
     stamp(newest)
     found = checkpoint.find(newest.parent)
     assert found.path == before
-    assert [line.startswith(f"{newest}: model.safetensors cannot be read") for line in found.invalid] == [True]
+    assert [line.startswith(f"{newest}: model.safetensors cannot be read") for line in found.invalid] == [
+        True
+    ]
     assert not proof.exists()
 
 
@@ -766,7 +839,11 @@ def test_23_checkpoint_of_another_model(preempted: tuple[Path, Finished], tmp_pa
 
 def test_24_target_in_a_command(tmp_path: Path, here: Door) -> None:
     """`_target_` on the command line → no key, refused."""
-    for override in ("+model._target_=os.system", "+trainer={_target_: pathlib.Path.unlink}", "+_target_=builtins.exec"):
+    for override in (
+        "+model._target_=os.system",
+        "+trainer={_target_: pathlib.Path.unlink}",
+        "+_target_=builtins.exec",
+    ):
         with pytest.raises(ValueError, match="_target_") as caught:
             compose([*SMALL, override])
         assert "\n" not in str(caught.value)
@@ -774,8 +851,11 @@ def test_24_target_in_a_command(tmp_path: Path, here: Door) -> None:
     assert (done.code, done.err) == (2, f"nocap: {caught.value}\n")
 
 
-def test_24_target_in_a_record(undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`_target_`, a yaml tag, or an interpolation of the environment in a record's config → refused, nothing runs, nothing is read."""
+def test_24_target_in_a_record(
+    undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`_target_`, a yaml tag, or an interpolation of the environment in a record's config → refused, nothing
+    runs, nothing is read."""
     monkeypatch.setenv("MY_TOKEN", "abcdefgh")
     sound = (undisturbed.run_dir / "config.yaml").read_text()
     path, proof = tmp_path / "config.yaml", tmp_path / "proof"
@@ -799,8 +879,14 @@ def test_24_target_in_a_record(undisturbed: Undisturbed, tmp_path: Path, monkeyp
 
 @pytest.mark.slow
 def test_25_secret_in_a_config(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
-    """A secret of the environment reaches the config → it is in no file of the run, W&B's included; a word of the schema is no secret."""
-    secrets = {"MY_API_KEY": "k3y-of-mine", "OTHER_TOKEN": "shuffled", "HOME": str(tmp_path), "WANDB_MODE": "offline"}
+    """A secret of the environment reaches the config → it is in no file of the run, W&B's included; a word of
+    the schema is no secret."""
+    secrets = {
+        "MY_API_KEY": "k3y-of-mine",
+        "OTHER_TOKEN": "shuffled",
+        "HOME": str(tmp_path),
+        "WANDB_MODE": "offline",
+    }
     words = [word for word in MEDIUM if not word.startswith("tracker")]
     tracker = ("tracker=wandb", "tracker.tags=['${oc.env:MY_API_KEY}']", "tracker.group=${oc.env:MY_API_KEY}")
     done = door(*words, *tracker, f"output_dir={tmp_path / 'out'}", env=secrets)
@@ -825,21 +911,35 @@ def spoil_checkpoint(chance: random.Random, folder: Path) -> None:
         case 1:
             file.write_bytes((1 << 60).to_bytes(8, "little") + b"{}")  # a header longer than any file
         case 2:
-            save_file({key: value for key, value in tensors.items() if key.rpartition("/")[0] != name.rpartition("/")[0]}, file)
+            save_file(
+                {
+                    key: value
+                    for key, value in tensors.items()
+                    if key.rpartition("/")[0] != name.rpartition("/")[0]
+                },
+                file,
+            )
         case 3:
             save_file({**tensors, f"{name}/more": tensors[name].clone()}, file)
         case 4:
             save_file({**tensors, name: tensors[name].new_zeros(3, 3, 3)}, file)
         case 5:
-            (folder / "state.json").write_text(chance.choice(["[]", '{"step": "x"}', "{", '{"step": 3}', "[" * 100_000]))
-            sums = {each.name: checkpoint.sha256(each) for each in folder.iterdir() if each.name != "manifest.json"}
+            (folder / "state.json").write_text(
+                chance.choice(["[]", '{"step": "x"}', "{", '{"step": 3}', "[" * 100_000])
+            )
+            sums = {
+                each.name: checkpoint.sha256(each)
+                for each in folder.iterdir()
+                if each.name != "manifest.json"
+            }
             (folder / "manifest.json").write_text(json.dumps(sums))
             return
     stamp(folder)
 
 
 def test_23_malformed_checkpoints_are_each_one_line(tmp_path: Path) -> None:
-    """30 checkpoints with right checksums, each with something else wrong → each refused in one line that names it."""
+    """30 checkpoints with right checksums, each with something else wrong → each refused in one line that
+    names it."""
     import torch
 
     chance, model = random.Random(100), torch.nn.Linear(7, 5)
@@ -867,5 +967,10 @@ def test_26_script_in_a_name(tmp_path: Path) -> None:
 
 
 def test_the_table_has_all_its_rows() -> None:
-    rows = {int(number) for name in globals() for number in re.findall(r"_(\d\d)(?=_)", name) if name.startswith("test_")}
+    rows = {
+        int(number)
+        for name in globals()
+        for number in re.findall(r"_(\d\d)(?=_)", name)
+        if name.startswith("test_")
+    }
     assert rows == set(range(1, 27))

@@ -1,4 +1,5 @@
-"""FineWeb from a hub on this machine, through the door: downloaded, verified, kept, and refused in one line when something is wrong."""
+"""FineWeb from a hub on this machine, through the door: downloaded, verified, kept, and refused in one line
+when something is wrong."""
 
 import hashlib
 import http.server
@@ -19,7 +20,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """The hub's resolve URLs. `harm` maps a file's name to what goes wrong with it: once for `cut`, always for the others."""
+    """The hub's resolve URLs. `harm` maps a file's name to what goes wrong with it: once for `cut`, always
+    for the others."""
 
     daemon_threads = True
 
@@ -70,7 +72,9 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 
     def send(self, name: str, body: bool):
         whole, harm = self.server.files[name], self.server.harm.get(name)
-        start = int(self.headers["Range"].removeprefix("bytes=").rstrip("-")) if "Range" in self.headers else 0
+        start = (
+            int(self.headers["Range"].removeprefix("bytes=").rstrip("-")) if "Range" in self.headers else 0
+        )
         self.send_response(206 if start else 200)
         self.send_header("X-Repo-Commit", COMMIT)
         etag = "b" * 40 if harm == "no sha256" else hashlib.sha256(whole).hexdigest()
@@ -97,7 +101,9 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(tmp_path):
     files = {}
-    for seed, name in enumerate(("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin")):
+    for seed, name in enumerate(
+        ("fineweb_val_000000.bin", "fineweb_train_000001.bin", "fineweb_train_000002.bin")
+    ):
         write_shard(tmp_path / "served" / name, (np.arange(3000) * (seed + 7)) % 50257)
         files[name] = (tmp_path / "served" / name).read_bytes()
     with Hub(files) as server:
@@ -110,15 +116,33 @@ def hub(tmp_path):
 
 @pytest.fixture
 def door(tmp_path, hub, monkeypatch):
-    """A command about a few shards of this hub. The hub's client reads its environment when it is imported: each call imports it anew."""
+    """A command about a few shards of this hub. The hub's client reads its environment when it is imported:
+    each call imports it anew."""
     for name in [name for name in os.environ if "proxy" in name.lower() or name.startswith("HF_")]:
         monkeypatch.delenv(name)
-    ours = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    ours = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
 
     def run(verb: str = "prepare", *overrides: str, shards: int = 2, **more: str) -> Finished:
         forget()
-        words = [verb, "data=fineweb", "tokenizer=gpt2", f"data.repo={REPO}", f"data.train_shards={shards}", *overrides]
-        return called(*words, cwd=tmp_path, module="nocap.data.__main__", env=ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | more)
+        words = [
+            verb,
+            "data=fineweb",
+            "tokenizer=gpt2",
+            f"data.repo={REPO}",
+            f"data.train_shards={shards}",
+            *overrides,
+        ]
+        return called(
+            *words,
+            cwd=tmp_path,
+            module="nocap.data.__main__",
+            env=ours | {"NOCAP_CACHE": str(tmp_path / "cache")} | more,
+        )
 
     yield run
     forget()  # of this hub
@@ -153,13 +177,17 @@ def test_downloaded_then_read_without_a_network(hub, door):
 
 def test_a_broken_transfer_goes_on_where_it_stopped(tmp_path, hub, door):
     name = "fineweb_train_000001.bin"
-    write_shard(tmp_path / name, np.arange(12_000_000) % 50257)  # the hub's client keeps what came in chunks of 10 MiB
+    # the hub's client keeps what came in chunks of 10 MiB
+    write_shard(tmp_path / name, np.arange(12_000_000) % 50257)
     hub.files[name] = (tmp_path / name).read_bytes()
     hub.harm[name] = "cut"
     done = door(shards=1)
     assert done.code == 0, done.err
     assert "12,000,000 train" in done.out
-    assert [line for line in hub.seen if line.startswith(f"GET {name}")] == [f"GET {name}", f"GET {name} bytes={10 * 2**20}-"]
+    assert [line for line in hub.seen if line.startswith(f"GET {name}")] == [
+        f"GET {name}",
+        f"GET {name} bytes={10 * 2**20}-",
+    ]
 
 
 def test_what_came_before_a_failure_is_kept(hub, door):
@@ -187,16 +215,25 @@ def test_a_file_cut_in_the_cache_is_refused(tmp_path, hub, door):
     assert door().code == 0
     (path,) = (tmp_path / "hf").rglob("fineweb_train_000001.bin")
     os.truncate(path.resolve(), 2000)
-    assert re.search("fineweb_train_000001.bin: truncated: a shard of 3000 tokens must have 7024 bytes, got 2000; remove", refused(door()))
+    assert re.search(
+        "fineweb_train_000001.bin: truncated: a shard of 3000 tokens must have 7024 bytes, got 2000; remove",
+        refused(door()),
+    )
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["data.train_shards=3"], "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, got 3"),
+        (
+            ["data.train_shards=3"],
+            "data.train_shards must not ask for more than .* has: no fineweb_train_000003.bin, got 3",
+        ),
         (["data.repo=no/body"], "data.repo must be a dataset that the hub shows you, got 'no/body'"),
         (["data.repo=a/b/c"], "data.repo must be a name on the hub, got 'a/b/c'"),
-        (["data.revision=old"], "data.revision must be a branch, a tag or a commit of someone/fineweb, got 'old'"),
+        (
+            ["data.revision=old"],
+            "data.revision must be a branch, a tag or a commit of someone/fineweb, got 'old'",
+        ),
         (["tokenizer=bytes"], "tokenizer.vocabulary must be gpt2 for data=fineweb"),
     ],
 )

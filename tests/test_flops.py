@@ -1,4 +1,5 @@
-"""FLOPs a token: the known figures, torch's own counter component by component, and the window's average by direct count."""
+"""FLOPs a token: the known figures, torch's own counter component by component, and the window's average by
+direct count."""
 
 import pytest
 import torch
@@ -18,7 +19,10 @@ def test_gpt2_124m():
     run = compose(D12)
     assert f"{flops_per_token(run, vocab_size=50257)[0] / 1e6:.1f}" == "797.8"
     assert f"{flops_per_token(run, vocab_size=50257, causal=False)[0] / 1e6:.1f}" == "854.4"
-    assert flops_per_token(run, vocab_size=50257, causal=False) == (6 * 123_532_032 + 12 * 12 * 1024 * 768, "arithmetic")
+    assert flops_per_token(run, vocab_size=50257, causal=False) == (
+        6 * 123_532_032 + 12 * 12 * 1024 * 768,
+        "arithmetic",
+    )
 
 
 def counted(run: Run, vocab_size: int) -> dict[str, float]:
@@ -28,14 +32,19 @@ def counted(run: Run, vocab_size: int) -> dict[str, float]:
         tokens = torch.zeros(3, run.model.seq_len, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(tokens, tokens).total.backward()
-    counts = {name: {str(op): n / tokens.numel() for op, n in ops.items()} for name, ops in counter.get_flop_counts().items()}
+    counts = {
+        name: {str(op): n / tokens.numel() for op, n in ops.items()}
+        for name, ops in counter.get_flop_counts().items()
+    }
 
     def of(last: str, *, products: bool = False) -> float:
-        """FLOPs of the modules whose path ends so, batched matrix products (the scores' alone) or all others."""
+        """FLOPs of the modules whose path ends so, batched matrix products (the scores' alone) or all
+        others."""
         modules = [ops for name, ops in counts.items() if name.split(".")[-1] == last]
         return sum(n for ops in modules for op, n in ops.items() if ("bmm" in op) == products)
 
-    # The three projections share an input, and the counter gives all their backwards to each of them: taken together, as a remainder.
+    # The three projections share an input, and the counter gives all their backwards to each of them: taken
+    # together, as a remainder.
     return {
         "qkv": of("attention") - of("out_proj"),
         "scores": of("attention", products=True),
@@ -49,20 +58,31 @@ def counted(run: Run, vocab_size: int) -> dict[str, float]:
 @pytest.mark.parametrize("attention", ["mha", "gqa", "mqa"])
 @pytest.mark.parametrize("mlp", MLPS)
 def test_arithmetic_equals_torchs_counter(mlp: str, attention: str):
-    run = compose(["model=nano", "model.seq_len=32", f"mlp={mlp}", f"attention={attention}", "attention.kernel=materialized"])
+    run = compose(
+        [
+            "model=nano",
+            "model.seq_len=32",
+            f"mlp={mlp}",
+            f"attention={attention}",
+            "attention.kernel=materialized",
+        ]
+    )
     found = counted(run, vocab_size=70)
     assert found.pop("total") == flops_per_token(run, vocab_size=70, causal=False)[0]
     assert found == component_flops(run, vocab_size=70, causal=False)
 
 
 def test_an_untied_head_and_learned_positions_cost_no_more():
-    run = compose(["model=nano", "model.seq_len=32", "attention=mha", "model.tie_head=false", "position=learned"])
+    run = compose(
+        ["model=nano", "model.seq_len=32", "attention=mha", "model.tie_head=false", "position=learned"]
+    )
     assert counted(run, vocab_size=70)["total"] == flops_per_token(run, vocab_size=70, causal=False)[0]
 
 
 @pytest.mark.parametrize("window", [1, 2, 64, 127, 128, 1000])
 def test_a_windows_keys_are_those_of_a_direct_count(window: int):
-    """Keys of query t: min(t + 1, window). The convention counts a query's own key as half, as T/2 for the causal mask does."""
+    """Keys of query t: min(t + 1, window). The convention counts a query's own key as half, as T/2 for the
+    causal mask does."""
     T = 128
     run = compose(["model=nano", "attention=sliding", f"attention.window={window}", "trainer.device=cpu"])
     direct = sum(min(t + 1, window) for t in range(T)) / T
@@ -73,7 +93,9 @@ def test_a_windows_keys_are_those_of_a_direct_count(window: int):
 
 def test_a_full_window_costs_what_full_attention_costs_and_a_hybrid_lies_between():
     def total(*overrides: str) -> float:
-        return flops_per_token(compose(["model=nano", "model.n_layer=4", "trainer.device=cpu", *overrides]), vocab_size=70)[0]
+        return flops_per_token(
+            compose(["model=nano", "model.n_layer=4", "trainer.device=cpu", *overrides]), vocab_size=70
+        )[0]
 
     full, local = total("attention=flash"), total("attention=sliding")
     assert total("attention=sliding", "attention.window=128") == full

@@ -1,4 +1,5 @@
-"""Random damage to records, through every door. Three outcomes only: mended, refused by name, left out by name (`tests/fuzz/judge.py`).
+"""Random damage to records, through every door. Three outcomes only: mended, refused by name, left out by
+name (`tests/fuzz/judge.py`).
 
 A failure prints its case; `Bench.run` repeats it. `make fuzz` runs 20,000.
 """
@@ -88,10 +89,12 @@ def test_damage_for_an_hour(bench: Bench, number: int, bounded_memory: None):
 def test_undamaged_records_give_the_same_answer_again(bench: Bench):
     """Else a difference after damage would say nothing."""
     elsewhere = (Wound("outside/canary.txt", "extend", 0),)
-    assert {name: bench.run(Case(name, elsewhere)).outcome for name in bench.doors} == dict.fromkeys(bench.doors, "same")
+    assert {name: bench.run(Case(name, elsewhere)).outcome for name in bench.doors} == dict.fromkeys(
+        bench.doors, "same"
+    )
 
 
-# --- what it found -----------------------------------------------------------------------------------------------------------------
+# --- what it found ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -156,7 +159,9 @@ def test_text_is_not_made_with_another_runs_checkpoint(copied: Bench):
     place = Path("outputs/runs") / done / "checkpoints"
     shutil.rmtree(place)
     shutil.copytree(Path("outputs/runs") / half / "checkpoints", place)
-    said = answer(lambda: generate.main([f"run=outputs/runs/{done}", "max_tokens=2", "threads=1", "device=cpu"]))
+    said = answer(
+        lambda: generate.main([f"run=outputs/runs/{done}", "max_tokens=2", "threads=1", "device=cpu"])
+    )
     assert said.code == 2
     assert f"it is of another run, {half}" in said.err
 
@@ -168,7 +173,9 @@ def test_a_forged_state_is_refused_by_name(copied: Bench):
         content["optimizer"]["groups"] = [{"a": 1}]
         state.write_text(json.dumps(content))
         sums = json.loads(state.with_name("manifest.json").read_text())
-        state.with_name("manifest.json").write_text(json.dumps({**sums, state.name: hashlib.sha256(state.read_bytes()).hexdigest()}))
+        state.with_name("manifest.json").write_text(
+            json.dumps({**sums, state.name: hashlib.sha256(state.read_bytes()).hexdigest()})
+        )
     assert f"{half}/checkpoints/step-" in refusal(lambda: train(*HALF))
 
 
@@ -190,7 +197,9 @@ def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(co
     folder = Path("outputs/runs") / done
     (folder / "metrics.jsonl").write_text("")
     next(folder.glob("checkpoints/step-*/state.json")).write_text("{}")
-    assert f"{done}: metrics.jsonl is not what its digest in summary.json says; there is no valid" in refusal(lambda: train(*DONE))
+    assert f"{done}: metrics.jsonl is not what its digest in summary.json says; there is no valid" in refusal(
+        lambda: train(*DONE)
+    )
 
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path):

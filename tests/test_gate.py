@@ -54,7 +54,8 @@ YAMLS = {
     "callback": f"# @package _global_\nhydra: {{callbacks: {{x: {TOUCH}}}}}\n",
     "callback by its package": f"# @package hydra.callbacks\nx: {TOUCH}\n",
     "callback by a default's package": "# @package _global_\ndefaults: [{/model@hydra.callbacks: nano}]\n",
-    "callback by a relative package": "# @package _global_\ndefaults: [{/model@_global_.hydra.callbacks: nano}]\n",
+    "callback by a relative package": "# @package _global_\ndefaults: [{/model@_global_.hydra.callbacks: "
+    "nano}]\n",
     "logging": f"# @package _global_\nhydra: {{job_logging: {LOGGING}, hydra_logging: {LOGGING}}}\n",
     "logging by a factory": f"# @package _global_\nhydra: {{job_logging: {FACTORY}}}\n",
     "environment": "# @package _global_\nhydra: {job: {env_set: {LD_PRELOAD: ./x.so}, env_copy: [HOME]}}\n",
@@ -63,7 +64,8 @@ YAMLS = {
     "target at the top": "# @package _global_\n_target_: os.system\n",
     "target in an option": f"# @package _global_\nmodel: {TOUCH}\n",
     "target in a list": f"# @package _global_\ntrainer: {{keep_steps: [{TOUCH}]}}\n",
-    "target in a free value": f"# @package _global_\ndefaults: [{{override /data: text}}]\ndata: {{path: [{TOUCH}]}}\n",
+    "target in a free value": "# @package _global_\ndefaults: [{override /data: text}]\ndata: {path: "
+    f"[{TOUCH}]}}\n",
     "Python's tag": "# @package _global_\nseed: !!python/object/apply:os.system [touch canary]\n",
     "sweeps beside others": "# @package _global_\nhydra: {sweeper: {params: {seed: '0,1'}, _target_: x}}\n",
 }
@@ -91,11 +93,15 @@ def test_a_strangers_yaml_runs_nothing(name: str, ask: Any, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["evil"]
 
 
-@pytest.mark.parametrize("name", [name if name == "callback" else pytest.param(name, marks=pytest.mark.slow) for name in YAMLS])
+@pytest.mark.parametrize(
+    "name", [name if name == "callback" else pytest.param(name, marks=pytest.mark.slow) for name in YAMLS]
+)
 def test_nor_at_any_door(name: str, ask: Any, tmp_path: Path) -> None:
     """It is refused where it is asked for. A folder that is only named is not read but for its options."""
     flags = evil(tmp_path, YAMLS[name])
-    folder = written(tmp_path / "study", study(arms={**STUDY["arms"], "mqa": ["attention=mqa", "experiment=evil"]}))
+    folder = written(
+        tmp_path / "study", study(arms={**STUDY["arms"], "mqa": ["attention=mqa", "experiment=evil"]})
+    )
     for door, words in DOORS.items():
         refused(ask(door, *flags, *words, "experiment=evil"))
     refused(ask("train", *flags, *SMALL, "--multirun", "seed=0,1", "experiment=evil"))
@@ -105,7 +111,10 @@ def test_nor_at_any_door(name: str, ask: Any, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"evil", "study", "cache"}
 
 
-@pytest.mark.parametrize("defaults", ["3", "{a: 1}", "[1]", "[[]]", "[{a: 1}]", "[{1: a}]", "[{a: b, c: d}]", "[{model: [1]}]", "[null]"])
+@pytest.mark.parametrize(
+    "defaults",
+    ["3", "{a: 1}", "[1]", "[[]]", "[{a: 1}]", "[{1: a}]", "[{a: b, c: d}]", "[{model: [1]}]", "[null]"],
+)
 def test_defaults_that_are_none(defaults: str, ask: Any, tmp_path: Path) -> None:
     flags = evil(tmp_path, f"# @package _global_\ndefaults: {defaults}\n")
     refused(ask("train", *flags, *SMALL, "experiment=evil"), "default")
@@ -134,7 +143,7 @@ def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_
     assert asked[0] == 2 if chosen else asked[0] in (2, "started"), asked
 
 
-# --- what takes long -------------------------------------------------------------------------------------------------------------------
+# --- what takes long ----------------------------------------------------------------------------------------
 
 BOMBS = {
     "deep": ("[" * 900, "must not be so deep"),
@@ -198,7 +207,14 @@ def test_only_regular_files_are_read(ask: Any, tmp_path: Path) -> None:
             load(tmp_path / "x.yaml")
 
 
-@pytest.mark.parametrize("word", ["data=text data.path=pipe", "data=shards data.train=pipe data.val=pipe", "data=text data.path=/dev/zero"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "data=text data.path=pipe",
+        "data=shards data.train=pipe data.val=pipe",
+        "data=text data.path=/dev/zero",
+    ],
+)
 def test_nor_are_others_as_data(word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nocap.data.prepare import prepare
 
@@ -209,7 +225,7 @@ def test_nor_are_others_as_data(word: str, tmp_path: Path, monkeypatch: pytest.M
         prepare(run.data, run.tokenizer, cache_dir=tmp_path / "cache")
 
 
-# --- words -----------------------------------------------------------------------------------------------------------------------------
+# --- words --------------------------------------------------------------------------------------------------
 
 NO_KEYS_OF_HYDRA = [
     (f"+hydra.callbacks.x={TOUCH}",),
@@ -270,16 +286,30 @@ REFUSED = [
     *(("train", words, "") for words in NO_KEYS_OF_HYDRA),
     *(("train", ("--multirun", *word.split(" ")), says) for word, says in SWEPT),
     *(("train", (*(["tracker=wandb"] if "tags" in word else []), word), says) for word, says in ODD),
-    ("train", ("--multirun", "seed=0", "hydra.launcher._target_=os.system"), "hydra.launcher must be chosen before its keys"),
-    ("train", ("--multirun", "seed=0", "hydra/launcher=pool", "++hydra.launcher._target_=os.system"), "Hydra's are not run"),
+    (
+        "train",
+        ("--multirun", "seed=0", "hydra.launcher._target_=os.system"),
+        "hydra.launcher must be chosen before its keys",
+    ),
+    (
+        "train",
+        ("--multirun", "seed=0", "hydra/launcher=pool", "++hydra.launcher._target_=os.system"),
+        "Hydra's are not run",
+    ),
     ("generate", ("run=x", "samples=100000000"), "samples must be at most 4096"),
     ("generate", ("run=x", "max_tokens=" + "9" * 30), "max_tokens must be at most"),
 ]
 
 
 @pytest.mark.parametrize(("door", "words", "says"), REFUSED, ids=[" ".join(row[1])[:80] for row in REFUSED])
-def test_words_that_are_refused_at_once(door: str, words: tuple[str, ...], says: str, ask: Any, tmp_path: Path) -> None:
-    asked = ask(door, *(SMALL if door == "train" else ()), *(word.replace("CANARY", str(tmp_path / "canary")) for word in words))
+def test_words_that_are_refused_at_once(
+    door: str, words: tuple[str, ...], says: str, ask: Any, tmp_path: Path
+) -> None:
+    asked = ask(
+        door,
+        *(SMALL if door == "train" else ()),
+        *(word.replace("CANARY", str(tmp_path / "canary")) for word in words),
+    )
     refused(asked, says)
     assert asked[2] < 20
     assert not list(tmp_path.iterdir())
@@ -289,19 +319,28 @@ def test_an_options_glob_is_a_sweep(ask: Any) -> None:
     assert ask("train", "--multirun", *SMALL, "norm=glob(rms*)")[0] == "started"
 
 
-# --- where things lie ----------------------------------------------------------------------------------------------------------------
+# --- where things lie ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"overrides": [*STUDY["overrides"], "cache_dir=elsewhere"]}, "cache_dir must be left out: the command says where things lie"),
+        (
+            {"overrides": [*STUDY["overrides"], "cache_dir=elsewhere"]},
+            "cache_dir must be left out: the command says where things lie",
+        ),
         ({"overrides": [*STUDY["overrides"], "++output_dir=elsewhere"]}, "output_dir must be left out"),
-        ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "+cache_dir='elsewhere'"]}}, "cache_dir must be left out"),
+        (
+            {"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "+cache_dir='elsewhere'"]}},
+            "cache_dir must be left out",
+        ),
         ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "~cache_dir"]}}, "cache_dir must be left out"),
         ({"scales": at(train=["output_dir=elsewhere"])}, "output_dir must be left out"),
         ({"scales": at(own={"mqa": ["trainer.init_from=elsewhere"]})}, "trainer.init_from must be left out"),
-        ({"overrides": [*STUDY["overrides"], "tracker=wandb", "tracker.entity=elsewhere"]}, "tracker.entity must be left out"),
+        (
+            {"overrides": [*STUDY["overrides"], "tracker=wandb", "tracker.entity=elsewhere"]},
+            "tracker.entity must be left out",
+        ),
         ({"overrides": [*STUDY["overrides"], "hydra.run.dir=elsewhere"]}, "hydra.run.dir must be left alone"),
         ({"scales": {"../../elsewhere": STUDY["scales"]["cpu"]}}, "arms and scales must have names"),
         ({"arms": {**STUDY["arms"], "../elsewhere": ["attention=mqa"]}}, "arms and scales must have names"),
@@ -309,7 +348,9 @@ def test_an_options_glob_is_a_sweep(ask: Any) -> None:
         ({"overrides": [["attention=mqa"]]}, "overrides"),
     ],
 )
-def test_a_study_writes_where_the_command_says(changed: dict[str, Any], says: str, ask: Any, tmp_path: Path) -> None:
+def test_a_study_writes_where_the_command_says(
+    changed: dict[str, Any], says: str, ask: Any, tmp_path: Path
+) -> None:
     written(tmp_path / "made", study(**changed))
     for words in (("--plan",), (), ("--judge",)):
         refused(ask("study", "made", *words), says)
@@ -320,7 +361,9 @@ def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
     for name in ("NOCAP_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 12345)  # nobody of this number
-    with pytest.raises(ValueError, match=r"^the environment variable NOCAP_CACHE, or cache_dir, must name a folder"):
+    with pytest.raises(
+        ValueError, match=r"^the environment variable NOCAP_CACHE, or cache_dir, must name a folder"
+    ):
         cache_root()
     if os.getuid() == 12345:
         assert cache_root(str(tmp_path / "new")) == tmp_path / "new"
@@ -329,12 +372,18 @@ def test_without_a_home_the_cache_is_asked_for(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.slow
 def test_a_user_without_a_home_is_told_so(tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if name not in ("HOME", "NOCAP_CACHE", "XDG_CACHE_HOME")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("HOME", "NOCAP_CACHE", "XDG_CACHE_HOME")
+    }
     tmp_path.chmod(0o777)
     command = [sys.executable, "-m", "nocap.data", "prepare", *SMALL]
     env |= {"PYTHONPATH": str(REPO)}
     try:
-        done = subprocess.run(command, user=65534, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, user=65534, env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
     except PermissionError:
         pytest.skip("another user cannot run this Python")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr

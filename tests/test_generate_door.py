@@ -50,7 +50,9 @@ def samples_of(path: Path) -> list[dict[str, Any]]:
 
 def test_the_text_is_the_models(trained: Path, say: Say, tmp_path: Path):
     """Greedy, against the training model's logits over the whole prefix."""
-    code, out, err = say(f"run={trained}", "prompt=ab", "temperature=0", "max_tokens=20", "--json", str(tmp_path / "t.json"))
+    code, out, err = say(
+        f"run={trained}", "prompt=ab", "temperature=0", "max_tokens=20", "--json", str(tmp_path / "t.json")
+    )
     assert (code, err) == (0, "")
     (sample,) = samples_of(tmp_path / "t.json")
     assert out.startswith("ab" + sample["text"])
@@ -66,8 +68,22 @@ def test_the_text_is_the_models(trained: Path, say: Say, tmp_path: Path):
 
 def test_samples_differ_by_place_and_seed_and_come_again(trained: Path, say: Say, tmp_path: Path):
     texts = {}
-    for name, words in {"one": ["samples=1"], "three": ["samples=3"], "other": ["samples=1", "seed=1"]}.items():
-        assert say(f"run={trained.name[-12:-4]}", "prompt=ab", "max_tokens=15", *words, "--json", str(tmp_path / name))[0] == 0
+    for name, words in {
+        "one": ["samples=1"],
+        "three": ["samples=3"],
+        "other": ["samples=1", "seed=1"],
+    }.items():
+        assert (
+            say(
+                f"run={trained.name[-12:-4]}",
+                "prompt=ab",
+                "max_tokens=15",
+                *words,
+                "--json",
+                str(tmp_path / name),
+            )[0]
+            == 0
+        )
         texts[name] = [sample["tokens"] for sample in samples_of(tmp_path / name)]
     assert texts["three"][0] == texts["one"][0]
     assert len({str(tokens) for tokens in texts["three"] + texts["other"]}) == 4
@@ -78,7 +94,9 @@ def test_generation_stops_at_the_context_and_says_so(trained: Path, say: Say, tm
     words = (f"run={trained}", f"prompt={'a' * 120}", "temperature=0", "--json", str(tmp_path / "t.json"))
     code, _, err = say(*words, "max_tokens=500")
     assert code == 0
-    assert err == "nocap: stopped at the model's context, model.seq_len=128: 9 new tokens, not max_tokens=500\n"
+    assert (
+        err == "nocap: stopped at the model's context, model.seq_len=128: 9 new tokens, not max_tokens=500\n"
+    )
     (sample,) = samples_of(tmp_path / "t.json")
     assert (len(sample["tokens"]), sample["stopped"]) == (9, "context")
     assert say(*words, "max_tokens=9")[2] == ""
@@ -117,10 +135,19 @@ def test_a_checkpoint_of_another_model_is_refused(trained: Path, say: Say):
 
 
 REFUSALS = {
-    "no run at all": (["output_dir=there"], "last must be a run, a folder, a glob, or a run's name or identity in there/runs"),
-    "unknown run": (["run=nothing"], "nothing must be a run, a folder, a glob, or a run's name or identity in outputs/runs"),
+    "no run at all": (
+        ["output_dir=there"],
+        "last must be a run, a folder, a glob, or a run's name or identity in there/runs",
+    ),
+    "unknown run": (
+        ["run=nothing"],
+        "nothing must be a run, a folder, a glob, or a run's name or identity in outputs/runs",
+    ),
     "unknown run elsewhere": (["run=nothing", "output_dir=there"], "in there/runs"),
-    "unknown key": (["run=RUN", "temprature=1"], "temprature is no key of generate (did you mean temperature?)"),
+    "unknown key": (
+        ["run=RUN", "temprature=1"],
+        "temprature is no key of generate (did you mean temperature?)",
+    ),
     "no value": (["run=RUN", "prompt"], "'prompt' must be key=value"),
     "prompt no text": (["run=RUN", "prompt=\udcff"], "prompt must be UTF-8, got '\\udcff'"),
     "negative temperature": (["run=RUN", "temperature=-1"], "temperature must be at least 0, got -1.0"),
@@ -135,8 +162,14 @@ REFUSALS = {
         ["run=RUN", "prompt=" + "a" * 129],
         "prompt must be at most the model's context, model.seq_len=128 tokens, got 129",
     ),
-    "compiled without a cache": (["run=RUN", "cache=false", "compile=true"], "compile must be false with cache=false"),
-    "json": (["run=RUN", "max_tokens=1", "--json", "/proc/none"], "--json must be a file that can be written, got /proc/none"),
+    "compiled without a cache": (
+        ["run=RUN", "cache=false", "compile=true"],
+        "compile must be false with cache=false",
+    ),
+    "json": (
+        ["run=RUN", "max_tokens=1", "--json", "/proc/none"],
+        "--json must be a file that can be written, got /proc/none",
+    ),
 }
 
 
@@ -162,7 +195,11 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
 def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     config = trained / "config.yaml"
     text = config.read_text()
-    for ours, theirs in {"kernel: fused": "kernel: cudnn", "device: cpu": "device: cuda", "fp32": "bf16"}.items():
+    for ours, theirs in {
+        "kernel: fused": "kernel: cudnn",
+        "device: cpu": "device: cuda",
+        "fp32": "bf16",
+    }.items():
         text = text.replace(ours, theirs)
     config.write_text(text)
     sealed(trained)
@@ -172,7 +209,7 @@ def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     assert next(loaded.model.parameters()).dtype is torch.float32
 
 
-# --- tokens as text ----------------------------------------------------------------------------------------------------------------
+# --- tokens as text -----------------------------------------------------------------------------------------
 
 
 def test_what_is_no_utf8_is_marked(trained: Path):
@@ -202,7 +239,14 @@ def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.Mo
     shutil.rmtree(trained / "checkpoints")
     tensors, _ = checkpoint.snapshot(model, [], copy=False)
     checkpoint._write(trained / "checkpoints", tensors=tensors, state={"step": 1}, rows=b"")
-    code, out, err = say(f"run={trained}", "prompt=Hello, world", "max_tokens=30", "samples=2", "--json", str(tmp_path / "t.json"))
+    code, out, err = say(
+        f"run={trained}",
+        "prompt=Hello, world",
+        "max_tokens=30",
+        "samples=2",
+        "--json",
+        str(tmp_path / "t.json"),
+    )
     assert (code, err) == (0, "")
     for sample in samples_of(tmp_path / "t.json"):
         assert len(sample["tokens"]) == 30
@@ -219,14 +263,21 @@ def test_an_exported_file_writes_what_its_run_writes(trained: Path, say: Say, tm
     assert texts[0] == texts[1]
 
 
-# --- without a cache ---------------------------------------------------------------------------------------------------------------
+# --- without a cache ----------------------------------------------------------------------------------------
 
 
 def test_the_same_text_without_a_cache(trained: Path, say: Say, tmp_path: Path):
     """Of each the tokens/s; what is one token has none."""
     texts = {}
     for cache in ("true", "false"):
-        words = (f"run={trained}", "max_tokens=30", "samples=2", f"cache={cache}", "--json", str(tmp_path / "t.json"))
+        words = (
+            f"run={trained}",
+            "max_tokens=30",
+            "samples=2",
+            f"cache={cache}",
+            "--json",
+            str(tmp_path / "t.json"),
+        )
         assert say(*words)[0] == 0
         content = json.loads((tmp_path / "t.json").read_text())
         assert content["decode_tokens_per_s"] > 0

@@ -1,4 +1,5 @@
-"""The cache against recomputing the prefix, for every attention and position option; the sampler against its distribution.
+"""The cache against recomputing the prefix, for every attention and position option; the sampler against its
+distribution.
 
 B: sequences, T: tokens of the prompt, N: new tokens, V: vocabulary.
 """
@@ -24,7 +25,8 @@ BASE = ("model=nano", "model.n_layer=4", "trainer.device=cpu", "model.residual_s
 
 
 def made(*words: str) -> tuple[GPT, Run]:
-    """A model whose next token depends on the tokens before it: matrices larger than at the start of training, and no tied head."""
+    """A model whose next token depends on the tokens before it: matrices larger than at the start of
+    training, and no tied head."""
     run = compose([*BASE, "model.tie_head=false", *words])
     model = build_model(run, vocab_size=VOCAB).eval()
     with torch.no_grad():
@@ -38,14 +40,24 @@ def prompt(B: int = 1, T: int = 12) -> Tensor:
     return torch.randint(VOCAB, (B, T), generator=torch.Generator().manual_seed(0))
 
 
-def text(engine: Engine, prompt_BT: Tensor, *, n: int, samples: int = 1, temperature: float = 0.0, top_k: int = 0, seed: int = 0) -> Tensor:
+def text(
+    engine: Engine,
+    prompt_BT: Tensor,
+    *,
+    n: int,
+    samples: int = 1,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    seed: int = 0,
+) -> Tensor:
     """The new tokens, (samples, n)."""
     sampler = Sampler(temperature=temperature, top_k=top_k, seed=seed, sequences=samples, max_tokens=n)
     return torch.stack(list(generate(engine, prompt_BT, sampler, max_tokens=n)), dim=1)
 
 
 def again(model: GPT, prompt_BT: Tensor, text_BN: Tensor, sampler: Sampler) -> list[list[int]]:
-    """What the sampler takes from the training model's logits, for each place of this text, in one pass: a token sees no later one."""
+    """What the sampler takes from the training model's logits, for each place of this text, in one pass: a
+    token sees no later one."""
     T, N = prompt_BT.shape[1], text_BN.shape[1]
     with torch.no_grad():
         logits_BTV = model.logits(torch.cat([prompt_BT, text_BN], dim=1))
@@ -69,7 +81,9 @@ def assert_same_text(model: GPT, run: Run, *, B: int = 1, T: int = 12, n: int = 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_cached_text_is_recomputed_text(option: str):
     """The window is 16 tokens: the text passes it."""
-    model, run = made(f"attention={option}", *(["attention.window=16"] if option in ("sliding", "hybrid") else []))
+    model, run = made(
+        f"attention={option}", *(["attention.window=16"] if option in ("sliding", "hybrid") else [])
+    )
     cached, recompute = Cached(model, run, batch=2, capacity=40), Recompute(model)
     for how in WAYS[::2]:
         got, want = (text(engine, prompt(), n=28, samples=2, **how) for engine in (cached, recompute))
@@ -115,7 +129,10 @@ def test_the_text_may_fill_the_context():
 @pytest.mark.parametrize("option", ["flash", "gqa", "sliding"])
 def test_a_sample_is_the_same_in_every_batch(option: str):
     model, run = made(f"attention={option}")
-    alone, together = (text(Cached(model, run, batch=B, capacity=60), prompt(), n=40, samples=B, temperature=1.0) for B in (1, 5))
+    alone, together = (
+        text(Cached(model, run, batch=B, capacity=60), prompt(), n=40, samples=B, temperature=1.0)
+        for B in (1, 5)
+    )
     assert together[0].tolist() == alone[0].tolist()
     assert len({tuple(row) for row in together.tolist()}) == 5
     reference = text(Recompute(model), prompt(), n=40, samples=5, temperature=1.0)
@@ -131,7 +148,8 @@ def test_an_engine_starts_over_with_each_prompt():
 
 
 def test_the_cache_holds_what_the_option_needs_and_no_more():
-    """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens; the window is a quarter of the context: bytes by hand."""
+    """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens; the window is a quarter of the context:
+    bytes by hand."""
     a_slot = 2 * 16 * 4
     want = {
         "mha": 4 * 128 * 4,
@@ -145,7 +163,9 @@ def test_the_cache_holds_what_the_option_needs_and_no_more():
     for option, slots in want.items():
         model, run = made(f"attention={option}")
         layers = Cached(model, run, batch=3, capacity=128).layers
-        assert sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in layers) == 3 * slots * a_slot, option
+        assert sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in layers) == 3 * slots * a_slot, (
+            option
+        )
 
 
 @pytest.fixture
@@ -158,7 +178,9 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("words", [("attention=gqa",), ("attention=hybrid", "position=learned")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [("attention=gqa",), ("attention=hybrid", "position=learned")], ids=" ".join
+)
 def test_compiled_text_is_recomputed_text(words: tuple[str, ...]):
     model, run = made(*words)
     engines = {batch: Cached(model, run, batch=batch, capacity=80, compiled=True) for batch in (2, 3)}
@@ -168,7 +190,7 @@ def test_compiled_text_is_recomputed_text(words: tuple[str, ...]):
             assert got.tolist() == text(Recompute(model), prompt(batch), n=60, samples=batch, **how).tolist()
 
 
-# --- the sampler -------------------------------------------------------------------------------------------------------------------
+# --- the sampler --------------------------------------------------------------------------------------------
 
 
 def drawn(logits_V: Tensor, *, n: int = 20_000, temperature: float = 1.0, top_k: int = 0) -> Tensor:
@@ -193,7 +215,9 @@ def test_top_k_draws_among_the_k_most_probable():
     torch.testing.assert_close(kept[[0, 2]], share, atol=0.015, rtol=0)
 
 
-@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 1e-30}, {"temperature": 1.0, "top_k": 1}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0.0}, {"temperature": 1e-30}, {"temperature": 1.0, "top_k": 1}], ids=str
+)
 def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
     logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(0))
     sampler = Sampler(**{"top_k": 0, **how}, seed=0, sequences=64, max_tokens=1)

@@ -1,4 +1,5 @@
-"""What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as its allocator counts it."""
+"""What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as its
+allocator counts it."""
 
 from __future__ import annotations
 
@@ -27,12 +28,21 @@ CUDA = [word for word in SMALL if not word.startswith("trainer.precision")]
 @pytest.mark.parametrize("attention", KERNELS)
 def test_gpu_learns_what_the_cpu_learns(tmp_path: Path, door: Door, attention: str, compiled: str) -> None:
     words = (*CUDA, f"attention={attention}")
-    gpu = (f"trainer.compile={compiled}", "trainer.device=cuda", "trainer.precision=bf16", "trainer.val_precision=bf16")
+    gpu = (
+        f"trainer.compile={compiled}",
+        "trainer.device=cuda",
+        "trainer.precision=bf16",
+        "trainer.val_precision=bf16",
+    )
     done = door(*words, *gpu, f"output_dir={tmp_path / 'gpu'}", timeout=280)
     assert done.code == 0, done.err
-    assert door(*words, "trainer.device=cpu", "trainer.precision=fp32", f"output_dir={tmp_path / 'cpu'}").code == 0
+    assert (
+        door(*words, "trainer.device=cpu", "trainer.precision=fp32", f"output_dir={tmp_path / 'cpu'}").code
+        == 0
+    )
     on_gpu, on_cpu = (
-        {row["step"]: row["val/loss"] for row in rows_of(the_run(tmp_path / where)) if "val/loss" in row} for where in ("gpu", "cpu")
+        {row["step"]: row["val/loss"] for row in rows_of(the_run(tmp_path / where)) if "val/loss" in row}
+        for where in ("gpu", "cpu")
     )
     assert on_gpu == pytest.approx(on_cpu, abs=0.03)  # bf16 has three digits
     summary = json.loads((the_run(tmp_path / "gpu") / "summary.json").read_text())
@@ -56,10 +66,16 @@ def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path: Path, door: Door, wor
     words = (*CUDA, "attention.document_start=98", *words)
     on_cpu = [word for word in words if not word.startswith("attention.kernel")]
     gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
-    for name, asked in (("gpu", (*words, *gpu)), ("cpu", (*on_cpu, "trainer.device=cpu", "trainer.precision=fp32"))):
+    for name, asked in (
+        ("gpu", (*words, *gpu)),
+        ("cpu", (*on_cpu, "trainer.device=cpu", "trainer.precision=fp32")),
+    ):
         done = door(*asked, f"output_dir={tmp_path / name}", timeout=280)
         assert done.code == 0, done.err
-    losses = [[row["val/loss"] for row in rows_of(the_run(tmp_path / name)) if "val/loss" in row] for name in ("gpu", "cpu")]
+    losses = [
+        [row["val/loss"] for row in rows_of(the_run(tmp_path / name)) if "val/loss" in row]
+        for name in ("gpu", "cpu")
+    ]
     assert losses[0] == pytest.approx(losses[1], abs=0.03)
 
 
@@ -81,14 +97,18 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path: Path, door: Door) ->
 
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
 def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) -> None:
-    """A product of a stack may be summed in another order than that of a matrix, and each of its 15 products is rounded to bf16."""
+    """A product of a stack may be summed in another order than that of a matrix, and each of its 15 products
+    is rounded to bf16."""
     from nocap.config.compose import compose
     from nocap.training.optimizer import ByRule
 
     option = compose(["model=nano", "optimizer=muon", "optimizer.scale=match_rms_adamw"]).optimizer
     generator, found = torch.Generator("cuda").manual_seed(0), []
     grads = torch.randn(4, *shape, generator=generator, device="cuda")
-    for kind in (partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"), partial(ByRule, option)):
+    for kind in (
+        partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
+        partial(ByRule, option),
+    ):
         matrices = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for _ in grads]
         optimizer = kind(matrices, lr=0.01)
         for p, grad in zip(matrices, grads, strict=True):
@@ -99,13 +119,16 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) ->
 
 
 def test_with_cuda_graphs_the_losses_are_the_same(tmp_path: Path, door: Door) -> None:
-    """Atomics in the embedding's backward make two runs differ in the last digits. The graph's memory is in the peak."""
+    """Atomics in the embedding's backward make two runs differ in the last digits. The graph's memory is in
+    the peak."""
     words = (*CUDA, "trainer.device=cuda", "trainer.precision=bf16")
     rows, peaks = [], []
     for name, on in (("plain", "false"), ("graphed", "true")):
         done = door(*words, f"trainer.cuda_graphs={on}", f"output_dir={tmp_path / name}", timeout=280)
         assert done.code == 0, done.err
         rows.append([row["train/loss"] for row in rows_of(the_run(tmp_path / name)) if "train/loss" in row])
-        peaks.append(json.loads((the_run(tmp_path / name) / "summary.json").read_text())["memory_mib"]["peak"])
+        peaks.append(
+            json.loads((the_run(tmp_path / name) / "summary.json").read_text())["memory_mib"]["peak"]
+        )
     assert rows[1] == pytest.approx(rows[0], abs=5e-3)
     assert peaks[1] > 0.8 * peaks[0]

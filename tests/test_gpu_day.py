@@ -1,4 +1,5 @@
-"""The GPU day's host side (experiments/gpu_day): its budget, a step that fails or hangs, what is missing, what it prints."""
+"""The GPU day's host side (experiments/gpu_day): its budget, a step that fails or hangs, what is missing,
+what it prints."""
 
 from __future__ import annotations
 
@@ -25,18 +26,26 @@ def day() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu_day", FOLDER / "day.py")
     assert spec is not None
     assert spec.loader is not None
-    sys.modules["gpu_day"] = module = importlib.util.module_from_spec(spec)  # where dataclasses look their annotations up
+    # where dataclasses look their annotations up
+    sys.modules["gpu_day"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def writes(content: object) -> str:
-    return f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({json.dumps(content)!r}); print('done')"
+    return (
+        f"import pathlib, sys; pathlib.Path(sys.argv[1]).write_text({json.dumps(content)!r}); print('done')"
+    )
 
 
 def step(day: ModuleType, code: str, **more: Any) -> Any:
     return day.Step(
-        **{"limit_s": 20, "words": lambda shared, path: ["-c", code, str(path)], "figure": lambda found: f"found {found}", **more}
+        **{
+            "limit_s": 20,
+            "words": lambda shared, path: ["-c", code, str(path)],
+            "figure": lambda found: f"found {found}",
+            **more,
+        }
     )
 
 
@@ -44,10 +53,15 @@ def test_all_steps_take_25_minutes_and_the_readmes_commands_eight(day: ModuleTyp
     limits = {name: step.limit_s for name, step in day.STEPS.items()}
     assert sum(limits.values()) <= 25 * 60
     text = (FOLDER / "README.md").read_text()
-    commands = [re.match(r"[a-z ]+", line)[0].split() for line in re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)]  # type: ignore[index]
+    commands = [
+        re.match(r"[a-z ]+", line)[0].split()
+        for line in re.findall(r"^python experiments/gpu_day/day\.py (.*)", text, re.M)
+    ]  # type: ignore[index]
     assert [name for command in commands for name in command] == list(limits)
     assert max(sum(limits[name] for name in command) for command in commands) <= 8 * 60
-    assert re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M) == [(name, str(limit)) for name, limit in limits.items()]
+    assert re.findall(r"^\| `(\w+)` \| (\d+) s", text, re.M) == [
+        (name, str(limit)) for name, limit in limits.items()
+    ]
 
 
 def test_what_a_step_leaves_outlives_the_next_ones_failure(
@@ -62,11 +76,16 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
     }
     monkeypatch.setattr(day, "STEPS", steps)
     began = time.monotonic()
-    assert day.main(["good", "bad", "long", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 1
+    assert (
+        day.main(["good", "bad", "long", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 1
+    )
     assert time.monotonic() - began < 50  # "long" would sleep for 60
     assert day.main(["other", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "day.json").read_text())
-    rows = {row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"]) for row in found["rows"]}
+    rows = {
+        row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"])
+        for row in found["rows"]
+    }
     assert rows == {
         "good": (0, "good.json", "found {'a': 1}", ["done"]),
         "bad": (1, None, "it broke", ["half", "it broke"]),
@@ -107,7 +126,12 @@ BENCH = {
         {"label": "c", "status": "does not fit", "speed": None},
     ],
 }
-GRAPHED = {"label": "trainer.cuda_graphs=true", "tokens_per_step": 2048, "tokens_per_s": 2e5, "memory_mib": {"peak": 3000.2}}
+GRAPHED = {
+    "label": "trainer.cuda_graphs=true",
+    "tokens_per_step": 2048,
+    "tokens_per_s": 2e5,
+    "memory_mib": {"peak": 3000.2},
+}
 CHALLENGE = {
     "hardware": {"name": "NVIDIA H200"},
     "shape": {"micro_batch": 16, "accumulation": 4, "seq_len": 1024},
@@ -120,7 +144,10 @@ CHALLENGE = {
 
 def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: Path) -> None:
     assert day._bench(BENCH) == "400,000 tokens/s, MFU 30.0%; b 1.050×; c does not fit"
-    assert day._challenge(CHALLENGE) == "nocap makes 1.020 of its tokens/s (second run over first: nocap 1.001, challenge 0.998)"
+    assert (
+        day._challenge(CHALLENGE)
+        == "nocap makes 1.020 of its tokens/s (second run over first: nocap 1.001, challenge 0.998)"
+    )
     (tmp_path / "challenge.json").write_text(json.dumps(CHALLENGE))
     assert [row.split(" | ")[3] for row in day.speed_rows(tmp_path)] == ["–", "–"]  # no peak is known
     (tmp_path / "bench.json").write_text(json.dumps(BENCH))
@@ -132,7 +159,9 @@ def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: P
         ["nocap, a step of 65,536 tokens", "500,000", "37.5%", "9,700"],
         ["the challenge's loop, a step of 65,536 tokens", "490,000", "36.8%", "9,829"],
     ]
-    header = next(line for line in (REPO / "docs" / "speed.md").read_text().splitlines() if line.startswith("| device"))
+    header = next(
+        line for line in (REPO / "docs" / "speed.md").read_text().splitlines() if line.startswith("| device")
+    )
     assert {row.count("|") for row in rows} == {header.count("|")}
 
 
@@ -142,7 +171,9 @@ def test_its_study_waits_for_nothing(day: ModuleType, tmp_path: Path) -> None:
     assert load(folder).scales["gpu"].sessions == 1
 
 
-def test_the_arms_of_the_bench_compose(day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arms_of_the_bench_compose(
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the bench would on a GPU, which is taken to be there."""
     from nocap.config import hardware
     from nocap.measure.arms import compose_arms

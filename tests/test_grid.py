@@ -24,16 +24,26 @@ from tests.conftest import EXPLODING, Door
 from tests.grids import CELL, Background, Trained, summaries, train_small_grid, trained
 from tests.test_tracking import inspect
 
-# --- the whole grid, checked -------------------------------------------------------------------------------------------------------
+# --- the whole grid, checked --------------------------------------------------------------------------------
 
 
-def checked(out: Path, *cells: str, swept: Sequence[str] = ("attention", "seed"), said: list[str] | None = None) -> Grid:
+def checked(
+    out: Path, *cells: str, swept: Sequence[str] = ("attention", "seed"), said: list[str] | None = None
+) -> Grid:
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
     return check(words, swept=swept, compose=composed, log=(said if said is not None else []).append)
 
 
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path: Path) -> None:
-    grid = checked(tmp_path, *(f"attention={a} mlp={m} seed={s}" for a in ("gqa", "flash") for m in ("relu2", "gelu4x") for s in (1, 0)))
+    grid = checked(
+        tmp_path,
+        *(
+            f"attention={a} mlp={m} seed={s}"
+            for a in ("gqa", "flash")
+            for m in ("relu2", "gelu4x")
+            for s in (1, 0)
+        ),
+    )
     assert [cell.plan.run.seed for cell in grid.cells] == [1] * 4 + [0] * 4
     for block in (grid.cells[:4], grid.cells[4:]):
         assert [(c.plan.run.attention.n_kv_heads, c.plan.run.mlp.activation.value) for c in block] == [
@@ -61,10 +71,14 @@ def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
     assert composed(cells[1]).run == expected[1]
 
 
-def test_the_first_cell_decides_the_precision_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_cell_decides_the_precision_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nocap.config.hardware.native_bf16", lambda: True)
     shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", f"output_dir={tmp_path}")
-    grid = check([(*shape, "model=nano"), (*shape, "model=tiny")], swept=("model",), compose=composed, log=print)
+    grid = check(
+        [(*shape, "model=nano"), (*shape, "model=tiny")], swept=("model",), compose=composed, log=print
+    )
     assert [cell.plan.run.trainer.precision.value for cell in grid.cells] == ["fp32", "fp32"]
     again = [composed(cell.overrides).run for cell in grid.cells]  # as a job of its own composes it
     assert again == [cell.plan.run for cell in grid.cells]
@@ -72,7 +86,9 @@ def test_the_first_cell_decides_the_precision_for_all(tmp_path: Path, monkeypatc
 
 def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path: Path) -> None:
     said: list[str] = []
-    grid = checked(tmp_path, "attention=mqa", "attention=gqa attention.n_kv_heads=1", "attention=gqa", said=said)
+    grid = checked(
+        tmp_path, "attention=mqa", "attention=gqa attention.n_kv_heads=1", "attention=gqa", said=said
+    )
     assert [cell.label for cell in grid.cells] == ["attention=mqa", "attention=gqa"]
     assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
 
@@ -130,7 +146,9 @@ def test_flags_may_stand_anywhere(words: str, overrides: str, grid: bool, info: 
     assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
 
 
-def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     conf = shutil.copytree(conf_dir(), tmp_path / "conf")
     sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
     (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
@@ -139,7 +157,10 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path: P
     seen = list[Grid]()
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
     assert multirun(words, look=lambda grid: seen.append(grid) or "") == 0  # type: ignore[func-returns-value]
-    arms = {(run.attention.n_kv_heads, run.norm.kind, run.seed) for run in (cell.plan.run for cell in seen[0].cells)}
+    arms = {
+        (run.attention.n_kv_heads, run.norm.kind, run.seed)
+        for run in (cell.plan.run for cell in seen[0].cells)
+    }
     assert len(seen[0].cells) == 4
     assert {seed for _, _, seed in arms} == {0}
 
@@ -166,7 +187,7 @@ def test_the_first_cell_that_fails_stops_the_others(tmp_path: Path, door: Door) 
     assert "1 failed, 2 not started" in done.out
 
 
-# --- trained, skipped, gone on with ------------------------------------------------------------------------------------------------
+# --- trained, skipped, gone on with -------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -215,12 +236,17 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, tmp_pa
 @pytest.mark.slow
 def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
-    plan = {cell.label: cell.plan for cell in checked(out, *(f"seed={seed}" for seed in range(3)), swept=("seed",)).cells}
+    plan = {
+        cell.label: cell.plan
+        for cell in checked(out, *(f"seed={seed}" for seed in range(3)), swept=("seed",)).cells
+    }
     raising, killed = plan["seed=0"].run_dir, plan["seed=1"].run_dir
     raising.mkdir(parents=True)
     (raising / "checkpoints").write_text("a file where the worker makes a folder")
     running = Background(out, *CELL, "seed=0,1,2")
-    wait_until(lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed")
+    wait_until(
+        lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed"
+    )
     for pid in processes(killed):
         os.kill(pid, signal.SIGKILL)
     done = running.end()
@@ -229,7 +255,8 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, door: 
     assert first.startswith("nocap: not finished: seed=0 (")
     assert "checkpoints" in first
     assert second == (
-        f"nocap: not finished: seed=1 (the worker ended with signal 9 in its start-up and left no summary; see {killed / 'train.log'})"
+        "nocap: not finished: seed=1 (the worker ended with signal 9 in its start-up and "
+        f"left no summary; see {killed / 'train.log'})"
     )
     assert "2 failed, 1 finished; 1 trained now" in done.out
 
@@ -284,7 +311,9 @@ def test_diverged_run_is_a_result(tmp_path: Path, door: Door, here: Door) -> Non
 
 @pytest.mark.slow
 def test_on_a_terminal_a_bar_counts_the_steps(tmp_path: Path) -> None:
-    code, text = on_a_terminal("-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}", cwd=tmp_path)
+    code, text = on_a_terminal(
+        "-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}", cwd=tmp_path
+    )
     assert code == 0
     assert re.search(r"all cells: .*\d/3 ", text)
     assert "step      0/3" not in text  # the cell's own lines
@@ -297,17 +326,33 @@ def test_globs_and_ranges_are_options_and_seeds(tmp_path: Path, door: Door) -> N
     words = ("attention=glob(m*)", "seed=range(0,2)", "trainer.steps=1", "trainer.checkpoint_every=0")
     done = door("--multirun", *CELL, *words, f"output_dir={tmp_path / 'out'}")
     assert (done.code, done.err) == (0, "")
-    assert sorted(trained(done.out)) == [f"attention={name} seed={seed}" for name in ("mha", "mqa") for seed in (0, 1)]
+    assert sorted(trained(done.out)) == [
+        f"attention={name} seed={seed}" for name in ("mha", "mqa") for seed in (0, 1)
+    ]
 
 
 @pytest.mark.slow
 def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path: Path, door: Door) -> None:
     words = [word for word in CELL if not word.startswith("tracker")]
-    home = {name: str(tmp_path) for name in ("HOME", "XDG_DATA_HOME", "WANDB_DATA_DIR")} | {"WANDB_MODE": "offline"}
-    done = door("--multirun", *words, "tracker=wandb", "attention=flash,gqa", f"output_dir={tmp_path / 'out'}", env=home)
+    home = {name: str(tmp_path) for name in ("HOME", "XDG_DATA_HOME", "WANDB_DATA_DIR")} | {
+        "WANDB_MODE": "offline"
+    }
+    done = door(
+        "--multirun",
+        *words,
+        "tracker=wandb",
+        "attention=flash,gqa",
+        f"output_dir={tmp_path / 'out'}",
+        env=home,
+    )
     assert done.code == 0, done.err
     (grid,) = (tmp_path / "out" / "grids").iterdir()
-    said = [record["run"] for folder in (grid, *tmp_path.glob("out/runs/*")) for record in inspect(folder) if record["type"] == "run"]
+    said = [
+        record["run"]
+        for folder in (grid, *tmp_path.glob("out/runs/*"))
+        for record in inspect(folder)
+        if record["type"] == "run"
+    ]
     assert [run["run_group"] for run in said] == [grid.name] * 3
     assert sorted(run["job_type"] == "comparison" for run in said) == [False, False, True]
 
@@ -318,5 +363,7 @@ def test_only_the_first_rank_imports_wandb(tmp_path: Path, door: Door) -> None:
     env = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPROFILEIMPORTTIME": "1"}
     done = door(*words, "tracker=wandb", "trainer.devices=2", f"output_dir={tmp_path / 'out'}", env=env)
     assert done.code == 0
-    counts = {name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.training.loop", "wandb")}
+    counts = {
+        name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.training.loop", "wandb")
+    }
     assert counts == {"nocap.training.loop": 2, "wandb": 1}

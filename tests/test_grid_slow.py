@@ -36,7 +36,9 @@ def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(big_grid: Path, tmp_path: Path, door: Door) -> None:
+def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(
+    big_grid: Path, tmp_path: Path, door: Door
+) -> None:
     out, chance = tmp_path / "out", random.Random(24)
     for most in (3, 6, 9):  # cells that are done by then: a fast machine is killed earlier
         running = Background(out, *BIG)
@@ -81,7 +83,9 @@ def test_broken_and_killed_cells_of_a_big_grid(big_grid: Path, tmp_path: Path, d
     raising.mkdir()
     (raising / "checkpoints").write_text("a file where the worker makes a folder")
     running = Background(out, *BIG)
-    wait_until(lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed")
+    wait_until(
+        lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed"
+    )
     for pid in processes(killed):
         os.kill(pid, signal.SIGKILL)
     done = running.end()
@@ -110,6 +114,8 @@ def test_cell_on_two_devices_has_processes_of_its_own(tmp_path: Path, door: Door
     out = tmp_path / "out"
     done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
     assert (done.code, done.err) == (0, "")
-    assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [("finished", 2)] * 2
+    assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [
+        ("finished", 2)
+    ] * 2
     for run_dir in out.glob("runs/*"):
         assert not (run_dir / ".lease").exists()

@@ -63,12 +63,14 @@ def step(run: Run, folder: Path, steps: int = 1) -> list[Any]:
     return [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(steps)]
 
 
-# --- what an idea leaves alone -----------------------------------------------------------------------------------------------------
+# --- what an idea leaves alone ------------------------------------------------------------------------------
 
 
 def test_new_parameters_leave_the_draws_of_the_rest_as_they_are():
     plain = dict(build_model(composed(), vocab_size=V).named_parameters())
-    more = dict(build_model(composed("ideas=[x0,value_embeddings,multi_token]"), vocab_size=V).named_parameters())
+    more = dict(
+        build_model(composed("ideas=[x0,value_embeddings,multi_token]"), vocab_size=V).named_parameters()
+    )
     assert more.keys() > plain.keys()
     assert all(torch.equal(p, more[name]) for name, p in plain.items())
 
@@ -82,12 +84,14 @@ def test_an_ideas_draws_do_not_depend_on_its_neighbours():
 
 
 def test_the_order_of_the_command_line_is_none_of_the_run():
-    first, second = (composed(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]"))
+    first, second = (
+        composed(f"ideas={ideas}") for ideas in ("[x0,value_embeddings]", "[value_embeddings,x0]")
+    )
     assert to_plain(first) == to_plain(second)
     assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
 
 
-# --- what an idea does -------------------------------------------------------------------------------------------------------------
+# --- what an idea does --------------------------------------------------------------------------------------
 
 
 def test_a_loss_with_parts_keeps_train_loss_comparable(tmp_path: Path):
@@ -108,7 +112,11 @@ def test_validation_has_the_next_token_loss_alone(tmp_path: Path):
 def test_every_learning_rate_has_a_name():
     parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(5)]
     first = torch.optim.SGD(
-        [{"params": parameters[0], "lr": 0.1}, {"params": parameters[1], "lr": 0.2}, {"params": parameters[2], "lr": 0.1}]
+        [
+            {"params": parameters[0], "lr": 0.1},
+            {"params": parameters[1], "lr": 0.2},
+            {"params": parameters[2], "lr": 0.1},
+        ]
     )
     others = [torch.optim.Adam([parameters[3]], lr=0.3), torch.optim.Adam([parameters[4]], lr=0.4)]
     for group in (group for optimizer in (first, *others) for group in optimizer.param_groups):
@@ -130,7 +138,12 @@ def test_muon_leaves_tables_of_embeddings_to_adamw():
 def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> Trainee:
     """Another one, from a checkpoint of this one."""
     writer = checkpoint.Writer(folder / "checkpoints", background=False)
-    assert writer.save(step=step, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True) == []
+    assert (
+        writer.save(
+            step=step, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True
+        )
+        == []
+    )
     path = checkpoint.find(writer.root).path
     assert path is not None
     assert checkpoint.misfit(path, model=trainee.model) is None
@@ -146,7 +159,9 @@ def test_averaged_weights_against_their_formula(tmp_path: Path):
     average = {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
     for i in range(3):
         take_step(job, trainee, Ledger(started=0.0), step=i)
-        average = {name: 0.7 * average[name] + 0.3 * p.detach() for name, p in trainee.model.named_parameters()}
+        average = {
+            name: 0.7 * average[name] + 0.3 * p.detach() for name, p in trainee.model.named_parameters()
+        }
     weights = {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
     with trainee.model.validating():
         for name, p in trainee.model.named_parameters():
@@ -166,11 +181,14 @@ def test_ideas_flops_are_counted_and_marked():
 
 
 def test_an_unknown_mixer_is_counted(softcap: Run):
-    known, unknown = (flops_per_token(run, vocab_size=V, causal=False) for run in (composed("attention=mha"), softcap))
-    assert unknown == (known[0], "arithmetic; counted: attention=softcap")  # two products of T×T, forward and backward
+    known, unknown = (
+        flops_per_token(run, vocab_size=V, causal=False) for run in (composed("attention=mha"), softcap)
+    )
+    # two products of T×T, forward and backward
+    assert unknown == (known[0], "arithmetic; counted: attention=softcap")
 
 
-# --- decoding ----------------------------------------------------------------------------------------------------------------------
+# --- decoding -----------------------------------------------------------------------------------------------
 
 
 def test_ideas_that_take_each_token_by_itself_decode_from_a_cache():
@@ -180,7 +198,9 @@ def test_ideas_that_take_each_token_by_itself_decode_from_a_cache():
     tokens_T = torch.arange(30) * 7 % V
     torch.testing.assert_close(cached.prefill(tokens_T[None, :3]), again.prefill(tokens_T[None, :3]))
     for t in range(3, 29):
-        torch.testing.assert_close(cached.decode(tokens_T[t : t + 1]), again.prefill(tokens_T[None, : t + 1]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            cached.decode(tokens_T[t : t + 1]), again.prefill(tokens_T[None, : t + 1]), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_mixer_that_says_nothing_has_no_cache(softcap: Run):
@@ -205,14 +225,16 @@ class Blur(Idea):
 
 
 @pytest.mark.parametrize(("says", "why"), [(False, "PER_TOKEN"), (True, "look")])
-def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(tmp_path: Path, says: bool, why: str):
+def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(
+    tmp_path: Path, says: bool, why: str
+):
     run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=says))
     model = build_model(run, vocab_size=V).eval()
     with pytest.raises(UncachedError, match=why):
         check_cached(model, run)
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 def from_outside(folder: Path, group: str, name: str, source: str, *words: str) -> Run:
@@ -228,10 +250,15 @@ def from_outside(folder: Path, group: str, name: str, source: str, *words: str) 
 
 
 @pytest.mark.parametrize(
-    ("joint", "builder"), [("embed", "build"), ("enter", "build_layer"), ("readout", "build"), ("after_step", "build_around")]
+    ("joint", "builder"),
+    [("embed", "build"), ("enter", "build_layer"), ("readout", "build"), ("after_step", "build_around")],
 )
 def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: str):
-    source = BLUR.format(says=True).replace("build(self, run, *, vocab_size)", "nothing(self)").replace("embed", joint)
+    source = (
+        BLUR.format(says=True)
+        .replace("build(self, run, *, vocab_size)", "nothing(self)")
+        .replace("embed", joint)
+    )
     source = source.replace("x_BTC, context)", "model, *, step)") if joint == "after_step" else source
     run = from_outside(tmp_path, "ideas", "blur", source)
     with pytest.raises(InputError, match=f"ideas.blur must have a part for its {joint}: from its {builder}"):
@@ -240,7 +267,9 @@ def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: 
 
 def test_a_part_without_a_joint_is_refused(tmp_path: Path):
     run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("def embed(", "def embedd("))
-    with pytest.raises(InputError, match="must have a joint for what its build made: one of embed, readout, unembed, loss"):
+    with pytest.raises(
+        InputError, match="must have a joint for what its build made: one of embed, readout, unembed, loss"
+    ):
         build_model(run, vocab_size=V)
 
 
@@ -277,10 +306,22 @@ def hidden(place: str = "pass", state: str = "pass", count: str = "self.steps") 
 @pytest.mark.parametrize(
     ("source", "why"),
     [
-        (hidden(state="self.state[p]['rng'] = torch.Generator()"), "must keep tensors and plain values, got Generator"),
-        (hidden(state="self.state[p]['nest'] = [torch.zeros(2)]"), "must keep tensors and plain values, got list in 0/"),
-        (hidden(state="self.state[p]['far'] = float('inf')", count="1"), "must keep tensors and plain values, got a non-finite number"),
-        (hidden().replace("model.parameters()", "[next(model.parameters())]"), "each of the model's parameters in one group"),
+        (
+            hidden(state="self.state[p]['rng'] = torch.Generator()"),
+            "must keep tensors and plain values, got Generator",
+        ),
+        (
+            hidden(state="self.state[p]['nest'] = [torch.zeros(2)]"),
+            "must keep tensors and plain values, got list in 0/",
+        ),
+        (
+            hidden(state="self.state[p]['far'] = float('inf')", count="1"),
+            "must keep tensors and plain values, got a non-finite number",
+        ),
+        (
+            hidden().replace("model.parameters()", "[next(model.parameters())]"),
+            "each of the model's parameters in one group",
+        ),
     ],
 )
 def test_an_optimizer_that_no_checkpoint_can_hold_is_refused(tmp_path: Path, source: str, why: str):
@@ -297,7 +338,10 @@ def saved_after_a_step(run: Run, folder: Path) -> tuple[Job, Trainee, Trainee]:
 
 def test_state_in_groups_and_of_parameters_is_kept(tmp_path: Path):
     place = "group['steps'] = group.get('steps', 0) + 1"
-    state = "self.state[p].setdefault('m', torch.zeros(2)).add_(1); self.state[p]['n'] = [*self.state[p].get('n', []), 1]"
+    state = (
+        "self.state[p].setdefault('m', torch.zeros(2)).add_(1); self.state[p]['n'] = "
+        "[*self.state[p].get('n', []), 1]"
+    )
     count = "(group['steps'] + self.state[p]['m'][0] + len(self.state[p]['n']))"
     run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, count))
     job, *twins = saved_after_a_step(run, tmp_path)
@@ -310,12 +354,17 @@ def test_state_in_groups_and_of_parameters_is_kept(tmp_path: Path):
 @pytest.mark.slow
 def test_check_finds_state_that_a_checkpoint_does_not_hold(tmp_path: Path):
     from_outside(tmp_path / "options", "optimizer", "hidden", hidden())
-    ended = {name: (status, why) for status, name, why in results(Trial(group="optimizer", name="hidden", folder=tmp_path), only="resumes")}
+    ended = {
+        name: (status, why)
+        for status, name, why in results(
+            Trial(group="optimizer", name="hidden", folder=tmp_path), only="resumes"
+        )
+    }
     assert ended["resumes"][0] == "FAIL"
     assert "undisturbed" in ended["resumes"][1]
 
 
-# --- what fits no joint ------------------------------------------------------------------------------------------------------------
+# --- what fits no joint -------------------------------------------------------------------------------------
 
 PARALLEL = """
 from dataclasses import dataclass
@@ -376,9 +425,14 @@ def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
         ("bigram", BIGRAM, "model.logit_softcap=15"),
     ],
 )
-def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(tmp_path: Path, name: str, source: str, word: str):
+def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
+    tmp_path: Path, name: str, source: str, word: str
+):
     key, _, value = word.partition("=")
-    with pytest.raises(ValueError, match=f"^{key} must stay .* beside model.kind={name}, which does not read it .* got {value}"):
+    with pytest.raises(
+        ValueError,
+        match=f"^{key} must stay .* beside model.kind={name}, which does not read it .* got {value}",
+    ):
         replaced_model(tmp_path, name, source, word)
     reads = source.replace(f'kind: str = "{name}"', f'kind: str = "reader"\n    READS = ("{key}",)')
     (tmp_path / "reads").mkdir()
@@ -402,5 +456,8 @@ def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: s
 
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
-    with pytest.raises(InputError, match=r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram"):
+    with pytest.raises(
+        InputError,
+        match=r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram",
+    ):
         build_model(run, vocab_size=V)

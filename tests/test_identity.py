@@ -25,7 +25,14 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
 from nocap.measure.arms import step_config
-from nocap.store.identity import code_digest, config_that_counts, is_quiet, module_path, source_hashes, what_counts
+from nocap.store.identity import (
+    code_digest,
+    config_that_counts,
+    is_quiet,
+    module_path,
+    source_hashes,
+    what_counts,
+)
 from nocap.training.loop import train
 from nocap.training.step import Job
 from nocap.training.world import join
@@ -33,7 +40,14 @@ from tests.attempts import attempt, wait_until
 from tests.conftest import REPO, SMALL
 
 PACKAGE = REPO / "nocap"
-STACK = ("attention=hybrid", "attention.pattern=LG", "mlp=swiglu", "optimizer=muon", "objective.z_loss=0.001", "model.qk_norm=true")
+STACK = (
+    "attention=hybrid",
+    "attention.pattern=LG",
+    "mlp=swiglu",
+    "optimizer=muon",
+    "objective.z_loss=0.001",
+    "model.qk_norm=true",
+)
 
 # Lines of modules that count whose text may change all the same: what is refused, raised or logged.
 REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|recorder\.probe\(|f?\"")
@@ -67,14 +81,25 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
         return look
 
     for number, words in enumerate(((), STACK)):
-        run = compose([*SMALL, "trainer.steps=3", "trainer.val_every=2", "trainer.checkpoint_every=2", f"cache_dir={cache_dir}", *words])
+        run = compose(
+            [
+                *SMALL,
+                "trainer.steps=3",
+                "trainer.val_every=2",
+                "trainer.checkpoint_every=2",
+                f"cache_dir={cache_dir}",
+                *words,
+            ]
+        )
         job = job_of(run, tmp_path_factory.mktemp("executed") / str(number))
         sys.settrace(look)
         try:
             train(job)
         finally:
             sys.settrace(None)
-    return {".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines for path, lines in seen.items()}
+    return {
+        ".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines for path, lines in seen.items()
+    }
 
 
 def all_hashed() -> set[str]:
@@ -95,7 +120,9 @@ def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
     last: dict[int, tokenize.TokenInfo] = {}
     words = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        plain = token.start[0] == token.end[0] and "{" not in token.string and not keyword.iskeyword(token.string)
+        plain = (
+            token.start[0] == token.end[0] and "{" not in token.string and not keyword.iskeyword(token.string)
+        )
         if token.type in words and plain:
             last[token.start[0]] = token
     text = source.splitlines(keepends=True)
@@ -119,7 +146,9 @@ def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: 
         assert path is not None
         source = path.read_text()
         before = code_digest(what_counts(source))
-        for number, mutant in list(mutants(source, executed.get(module, set()) | executed.get(f"{module}.__init__", set())))[::every]:
+        for number, mutant in list(
+            mutants(source, executed.get(module, set()) | executed.get(f"{module}.__init__", set()))
+        )[::every]:
             tried += 1
             try:
                 same = code_digest(what_counts(mutant)) == before
@@ -131,14 +160,16 @@ def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: 
     assert not survivors
 
 
-# --- what changes no number --------------------------------------------------------------------------------------------------------
+# --- what changes no number ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of the package that a test may edit."""
     for name in ("nocap", "conf"):
-        shutil.copytree(REPO / name, tmp_path / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPO / name, tmp_path / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return tmp_path / "checkout"
 
 
@@ -177,7 +208,9 @@ def replaced(path: str, old: str, new: str) -> Callable[[Path], None]:
 
 def a_new_option(checkout: Path) -> None:
     text = (checkout / "nocap/options/position/none.py").read_text()
-    (checkout / "nocap/options/position/nothing.py").write_text(text.replace('"none"', '"nothing"').replace("NoPosition", "Nothing"))
+    (checkout / "nocap/options/position/nothing.py").write_text(
+        text.replace('"none"', '"nothing"').replace("NoPosition", "Nothing")
+    )
 
 
 HARMLESS = {
@@ -185,15 +218,21 @@ HARMLESS = {
     "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A40": (149.7', 'r"A40": (150.7'),
     "a report's word": replaced("nocap/report/arms.py", "baseline", "base line"),
     "an error's text": replaced("nocap/options/norm/channels.py", '"be false where', '"not be true where'),
-    "a rule's text": replaced("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
+    "a rule's text": replaced(
+        "nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'
+    ),
     "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),
     "a comment": replaced("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
     "the tracker": replaced("nocap/options/tracker/wandb.py", "GRACE_S = 5.0", "GRACE_S = 6.0"),
     "the checkpoint's writer": replaced(
-        "nocap/training/checkpoint.py", "for last_try in (False, True)", "for last_try in (False, False, True)"
+        "nocap/training/checkpoint.py",
+        "for last_try in (False, True)",
+        "for last_try in (False, False, True)",
     ),
     "a new option": a_new_option,
-    "another option": replaced("nocap/options/position/learned.py", "x_BTC + table[where]", "x_BTC + 2 * table[where]"),
+    "another option": replaced(
+        "nocap/options/position/learned.py", "x_BTC + table[where]", "x_BTC + 2 * table[where]"
+    ),
 }
 
 
@@ -231,7 +270,7 @@ def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Pat
     assert "starts from scratch" in note
 
 
-# --- what a key counts for ---------------------------------------------------------------------------------------------------------
+# --- what a key counts for ----------------------------------------------------------------------------------
 
 
 def test_a_key_says_once_what_it_counts_for():
@@ -243,5 +282,9 @@ def test_a_key_says_once_what_it_counts_for():
     assert "devices" in step["trainer"]
     assert not {"data", "schedule", "tracker", "seed", "output_dir", "cache_dir"} & step.keys()
     assert not {"tracker", "output_dir", "cache_dir"} & kept.keys()
-    text = config_that_counts(compose([*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"]))
+    text = config_that_counts(
+        compose(
+            [*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"]
+        )
+    )
     assert ("path" in text["data"], "val_fraction" in text["data"]) == (False, True)

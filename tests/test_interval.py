@@ -1,4 +1,5 @@
-"""The one interval: against scipy and closed forms, and how often it errs, by `experiments/verdict_trust/simulated.py`."""
+"""The one interval: against scipy and closed forms, and how often it errs, by
+`experiments/verdict_trust/simulated.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ SLEEP = np.subtract(DRUG_1, DRUG_2)
 KNOWN = Declared(sd=1.2, df=20, source="made")
 
 
-# --- closed forms ------------------------------------------------------------------------------------------------------------------
+# --- closed forms -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "standard_deviations"), [(3, 4.90), (4, 3.12), (5, 2.36), (6, 1.93)])
@@ -47,7 +48,8 @@ def test_pairs(analysis: int, comparisons: int):
     assert (found.mid, found.low, found.high) == pytest.approx((-1.58, -1.58 - half, -1.58 + half))
     assert (found.n, found.sd, found.method) == (10, pytest.approx(SLEEP.std(ddof=1)), "pairs")
     narrowed = of_pairs(SLEEP, declared=KNOWN, analysis=analysis, comparisons=comparisons)
-    half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)  # 8 of 20 degrees count; and its own spread is wider
+    # 8 of 20 degrees count; and its own spread is wider
+    half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)
     assert (narrowed.half_width, narrowed.method) == (pytest.approx(half), "pairs, noise declared")
     assert of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x")).half_width == pytest.approx(
         stats.t.isf(0.005, 12) * 2 / math.sqrt(10)
@@ -62,7 +64,8 @@ def test_pairs_that_contradict_the_declared_noise_drop_it():
     assert used.tolist() == [False, True, True, False]
     own, _ = half_width(sds, 10)
     assert half[[0, 3]] == pytest.approx(own[[0, 3]])
-    assert half[1] == pytest.approx(stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10))  # never narrower than what was declared
+    # never narrower than what was declared
+    assert half[1] == pytest.approx(stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10))
 
 
 def test_two_samples_are_welchs_at_995():
@@ -126,7 +129,9 @@ def test_noise_is_pooled_within_groups():
 def test_analyses_and_what_they_can_show():
     assert interval.analyses() == [3, 6, 12, 24, 48, 96]
     assert [interval.analysis_of(n) for n in (0, 2, 3, 5, 6, 11, 12, 1000)] == [0, 0, 1, 1, 2, 2, 3, 6]
-    wanted = [interval.pairs_to_decide(1.0, sd=1.0, n=3, declared=None, bias=bias) for bias in (0.0, 0.2, 0.9)]
+    wanted = [
+        interval.pairs_to_decide(1.0, sd=1.0, n=3, declared=None, bias=bias) for bias in (0.0, 0.2, 0.9)
+    ]
     assert wanted == [48, 96, None]
     rng = np.random.default_rng(0)
     for n, known in ((3, None), (6, None), (3, Declared(sd=1.0, df=8, source="made"))):
@@ -136,7 +141,7 @@ def test_analyses_and_what_they_can_show():
         assert np.mean(values.mean(axis=1) - half > 0) == pytest.approx(0.9, abs=0.01)
 
 
-# --- calibration -------------------------------------------------------------------------------------------------------------------
+# --- calibration --------------------------------------------------------------------------------------------
 
 
 def test_no_cell_is_beyond_its_bar():
@@ -169,20 +174,27 @@ def test_noises_have_mean_0_and_variance_1(name: str):
     values = simulated.KINDS[name](np.random.default_rng(0), (400_000, 3))
     assert (values.mean(), values.std()) == (pytest.approx(0, abs=0.02), pytest.approx(1, abs=0.05))
     assert stats.skew(values.ravel()) < 0.05 or name == "t, 3 degrees"
-    assert np.corrcoef(values[:, 0], values[:, 2])[0, 1] == pytest.approx(0.25 if name == "AR(1) .5" else 0, abs=0.01)
+    assert np.corrcoef(values[:, 0], values[:, 2])[0, 1] == pytest.approx(
+        0.25 if name == "AR(1) .5" else 0, abs=0.01
+    )
 
 
 @pytest.mark.parametrize(("caution", "tail"), [(0.0, 0.05), (3.3, 0.1)])
 def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, caution: float, tail: float):
     monkeypatch.setattr(interval, "CAUTION", caution)
     monkeypatch.setattr(interval, "TAIL", tail)
-    assert {line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)} >= {"unknown"}
+    assert {line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)} >= {
+        "unknown"
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", simulated.KINDS)
-def test_twenty_grids_through_the_command_have_the_words_of_the_cells(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
-    """A baseline and three arms that are worth 0, 2 and -5 standard deviations, in each noise; half of the grids with six seeds."""
+def test_twenty_grids_through_the_command_have_the_words_of_the_cells(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+):
+    """A baseline and three arms that are worth 0, 2 and -5 standard deviations, in each noise; half of the
+    grids with six seeds."""
     rng, said = np.random.default_rng(3), set()
     for grid in range(20):
         n, root = 3 + 3 * (grid % 2), tmp_path / str(grid)
@@ -190,15 +202,27 @@ def test_twenty_grids_through_the_command_have_the_words_of_the_cells(tmp_path: 
         for seed in range(n):
             write_run(root, words="base", seed=seed, loss=3.3, started="2026-01-01")
             for i, row in enumerate(gains):
-                write_run(root, words=f"arm{i}", config={"optimizer.lr": 0.1 * (i + 1)}, seed=seed, loss=3.3 - 0.01 * row[seed])
+                write_run(
+                    root,
+                    words=f"arm{i}",
+                    config={"optimizer.lr": 0.1 * (i + 1)},
+                    seed=seed,
+                    loss=3.3 - 0.01 * row[seed],
+                )
         assert door.main([str(root), "--baseline", "base", "--json", str(root / "c.json")]) == 0
         capsys.readouterr()
         arms = json.loads((root / "c.json").read_text())["arms"]
         words = {arm["label"]: arm["difference"]["verdict"] for arm in arms if arm["difference"]}
         for i, row in enumerate(gains):
-            others = Declared(sd=math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean()), df=2 * (n - 1), source="others")
+            others = Declared(
+                sd=math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean()),
+                df=2 * (n - 1),
+                source="others",
+            )
             half, _ = half_width(row.std(ddof=1), n, declared=others, comparisons=3)
-            expected = "better" if row.mean() > half else "worse" if row.mean() < -half else "no difference shown"
+            expected = (
+                "better" if row.mean() > half else "worse" if row.mean() < -half else "no difference shown"
+            )
             assert words[f"arm{i}"] == expected
             said.add(expected)
     assert said == {"better", "worse", "no difference shown"}

@@ -1,4 +1,5 @@
-"""Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records are the same."""
+"""Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records
+are the same."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tests.conftest import SMALL, Door
 from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
 from tests.tools import slurm
 
-needs_submitit = pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'")
+needs_submitit = pytest.mark.skipif(
+    find_spec("submitit") is None, reason="submitit is not installed: pip install 'nocap[slurm]'"
+)
 
 
 def run(*words: str) -> Run:
@@ -104,7 +107,7 @@ def test_pool_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: 
     assert records(out) == records(small_grid.out)
 
 
-# --- other machines ---------------------------------------------------------------------------------------------------------------------
+# --- other machines -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -120,7 +123,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.timeout(600)
 def test_slurm_gives_the_same_records(small_grid: Trained, cluster: Path, tmp_path: Path, door: Door) -> None:
     out = tmp_path / "out"
-    words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=two")
+    words = (
+        *CELL,
+        ARMS,
+        "--multirun",
+        "seed=0,1",
+        f"output_dir={out}",
+        "hydra/launcher=submitit_slurm",
+        "hydra.launcher.partition=two",
+    )
     done = door(*words, timeout=300)
     assert (done.code, done.err) == (0, "")
     assert "4 finished; 4 trained now" in done.out
@@ -133,7 +144,9 @@ def test_slurm_gives_the_same_records(small_grid: Trained, cluster: Path, tmp_pa
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster: Path, tmp_path: Path, door: Door) -> None:
+def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(
+    cluster: Path, tmp_path: Path, door: Door
+) -> None:
     out = tmp_path / "out"
     words = (*SMALL, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
     words = (*words, "hydra/launcher=slurm", "hydra.launcher.max_num_timeout=1")
@@ -143,13 +156,18 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster: Path, tm
     done = running.end()
     assert (done.code, done.err) == (0, "")
     assert "2 cells, 0 done, 2 to train" in done.out
-    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {0: ("finished", 2), 1: ("finished", 1)}
+    assert {s["seed"]: (s["status"], s["attempts"]) for s in summaries(out).values()} == {
+        0: ("finished", 2),
+        1: ("finished", 1),
+    }
 
 
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster: Path, tmp_path: Path, door: Door) -> None:
+def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(
+    cluster: Path, tmp_path: Path, door: Door
+) -> None:
     out = tmp_path / "out"
     words = (*SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
     running = Background(out, *words)
@@ -165,24 +183,45 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster: Path, tmp
     assert {s["attempts"] for s in summaries(out).values()} == {1}
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
     refused = door("--multirun", "--detach", *CELL, "seed=0", f"output_dir={out}")
-    assert (refused.code, refused.err.startswith("nocap: --detach must be given with hydra/launcher=slurm")) == (2, True)
+    assert (
+        refused.code,
+        refused.err.startswith("nocap: --detach must be given with hydra/launcher=slurm"),
+    ) == (2, True)
 
 
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
-def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster: Path, tmp_path: Path, door: Door) -> None:
+def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(
+    cluster: Path, tmp_path: Path, door: Door
+) -> None:
     out = tmp_path / "out"
-    small = [word for word in CELL if not word.startswith(("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile"))]
-    target = ("hydra.launcher.target.device=cuda", "hydra.launcher.target.name='NVIDIA H100'", "hydra.launcher.target.torch='9.9'")
+    small = [
+        word
+        for word in CELL
+        if not word.startswith(("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile"))
+    ]
+    target = (
+        "hydra.launcher.target.device=cuda",
+        "hydra.launcher.target.name='NVIDIA H100'",
+        "hydra.launcher.target.torch='9.9'",
+    )
     words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=slurm")
     done = door(*words, *target)
     assert (done.code, "1 not started" in done.out) == (1, True), done
-    assert re.search(r"not finished: the only cell|not finished: .* \(trainer\.device=cuda must have a ", done.err), done.err
-    cpu = [f"hydra.launcher.target.{word}" for word in ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off")]
+    assert re.search(
+        r"not finished: the only cell|not finished: .* \(trainer\.device=cuda must have a ", done.err
+    ), done.err
+    cpu = [
+        f"hydra.launcher.target.{word}"
+        for word in ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off")
+    ]
     done = door(*words, *cpu)
     assert (done.code, "1 not started" in done.out) == (1, True), done
-    assert re.search(r"hydra\.launcher\.target must be the machine where the job runs \(.*, 1\), got .*, Another, 1", done.err), done.err
+    assert re.search(
+        r"hydra\.launcher\.target must be the machine where the job runs \(.*, 1\), got .*, Another, 1",
+        done.err,
+    ), done.err
     done = door(*words, *cpu[:1], *cpu[2:])
     assert (done.code, done.err) == (0, ""), done
     done = door(*words, *cpu[2:], "trainer.steps=4", "hydra.launcher.partition=three")
@@ -191,13 +230,31 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster: 
 
 
 def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path: Path, here: Door) -> None:
-    words = ("--multirun", "--plan", *(word for word in CELL if not word.startswith("trainer.")), "seed=0", "hydra/launcher=ray")
+    words = (
+        "--multirun",
+        "--plan",
+        *(word for word in CELL if not word.startswith("trainer.")),
+        "seed=0",
+        "hydra/launcher=ray",
+    )
     done = here(*words, "hydra.launcher.target.name=Other")
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("nocap: hydra.launcher.target must state the device of another machine")
     with hardware.target("NVIDIA H100", "9.9"):
         parts = plan(
-            compose(["model=nano", "tracker=none", "data=synthetic", "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}
+            compose(
+                [
+                    "model=nano",
+                    "tracker=none",
+                    "data=synthetic",
+                    "trainer.device=cuda",
+                    f"output_dir={tmp_path}",
+                ]
+            ),
+            choices={},
         ).parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
-    assert (parts["config"]["trainer"]["precision"], parts["config"]["trainer"]["compile"]) == ("bf16", "regional")
+    assert (parts["config"]["trainer"]["precision"], parts["config"]["trainer"]["compile"]) == (
+        "bf16",
+        "regional",
+    )

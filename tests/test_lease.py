@@ -1,4 +1,5 @@
-"""A lease on a shared folder: one holder among machines, the dead give way, and who was asleep cannot write."""
+"""A lease on a shared folder: one holder among machines, the dead give way, and who was asleep cannot
+write."""
 
 from __future__ import annotations
 
@@ -26,16 +27,25 @@ from tests.conftest import MEDIUM, REPO, Door, Undisturbed
 from tests.grids import CELL, summaries, trained
 from tests.in_process import planned
 
-OTHER = "import sys; from pathlib import Path; from nocap.store import lease; lease.machine = lambda: {machine!r}; "
-HOLDING = OTHER + "lease.BEAT_S = 0.05; held = lease.acquire(Path(sys.argv[1])); print(held.stage(), flush=True); "
+OTHER = (
+    "import sys; from pathlib import Path; from nocap.store import lease; lease.machine "
+    "= lambda: {machine!r}; "
+)
+HOLDING = (
+    OTHER + "lease.BEAT_S = 0.05; held = lease.acquire(Path(sys.argv[1])); print(held.stage(), flush=True); "
+)
 
 
 @contextmanager
-def holder(folder: Path, *, machine: str, then: str = "sys.stdin.read()") -> Iterator[tuple[subprocess.Popen[str], Path]]:
+def holder(
+    folder: Path, *, machine: str, then: str = "sys.stdin.read()"
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """Another process, which holds the folder, and its stage."""
     command = [sys.executable, "-c", HOLDING.format(machine=machine) + then, str(folder)]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
-    process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield process, Path(process.stdout.readline().strip())
@@ -54,7 +64,10 @@ def old(folder: Path, seconds: float = lease.LEASE_S + 1) -> None:
 def test_one_holder_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
     with lease.acquire(tmp_path) as held:
         assert held.beat()
-        with pytest.raises(lease.HeldError, match=rf"{tmp_path} must have one writer, and process {os.getpid()} on .* is training there"):
+        with pytest.raises(
+            lease.HeldError,
+            match=rf"{tmp_path} must have one writer, and process {os.getpid()} on .* is training there",
+        ):
             lease.acquire(tmp_path)
     lease.acquire(tmp_path).close()
     assert list(tmp_path.iterdir()) == []
@@ -74,7 +87,8 @@ def test_on_one_machine_the_kernel_decides_at_once(tmp_path: Path) -> None:
 
 
 def test_of_another_machine_heartbeats_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its process nor its lock can be seen. This machine's clock is a year ahead, and is not asked."""
+    """Neither its process nor its lock can be seen. This machine's clock is a year ahead, and is not
+    asked."""
     monkeypatch.setattr(time, "time", lambda: 4e9)
     with holder(tmp_path, machine="another") as (process, _):
         process.kill()
@@ -87,12 +101,18 @@ def test_of_another_machine_heartbeats_decide(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
-    """Stopped, taken over, woken: a file that it had prepared does not come to its place, and it knows why."""
-    bring = "sys.stdin.readline(); s = Path(next(Path(sys.argv[1]).glob('.lease/*/stage-*'))); (s / 'mine').write_text('old'); "
+    """Stopped, taken over, woken: a file that it had prepared does not come to its place, and it knows
+    why."""
+    bring = (
+        "sys.stdin.readline(); s = Path(next(Path(sys.argv[1]).glob('.lease/*/stage-*'))); "
+        "(s / 'mine').write_text('old'); "
+    )
     bring += "print('ready', flush=True); sys.stdin.readline(); "
     bring += "print(held.beat(), flush=True)\ntry: (s / 'mine').rename(Path(sys.argv[1]) / 'checkpoint')\n"
     bring += "except FileNotFoundError: print('fenced', flush=True)\n"
-    bring += "try: lease.check(s)\nexcept lease.LostError as error: print(error, flush=True)\nsys.stdin.read()"
+    bring += (
+        "try: lease.check(s)\nexcept lease.LostError as error: print(error, flush=True)\nsys.stdin.read()"
+    )
     with holder(tmp_path, machine="another", then=bring) as (process, stage):
         assert process.stdin is not None
         assert process.stdout is not None
@@ -108,7 +128,10 @@ def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
             process.send_signal(signal.SIGCONT)
             said = [process.stdout.readline() for _ in range(3)]
             assert said[:2] == ["False\n", "fenced\n"]
-            assert said[2] == f"another process took {tmp_path} over while this one did not run, and goes on there\n"
+            assert (
+                said[2]
+                == f"another process took {tmp_path} over while this one did not run, and goes on there\n"
+            )
             assert held.beat()
         assert not stage.exists()
         assert (tmp_path / "checkpoint").read_bytes() == b"new"
@@ -119,7 +142,9 @@ def test_a_folder_that_is_removed_is_no_folder_to_wait_for(tmp_path: Path) -> No
         lease.acquire(tmp_path / "gone", wait_s=math.inf)
 
 
-def test_a_sleeper_deletes_no_checkpoint_of_the_one_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sleeper_deletes_no_checkpoint_of_the_one_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It slept while it synced, and the other one has saved the same step."""
     (mine := tmp_path / "checkpoints" / "step-00000008").mkdir(parents=True)
     (stage := tmp_path / "stage").mkdir()
@@ -151,8 +176,11 @@ def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:
 
 
 def test_of_many_at_once_one_at_a_time_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims of machines whose locks say nothing to each other: eight threads that take, look and give back."""
-    monkeypatch.setattr(lease.fcntl, "flock", lambda *ignored: (_ for _ in ()).throw(OSError(38, "no locks here")))
+    """Claims of machines whose locks say nothing to each other: eight threads that take, look and give
+    back."""
+    monkeypatch.setattr(
+        lease.fcntl, "flock", lambda *ignored: (_ for _ in ()).throw(OSError(38, "no locks here"))
+    )
     inside, most, count = [], [], []
 
     def take() -> None:
@@ -193,9 +221,12 @@ def test_leftovers_of_killed_processes_are_cleared(tmp_path: Path) -> None:
         assert len(list(root.iterdir())) == 1
 
 
-# --- runs of several machines over one outputs/ -----------------------------------------------------------------------------------------
+# --- runs of several machines over one outputs/ -------------------------------------------------------------
 
-MACHINE = "from nocap.store import lease; lease.BEAT_S = 0.2; lease.machine = lambda: {!r}; from nocap.train import main; main()"
+MACHINE = (
+    "from nocap.store import lease; lease.BEAT_S = 0.2; lease.machine = lambda: {!r}; "
+    "from nocap.train import main; main()"
+)
 
 
 def on_machine(name: str) -> tuple[str, ...]:
@@ -218,7 +249,9 @@ def test_two_grids_on_two_machines_train_each_cell_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_a_machine_that_is_gone_is_finished_once(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
+def test_a_run_of_a_machine_that_is_gone_is_finished_once(
+    tmp_path: Path, door: Door, undisturbed: Undisturbed
+) -> None:
     """To the bits of an undisturbed run, to which the other machine, when it wakes, adds nothing."""
     out = tmp_path / "out"
     with attempt(out, command=on_machine("gone")) as gone:
@@ -232,12 +265,20 @@ def test_a_run_of_a_machine_that_is_gone_is_finished_once(tmp_path: Path, door: 
         old(run_dir)
         done = door(*MEDIUM, f"output_dir={out}")
         assert done.code == 0, done.err
-        before = state_of(run_dir), (run_dir / "summary.json").read_bytes(), (run_dir / "metrics.jsonl").read_bytes()
+        before = (
+            state_of(run_dir),
+            (run_dir / "summary.json").read_bytes(),
+            (run_dir / "metrics.jsonl").read_bytes(),
+        )
         for pid in all_of_it:
             os.kill(pid, signal.SIGCONT)
         code, _, err = gone.end()
         assert (code, "while this one did not run" in err) == (1, True), err
-        assert before == (state_of(run_dir), (run_dir / "summary.json").read_bytes(), (run_dir / "metrics.jsonl").read_bytes())
+        assert before == (
+            state_of(run_dir),
+            (run_dir / "summary.json").read_bytes(),
+            (run_dir / "metrics.jsonl").read_bytes(),
+        )
         assert state_of(run_dir) == state_of(undisturbed.run_dir)
         assert read_ended(run_dir) is not None
         assert not list(run_dir.glob(".*lease*"))

@@ -1,4 +1,5 @@
-"""A run outlives what stands around it: its reader, its terminal, a suspension. What asks it to stop lets it save."""
+"""A run outlives what stands around it: its reader, its terminal, a suspension. What asks it to stop lets it
+save."""
 
 from __future__ import annotations
 
@@ -36,10 +37,17 @@ def shell(script: str, cwd: Path, *words: str) -> subprocess.CompletedProcess[st
     """A bash script in which "$@" is the command with these words."""
     command = [sys.executable, "-m", "nocap.train", *words]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
-    return subprocess.run(["bash", "-c", script, "bash", *command], cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        ["bash", "-c", script, "bash", *command],
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
-# --- readers -----------------------------------------------------------------------------------------------------------------------
+# --- readers ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -77,9 +85,19 @@ def test_a_stream_without_a_reader_goes_quiet() -> None:
     stream.close()
 
 
-def test_an_error_names_the_file_with_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_names_the_file_with_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rank = World(rank=1, size=2, device=torch.device("cpu"))
-    job = Job(run=compose(["model=nano"]), train_shards=(), val_shards=(), vocab_size=256, run_dir=tmp_path, world=rank, started=0.0)
+    job = Job(
+        run=compose(["model=nano"]),
+        train_shards=(),
+        val_shards=(),
+        vocab_size=256,
+        run_dir=tmp_path,
+        world=rank,
+        started=0.0,
+    )
     try:
         torch.ones(2) @ torch.ones(3)
     except RuntimeError as error:
@@ -91,7 +109,7 @@ def test_an_error_names_the_file_with_its_traceback(tmp_path: Path, capsys: pyte
     assert "Traceback (most recent call last)" in (tmp_path / "train.log").read_text()
 
 
-# --- terminals ---------------------------------------------------------------------------------------------------------------------
+# --- terminals ----------------------------------------------------------------------------------------------
 
 
 def its_terminal() -> None:
@@ -105,7 +123,16 @@ def on_a_terminal_that_closes(tmp_path: Path, *before: str) -> tuple[int, Path]:
     out = tmp_path / "out"
     terminal, end = pty.openpty()
     process = subprocess.Popen(
-        [*before, sys.executable, "-m", "nocap.train", *MEDIUM, "trainer.steps=400", "trainer.val_every=0", f"output_dir={out}"],
+        [
+            *before,
+            sys.executable,
+            "-m",
+            "nocap.train",
+            *MEDIUM,
+            "trainer.steps=400",
+            "trainer.val_every=0",
+            f"output_dir={out}",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"},
         stdin=end,
@@ -133,7 +160,7 @@ def test_closed_terminal(tmp_path: Path, before: tuple[str, ...], code: int) -> 
     assert not processes(run_dir)
 
 
-# --- suspension --------------------------------------------------------------------------------------------------------------------
+# --- suspension ---------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -147,8 +174,11 @@ class Clock:
 
 
 @pytest.mark.parametrize(("look_s", "hung_after_s"), [(0.25, 10.25), (3600.0, 11 * 3600.0)])
-def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float, hung_after_s: float) -> None:
-    """Each pause counts a second at most. A worker that stays silent while the parent looks hangs after the limit."""
+def test_a_pause_of_the_parent_is_no_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look_s: float, hung_after_s: float
+) -> None:
+    """Each pause counts a second at most. A worker that stays silent while the parent looks hangs after the
+    limit."""
     clock, killed = Clock(), list[float]()
     monkeypatch.setattr(launch, "time", clock)
     attempt = launch.Attempt.__new__(launch.Attempt)
@@ -167,7 +197,9 @@ def test_a_pause_of_the_parent_is_no_hang(tmp_path: Path, monkeypatch: pytest.Mo
     assert attempt._hang == "rank 0 in its start-up hung: no heartbeat for 10 s (trainer.hang_timeout_s)"
 
 
-def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sent, plan = list[int](), planned(tmp_path / "out", "trainer.devices=2")
 
     def start(*command: object, env: dict[str, str], **more: object) -> SimpleNamespace:
@@ -186,7 +218,9 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(tmp_path: Path, 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturbed, ranks: int) -> None:
     """Ctrl-Z or `scontrol suspend`, then on: nothing is killed."""
-    with attempt(tmp_path / "out", f"trainer.devices={ranks}", "trainer.hang_timeout_s=20", "trainer.max_restarts=0") as running:
+    with attempt(
+        tmp_path / "out", f"trainer.devices={ranks}", "trainer.hang_timeout_s=20", "trainer.max_restarts=0"
+    ) as running:
         running.wait_for_row(2)
         pids = [running.process.pid, *processes(running.run_dir)]
         for pid in pids:
@@ -199,14 +233,17 @@ def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturb
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
 
 
-# --- requests to stop --------------------------------------------------------------------------------------------------------------
+# --- requests to stop ---------------------------------------------------------------------------------------
 
 
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_storm_of_signals_in_the_start_up(tmp_path: Path, door: Door, undisturbed: Undisturbed, ranks: int) -> None:
-    """SIGTERM, SIGINT, SIGHUP and SIGUSR2 to all of its processes from its first moment: one preemption, no traceback, and it resumes."""
+def test_storm_of_signals_in_the_start_up(
+    tmp_path: Path, door: Door, undisturbed: Undisturbed, ranks: int
+) -> None:
+    """SIGTERM, SIGINT, SIGHUP and SIGUSR2 to all of its processes from its first moment: one preemption, no
+    traceback, and it resumes."""
     out = tmp_path / "out"
     with attempt(out, f"trainer.devices={ranks}") as running:
         running.wait_for_file("manifest.json")
@@ -236,8 +273,11 @@ def compiler(folder: Path, monkeypatch: pytest.MonkeyPatch, *, first: str) -> No
 
 @linux
 @pytest.mark.slow
-def test_a_request_to_stop_that_kills_the_compiler_too_is_a_preemption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C and `timeout` signal the whole process group: the C++ compiler dies of it, and Inductor raises."""
+def test_a_request_to_stop_that_kills_the_compiler_too_is_a_preemption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Ctrl-C and `timeout` signal the whole process group: the C++ compiler dies of it, and Inductor
+    raises."""
     called, stopped = tmp_path / "called", tmp_path / "stopped"
     compiler(tmp_path, monkeypatch, first=f"[ -e {stopped} ] && exit 1; echo $$ >> {called}; exec sleep 60")
     with attempt(tmp_path / "out", "trainer.compile=regional") as running:
@@ -272,7 +312,9 @@ def test_a_request_to_stop_does_not_wait_for_the_compiler(tmp_path: Path, monkey
 def test_no_rank_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
     """Also where the other one is suspended."""
     if number is signal.SIGQUIT and signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip("SIGQUIT is ignored here, as in a shell's background job, and so by every process that is started")
+        pytest.skip(
+            "SIGQUIT is ignored here, as in a shell's background job, and so by every process that is started"
+        )
     with attempt(tmp_path / "out", "trainer.devices=2", "trainer.steps=2000") as running:
         running.wait_for_row(2)
         ranks = processes(running.run_dir)

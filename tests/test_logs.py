@@ -36,13 +36,16 @@ def jsonl(path: Path, *, loss: float = 3.0, steps: int = 100, **facts: object) -
     """A log whose validations fall linearly from `loss` + 1 to `loss`; a second of training a step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"iter": step, "val": {"loss": loss + 1 - step / steps}, "train_time_s": float(step), **facts} for step in range(0, steps + 1, 20)
+        {"iter": step, "val": {"loss": loss + 1 - step / steps}, "train_time_s": float(step), **facts}
+        for step in range(0, steps + 1, 20)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def two_arms(root: Path, name: str = "seed{}.jsonl", *, gain: float = 0.05, runs: int = 4, **facts: object) -> Path:
+def two_arms(
+    root: Path, name: str = "seed{}.jsonl", *, gain: float = 0.05, runs: int = 4, **facts: object
+) -> Path:
     for arm, effect, noise in (("base", 0.0, NOISE[0]), ("idea", -gain, NOISE[1])):
         for seed in range(runs):
             jsonl(root / arm / name.format(seed), loss=3.0 + effect + noise[seed], **facts)
@@ -61,7 +64,7 @@ def arms(comparison: Comparison) -> dict[str, Json]:
     return {arm["label"]: arm for arm in comparison.json()["arms"]}
 
 
-# --- intervals -----------------------------------------------------------------------------------------------------------------------
+# --- intervals ----------------------------------------------------------------------------------------------
 
 
 def test_seeds_of_the_names_make_pairs(tmp_path: Path) -> None:
@@ -69,7 +72,9 @@ def test_seeds_of_the_names_make_pairs(tmp_path: Path) -> None:
     gap = arms(comparison)["idea"]["difference"]
     pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
     half = (1 + 3.3 / 2) * stats.t.ppf(0.95, 3) * pairs.std(ddof=1) / 2
-    assert (gap["mean"], gap["low"], gap["high"]) == pytest.approx((pairs.mean(), pairs.mean() - half, pairs.mean() + half))
+    assert (gap["mean"], gap["low"], gap["high"]) == pytest.approx(
+        (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
+    )
     assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs", "better")
     assert {run["imported"]["seed"] for run in comparison.json()["runs"]} == {"name"}
 
@@ -92,13 +97,16 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path: Path) -> None:
     rng, alarms = np.random.default_rng(0), 0
     for number in range(400):
         table = tmp_path / f"{number}.csv"
-        table.write_text("arm,run,val_loss\n" + "".join(f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4)))
+        table.write_text(
+            "arm,run,val_loss\n"
+            + "".join(f"{arm},{i},{rng.normal(3, 0.01)}\n" for arm in "ab" for i in range(4))
+        )
         (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
     assert alarms <= 8  # 2%: the interval is one of 99.5%
 
 
-# --- arms, runs and seeds --------------------------------------------------------------------------------------------------------------
+# --- arms, runs and seeds -----------------------------------------------------------------------------------
 
 LAYOUTS = {
     "a folder a path": ("{arm}/{seed}.jsonl", ["base", "idea"], False),
@@ -129,8 +137,16 @@ def test_layouts(tmp_path: Path, place: str, paths: list[str], paired: bool) -> 
 
 
 TABLES = {  # a table, its options, and of each arm its seeds and mean loss
-    "arm, seed": ("arm,seed,val_loss\na,0,3\na,1,4\nb,0,2\nb,1,3\n", "", {"a": ([0, 1], 3.5), "b": ([0, 1], 2.5)}),
-    "interleaved runs": ("run;arm;step;val_loss\nx;a;0;5\ny;b;0;6\nx;a;9;4\ny;b;9;3\n", "", {"a": ([-1], 4), "b": ([-2], 3)}),
+    "arm, seed": (
+        "arm,seed,val_loss\na,0,3\na,1,4\nb,0,2\nb,1,3\n",
+        "",
+        {"a": ([0, 1], 3.5), "b": ([0, 1], 2.5)},
+    ),
+    "interleaved runs": (
+        "run;arm;step;val_loss\nx;a;0;5\ny;b;0;6\nx;a;9;4\ny;b;9;3\n",
+        "",
+        {"a": ([-1], 4), "b": ([-2], 3)},
+    ),
     "the same run names": ("arm\trun\tval_loss\na\t1\t4\nb\t1\t3\n", "", {"a": ([-1], 4), "b": ([-2], 3)}),
     "named columns": (
         "lr,which,it,L\n1,0,0,9\n1,0,5,4\n2,0,0,9\n2,0,5,3\n",
@@ -139,7 +155,11 @@ TABLES = {  # a table, its options, and of each arm its seeds and mean loss
     ),
     "no arms": ("seed,val_loss\n0,4\n1,3\n", "", {"table": ([0, 1], 3.5)}),
     "bits per byte": ("arm,seed,val_bpb\na,0,1.5\nb,0,1.25\n", "", {"a": ([0], 1.5), "b": ([0], 1.25)}),
-    "a loss and its bits apart": ("step,val_loss,val_bpb\n0,5,\n0,,2\n9,4,\n9,,1.5\n", "", {"arms": ([-1], 4)}),
+    "a loss and its bits apart": (
+        "step,val_loss,val_bpb\n0,5,\n0,,2\n9,4,\n9,,1.5\n",
+        "",
+        {"arms": ([-1], 4)},
+    ),
     "one run": ("step,val_loss,train_loss\n0,4,\n1,3.5,2\n2,,2\n", "", {"arms": ([-1], 3.5)}),
 }
 
@@ -150,14 +170,20 @@ def test_tables(tmp_path: Path, table: str, columns: str, expected: Json) -> Non
     path.parent.mkdir()
     path.write_text(table)
     found = arms(compared(path, columns=columns_of(columns)))
-    assert {label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in found.items()} == expected
+    assert {
+        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in found.items()
+    } == expected
 
 
 def test_a_row_goes_on_with_what_was_said_before(tmp_path: Path) -> None:
     """The config in the first line, seconds and tokens in lines of training."""
     path = tmp_path / "a" / "log.jsonl"
     path.parent.mkdir()
-    rows: list[Json] = [{"config": {"seed": 7}, "gpu": "H100"}, {"step": 1, "train_s": 2.5, "tokens": 64}, {"step": 1, "val_loss": 3.5}]
+    rows: list[Json] = [
+        {"config": {"seed": 7}, "gpu": "H100"},
+        {"step": 1, "train_s": 2.5, "tokens": 64},
+        {"step": 1, "val_loss": 3.5},
+    ]
     path.write_text("\n".join(map(json.dumps, rows)) + "\n")
     (run,) = compared(path).json()["runs"]
     assert (run["seed"], run["train_s"], run["tokens"], run["steps"]) == (7, 2.5, 64, 1)
@@ -171,10 +197,12 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
     comparison = compared(path)
     (run,) = comparison.json()["runs"]
     assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20], [5, 4.1, 3.6])
-    assert comparison.problems == [f"{path}: line 5: its steps go back to 10: 1 later rows before that are not used"]
+    assert comparison.problems == [
+        f"{path}: line 5: its steps go back to 10: 1 later rows before that are not used"
+    ]
 
 
-# --- times ---------------------------------------------------------------------------------------------------------------------------
+# --- times --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,10 +216,17 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
         ({"gpu": "H100"}, {}, "H100", None),
     ],
 )
-def test_times_are_compared_on_the_same_hardware(tmp_path: Path, base: Json, idea: Json, said: str | None, refused: str | None) -> None:
+def test_times_are_compared_on_the_same_hardware(
+    tmp_path: Path, base: Json, idea: Json, said: str | None, refused: str | None
+) -> None:
     for number, (arm, facts) in enumerate((("base", base), ("idea", idea))):
         for seed in range(3):
-            jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=3 + NOISE[number][seed], steps=100 if number else 120, **facts)
+            jsonl(
+                tmp_path / arm / f"s{seed}.jsonl",
+                loss=3 + NOISE[number][seed],
+                steps=100 if number else 120,
+                **facts,
+            )
     comparison = compared(tmp_path, hardware=said, target=3.5)
     arm = arms(comparison)["idea"]
     assert arm["train_s"]["refused"] == arm["to_target"]["train_s"]["refused"] == refused
@@ -199,7 +234,11 @@ def test_times_are_compared_on_the_same_hardware(tmp_path: Path, base: Json, ide
     if refused is None:
         assert arm["train_s"]["ratio"]["mean"] == pytest.approx(100 / 120)
     shown = f"--hardware says that they ran on {said}"
-    assert (shown in render(comparison)) is (shown in page.render(comparison)) is bool(said and not (base and idea))
+    assert (
+        (shown in render(comparison))
+        is (shown in page.render(comparison))
+        is bool(said and not (base and idea))
+    )
 
 
 def test_a_clock_that_begins_again_is_not_compared(tmp_path: Path) -> None:
@@ -223,7 +262,7 @@ def test_units_of_a_column(tmp_path: Path) -> None:
     assert run["train_s"] == 2.5
 
 
-# --- what every page says --------------------------------------------------------------------------------------------------------------
+# --- what every page says -----------------------------------------------------------------------------------
 
 
 def test_every_page_says_that_it_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,13 +276,18 @@ def test_every_page_says_that_it_is_imported(tmp_path: Path, capsys: pytest.Capt
     assert (content["imported"], content["exploratory"]) == (True, True)
     assert "confirmed" not in outs["html"].read_text()
     rows = list(csv.DictReader(outs["csv"].read_text().splitlines()))
-    assert [(row["arm"], row["seed"]) for row in rows] == [(arm, str(seed)) for arm in ("base", "idea") for seed in range(4)]
+    assert [(row["arm"], row["seed"]) for row in rows] == [
+        (arm, str(seed)) for arm in ("base", "idea") for seed in range(4)
+    ]
 
 
-# --- bad input -------------------------------------------------------------------------------------------------------------------------
+# --- bad input ----------------------------------------------------------------------------------------------
 
 BAD = {  # the content of one log beside six good ones, and why it is left out
-    "cut in a line": (b'{"iter": 0, "val": {"loss": 4}}\n{"iter": 20, "val": {"lo', r'line 2 must be a JSON object, got \'{"iter": 20'),
+    "cut in a line": (
+        b'{"iter": 0, "val": {"loss": 4}}\n{"iter": 20, "val": {"lo',
+        r'line 2 must be a JSON object, got \'{"iter": 20',
+    ),
     "no object": (b"[1, 2]\n", r"line 1 must be a JSON object, got '\[1, 2\]'"),
     "another encoding": ('{"iter": 0}\n'.encode("utf-16"), r"line 1 must be UTF-8 text, got byte 0xff"),
     "binary": (b'{"iter": 0}\n\x00\x93NUMPY\n', r"line 2 must be UTF-8 text, got byte 0x93"),
@@ -252,11 +296,20 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
         b'{"iter": 1, "train": {"loss": 3}}\n',
         r"it must have a row with val_loss or val_bpb, got iter, train/loss \(--columns KEY=NAME\)",
     ),
-    "no number": (b'{"iter": 1, "val": {"loss": "three"}}\n', r"line 1: val_loss must be a number, got 'three'"),
+    "no number": (
+        b'{"iter": 1, "val": {"loss": "three"}}\n',
+        r"line 1: val_loss must be a number, got 'three'",
+    ),
     "yes": (b'{"iter": 1, "val": {"loss": true}}\n', r"line 1: val_loss must be a number, got 'True'"),
     "a list": (b'{"iter": 1, "val": {"loss": [3]}}\n', r"line 1: val_loss must be a number, got '\[3\]'"),
-    "a step that is none": (b'{"iter": NaN, "val": {"loss": 3}}\n', r"line 1: step must be a number, got 'nan'"),
-    "beyond a float": (b'{"iter": 1' + b"0" * 400 + b', "val": {"loss": 3}}\n', r"line 1: step must be a number, got '1000"),
+    "a step that is none": (
+        b'{"iter": NaN, "val": {"loss": 3}}\n',
+        r"line 1: step must be a number, got 'nan'",
+    ),
+    "beyond a float": (
+        b'{"iter": 1' + b"0" * 400 + b', "val": {"loss": 3}}\n',
+        r"line 1: step must be a number, got '1000",
+    ),
     "a line without end": (b" " * (LONGEST + 1), r"line 1 must have at most 4,194,304 bytes, got more"),
     "too deep": (b'{"a":' * 100_000 + b"\n", r"line 1 must be a JSON object, got "),
     "no seed": (b'{"seed": "x", "iter": 1, "val_loss": 3}\n', r"seed must be an integer from 0, got x"),
@@ -264,7 +317,9 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
 
 
 @pytest.mark.parametrize(("content", "why"), BAD.values(), ids=BAD)
-def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path: Path, content: bytes, why: str) -> None:
+def test_what_cannot_be_read_is_named_with_its_line_and_left_out(
+    tmp_path: Path, content: bytes, why: str
+) -> None:
     bad = two_arms(tmp_path) / "idea" / "seed9.jsonl"
     bad.write_bytes(content)
     comparison = compared(tmp_path)
@@ -277,7 +332,10 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path: Path,
 CELLS = {
     "a torn line": ("step,val_loss\n1,3\n2\n3,3\n", "line 3 must have 2 cells, as the first line has, got 1"),
     "a number that may be cut": ("step,val_loss\n1,3.3\n2,3.", "line 3 must end with a newline"),
-    "two columns of one name": ("step,val_loss,val_loss\n1,3.3,3.2\n", "line 1 must name a column once, got val_loss"),
+    "two columns of one name": (
+        "step,val_loss,val_loss\n1,3.3,3.2\n",
+        "line 1 must name a column once, got val_loss",
+    ),
     "a text": ("step,val_loss\n1,3\n2,x\n", "line 3: val_loss must be a number, got 'x'"),
     "an open quote": ('step,val_loss\n1,"3\n', "line 2 must be a line of a table"),
     "nothing": ("", "it must hold rows, got none"),
@@ -285,7 +343,9 @@ CELLS = {
 
 
 @pytest.mark.parametrize(("text", "why"), CELLS.values(), ids=CELLS)
-def test_tables_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str) -> None:
+def test_tables_that_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
     (tmp_path / "t.csv").write_text(text)
     assert f"({tmp_path / 't.csv'}: {why}" in refusal([tmp_path / "t.csv"], capsys)
 
@@ -313,7 +373,8 @@ def test_the_same_run_counts_once(tmp_path: Path) -> None:
 
 def test_equal_repeats_are_one_run_and_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(
-        "arm,run,val_loss\n" + "".join(f"{arm},{i},{loss}\n" for arm, loss in (("a", 3.1), ("b", 3)) for i in range(5))
+        "arm,run,val_loss\n"
+        + "".join(f"{arm},{i},{loss}\n" for arm, loss in (("a", 3.1), ("b", 3)) for i in range(5))
     )
     assert arms(compared(tmp_path / "t.csv"))["b"]["difference"]["verdict"] == "no verdict (n=1)"
 
@@ -321,27 +382,46 @@ def test_equal_repeats_are_one_run_and_no_verdict(tmp_path: Path) -> None:
 def test_rows_without_a_step_are_one_run_and_named(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("arm,val_loss\na,3.1\na,3.2\nb,3.0\nb,3.3\n")
     comparison = compared(tmp_path / "t.csv")
-    assert {label: (arm["n"], arm["val_loss"]) for label, arm in arms(comparison).items()} == {"a": (1, 3.2), "b": (1, 3.3)}
+    assert {label: (arm["n"], arm["val_loss"]) for label, arm in arms(comparison).items()} == {
+        "a": (1, 3.2),
+        "b": (1, 3.3),
+    }
     assert "a table of runs needs a column seed or run" in comparison.problems[0]
 
 
 def test_a_run_that_ends_elsewhere_is_named(tmp_path: Path) -> None:
     jsonl(two_arms(tmp_path) / "idea" / "seed3.jsonl", steps=60)
-    assert "idea: its runs end at steps 60 to 100; one that was cut off counts as it stands" in compared(tmp_path).problems
+    assert (
+        "idea: its runs end at steps 60 to 100; one that was cut off counts as it stands"
+        in compared(tmp_path).problems
+    )
 
 
 REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
-    "no log": (lambda root: [root / "empty"], r"empty must hold runs of nocap's own, or logs \(csv, jsonl, .*\), got none"),
-    "no log of a format": (lambda root: [root / "empty", "--format", "csv"], r"empty must hold logs of csv, got none"),
+    "no log": (
+        lambda root: [root / "empty"],
+        r"empty must hold runs of nocap's own, or logs \(csv, jsonl, .*\), got none",
+    ),
+    "no log of a format": (
+        lambda root: [root / "empty", "--format", "csv"],
+        r"empty must hold logs of csv, got none",
+    ),
     "nothing of that name": (
         lambda root: [root / "x", "--format", "csv"],
         r"x must be a file or a folder of logs, got nothing of that name",
     ),
-    "an unknown format": (lambda root: [root, "--format", "xml"], r"--format must be one of csv, .*wandb, or a Python file, got xml"),
-    "two formats": (lambda root: [root / "two"], r"two must hold logs of one format; --format says which to read, got csv and jsonl"),
+    "an unknown format": (
+        lambda root: [root, "--format", "xml"],
+        r"--format must be one of csv, .*wandb, or a Python file, got xml",
+    ),
+    "two formats": (
+        lambda root: [root / "two"],
+        r"two must hold logs of one format; --format says which to read, got csv and jsonl",
+    ),
     "no such column": (
         lambda root: [root / "logs", "--columns", "val_loss=L"],
-        r"--columns val_loss must be one of its columns, iter, val/loss, train_time_s \(--columns KEY=NAME\), got L",
+        r"--columns val_loss must be one of its columns, iter, val/loss, train_time_s "
+        r"\(--columns KEY=NAME\), got L",
     ),
     "no such key": (
         lambda root: [root / "logs", "--columns", "loss=L"],
@@ -355,8 +435,14 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
         lambda root: [root / "own", "--hardware", "H100"],
         r"own must hold no runs of nocap's own, with --col",
     ),
-    "a target in bits": (lambda root: [root / "bits.csv", "--target", "1"], r"--target must be of runs with a loss in nats per token"),
-    "a bad format file": (lambda root: [root, "--format", root / "bad.py"], r"--format .*bad.py cannot be run: SyntaxError"),
+    "a target in bits": (
+        lambda root: [root / "bits.csv", "--target", "1"],
+        r"--target must be of runs with a loss in nats per token",
+    ),
+    "a bad format file": (
+        lambda root: [root, "--format", root / "bad.py"],
+        r"--format .*bad.py cannot be run: SyntaxError",
+    ),
     "a format that reads nothing": (
         lambda root: [root, "--format", root / "none.py"],
         r"--format .*none.py must define read\(path\) and PATTERN",
@@ -369,7 +455,9 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Callable[[Path], list[object]], line: str) -> None:
+def test_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Callable[[Path], list[object]], line: str
+) -> None:
     (tmp_path / "empty").mkdir()
     two_arms(tmp_path / "logs")
     write_run(tmp_path / "own")
@@ -398,7 +486,12 @@ def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
         for step in range(4000):
             file.write(
                 json.dumps(
-                    {"step": step, "train_loss": 3.0, "text": "x" * 4000, **({"val_loss": 9 - step / 1e3} if step % 200 == 0 else {})}
+                    {
+                        "step": step,
+                        "train_loss": 3.0,
+                        "text": "x" * 4000,
+                        **({"val_loss": 9 - step / 1e3} if step % 200 == 0 else {}),
+                    }
                 )
             )
             file.write("\n")
@@ -410,7 +503,7 @@ def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
     assert path.stat().st_size > 16e6 > 10 * peak
 
 
-# --- formats ---------------------------------------------------------------------------------------------------------------------------
+# --- formats ------------------------------------------------------------------------------------------------
 
 
 def test_a_format_of_one_s_own(tmp_path: Path) -> None:
@@ -426,7 +519,9 @@ def test_a_format_of_one_s_own(tmp_path: Path) -> None:
     for arm, loss in (("a", 3.0), ("b", 2.0)):
         (tmp_path / "logs" / arm).mkdir(parents=True)
         for seed in range(3):
-            (tmp_path / "logs" / arm / f"seed{seed}.log").write_text(f"hello\nstep 0 val loss 5\nstep 9 val loss {loss + NOISE[0][seed]}\n")
+            (tmp_path / "logs" / arm / f"seed{seed}.log").write_text(
+                f"hello\nstep 0 val loss 5\nstep 9 val loss {loss + NOISE[0][seed]}\n"
+            )
     (tmp_path / "logs" / "a" / "seed3.log").write_text("step 0 val loss five\n")
     comparison = compared(tmp_path / "logs", format=str(form))
     assert arms(comparison)["b"]["difference"]["mean"] == pytest.approx(-1)
@@ -438,7 +533,13 @@ def test_a_format_of_one_s_own(tmp_path: Path) -> None:
 
 
 def _child(code: str, tmp_path: Path, **extra: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment(tmp_path, **extra), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=environment(tmp_path, **extra),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -460,7 +561,8 @@ writer.close()
 board = TensorBoard()
 board.configure(argv=["", "--logdir", "events", "--load_fast", "false"])
 (ingester := board._make_data_ingester()).start()
-parts = board.plugin_loaders, ingester.data_provider, board.assets_zip_provider, ingester.deprecated_multiplexer
+parts = board.plugin_loaders, ingester.data_provider, board.assets_zip_provider,
+    ingester.deprecated_multiplexer
 client = Client(TensorBoardWSGIApp(board.flags, *parts))
 for _ in range(100):  # until it has read the events
     answer = client.get("/data/plugin/scalars/scalars?tag=val/loss&run=.&format=csv")
@@ -473,7 +575,10 @@ open("base.csv", "wb").write(answer.data)
     )
     assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
     (run,) = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value")).json()["runs"]
-    assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20, 30, 40], [4, 3.875, 3.75, 3.625, 3.5])
+    assert (run["curve"]["step"], run["curve"]["val_loss"]) == (
+        [0, 10, 20, 30, 40],
+        [4, 3.875, 3.75, 3.625, 3.5],
+    )
 
 
 @pytest.mark.slow
@@ -484,9 +589,11 @@ def test_wandb_s_offline_runs(tmp_path: Path) -> None:
 import wandb
 for group in ("base", "idea"):
     for seed in range(3):
-        run = wandb.init(project="p", group=group, mode="offline", config={"seed": seed, "optimizer": {"lr": 0.1}})
+        run = wandb.init(project="p", group=group, mode="offline", config={"seed": seed,
+            "optimizer": {"lr": 0.1}})
         for step in range(0, 60, 10):
-            run.log({"val/loss": 4 - step / 50 + seed / 100 - (group == "idea") / 10, "train_s": step / 2}, step=step)
+            run.log({"val/loss": 4 - step / 50 + seed / 100 - (group == "idea") / 10, "train_s": step / 2},
+                step=step)
         run.finish(exit_code=int(group == "idea" and seed == 2))
 """,
         tmp_path,
@@ -514,7 +621,8 @@ for group in ("base", "idea"):
 
 @pytest.fixture
 def server() -> Iterator[tuple[str, list[Json]]]:
-    """Answers as W&B's server does to wandb 0.31: two groups of two runs, one of which crashed. The address, and what was asked."""
+    """Answers as W&B's server does to wandb 0.31: two groups of two runs, one of which crashed. The address,
+    and what was asked."""
     asked: list[Json] = []
 
     def run(i: int) -> Json:
@@ -531,23 +639,57 @@ def server() -> Iterator[tuple[str, list[Json]]]:
             "state": state,
             "config": config,
         }
-        facts |= {"group": group, "jobType": f"job {i % 2}", "readOnly": True, "systemMetrics": "{}", "summaryMetrics": "{}"}
-        return {**facts, **texts, **times, "historyLineCount": 3, "user": {"name": "me", "username": "me"}, "historyKeys": {"lastStep": 20}}
+        facts |= {
+            "group": group,
+            "jobType": f"job {i % 2}",
+            "readOnly": True,
+            "systemMetrics": "{}",
+            "summaryMetrics": "{}",
+        }
+        return {
+            **facts,
+            **texts,
+            **times,
+            "historyLineCount": 3,
+            "user": {"name": "me", "username": "me"},
+            "historyKeys": {"lastStep": 20},
+        }
 
     def answer(query: Json) -> Json:
         text, named = query["query"], query.get("variables") or {}
         if "viewer" in text:
-            return {"viewer": {"id": "u", "entity": "me", "username": "me", "email": "", "flags": "{}", "teams": {"edges": []}}}
+            return {
+                "viewer": {
+                    "id": "u",
+                    "entity": "me",
+                    "username": "me",
+                    "email": "",
+                    "flags": "{}",
+                    "teams": {"edges": []},
+                }
+            }
         if "runs(" in text:
             edges = [
-                {"node": run(i), "cursor": str(i)} for i in range(4) if json.loads(named["filters"]).get("group") in (None, run(i)["group"])
+                {"node": run(i), "cursor": str(i)}
+                for i in range(4)
+                if json.loads(named["filters"]).get("group") in (None, run(i)["group"])
             ]
             page = {"endCursor": "3", "hasNextPage": False}
-            return {"project": {"internalId": "1", "runCount": len(edges), "readOnly": True, "runs": {"edges": edges, "pageInfo": page}}}
+            return {
+                "project": {
+                    "internalId": "1",
+                    "runCount": len(edges),
+                    "readOnly": True,
+                    "runs": {"edges": edges, "pageInfo": page},
+                }
+            }
         if "historyKeys" in text:
             return {"project": {"run": {"historyKeys": {"lastStep": 20}}}}
         i = int((named.get("runName") or named.get("run") or named.get("name") or "id0")[2:])
-        rows = [{"_step": step, "_runtime": step / 2, "val/loss": 4 - step / 20 - (i % 2) / 10 + (i // 2) / 100} for step in (0, 10, 20)]
+        rows = [
+            {"_step": step, "_runtime": step / 2, "val/loss": 4 - step / 20 - (i % 2) / 10 + (i // 2) / 100}
+            for step in (0, 10, 20)
+        ]
         if "parquetHistory" in text:
             return {"project": {"run": {"parquetHistory": {"parquetUrls": [], "liveData": rows}}}}
         if "history(" in text:
@@ -580,7 +722,9 @@ def server() -> Iterator[tuple[str, list[Json]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "labels"), [("me/proj", ["base", "idea"]), ("me/proj/base", ["job 0"])])
-def test_wandb_s_server(tmp_path: Path, server: tuple[str, list[Json]], place: str, labels: list[str]) -> None:
+def test_wandb_s_server(
+    tmp_path: Path, server: tuple[str, list[Json]], place: str, labels: list[str]
+) -> None:
     """wandb's own client against a server on this machine."""
     url, asked = server
     words = [sys.executable, "-m", "nocap.compare", place, "--format", "wandb", "--json", "out.json"]
@@ -602,7 +746,9 @@ def test_wandb_s_server(tmp_path: Path, server: tuple[str, list[Json]], place: s
 
 def test_wandb_without_a_login_is_one_line(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert "W&B must have a login (wandb login, or WANDB_API_KEY), got none" in done.stderr.splitlines()[-1]
     assert len(done.stderr.splitlines()) == 1

@@ -42,7 +42,7 @@ def random_weights(model: GPT) -> dict[str, Tensor]:
     return {name: tensor.double() for name, tensor in model.state_dict().items()}
 
 
-# --- the reference: plain functions in fp64 ----------------------------------------------------------------------------------------
+# --- the reference: plain functions in fp64 -----------------------------------------------------------------
 
 
 def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: ChannelNorm) -> Tensor:
@@ -63,9 +63,15 @@ def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) ->
     if m.qk_norm:
         q, k = (y / ((y**2).mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
     if isinstance(run.position, Rope):
-        frequency = torch.tensor([run.position.base ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64)
-        turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), -torch.arange(T)[:, None] * frequency)[:, None]
-        q, k = (torch.complex(y[..., : D // 2].contiguous(), y[..., D // 2 :].contiguous()) * turn for y in (q, k))
+        frequency = torch.tensor(
+            [run.position.base ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64
+        )
+        turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), -torch.arange(T)[:, None] * frequency)[
+            :, None
+        ]
+        q, k = (
+            torch.complex(y[..., : D // 2].contiguous(), y[..., D // 2 :].contiguous()) * turn for y in (q, k)
+        )
         q, k = (torch.cat([y.real, y.imag], -1) for y in (q, k))
     out = torch.zeros(B, T, m.n_head, D, dtype=torch.float64)
     for h in range(m.n_head):
@@ -97,7 +103,9 @@ def reference_logits(w: dict[str, Tensor], tokens: Tensor, run: Run) -> Tensor:
     small = (2 * m.n_layer) ** -0.5
     scale = {"none": (1, 1), "attention": (small, 1), "both": (small, small)}[m.residual_scale.value]
     for layer in range(m.n_layer):
-        for branch, f, s in zip(("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True):
+        for branch, f, s in zip(
+            ("attention", "mlp"), (reference_attention, reference_mlp), scale, strict=True
+        ):
             name = f"blocks.{layer}.{branch}"
             if m.norm_placement is NormPlacement.pre:
                 x = x + s * f(reference_norm(x, w, f"{name}.norm", run.norm), w, f"{name}.f", run)
@@ -140,7 +148,8 @@ VARIANTS = [
     "mlp=relu2",
     "mlp=swiglu",
     "model.n_layer=3 model.n_head=2 model.d_model=20",
-    "attention=gqa mlp=swiglu norm=layernorm position=learned model.norm_placement=both model.residual_scale=both model.qk_norm=true "
+    "attention=gqa mlp=swiglu norm=layernorm position=learned model.norm_placement=both "
+    "model.residual_scale=both model.qk_norm=true "
     "model.tie_head=false model.logit_softcap=2",
 ]
 
@@ -163,7 +172,7 @@ def test_a_shorter_sequence_is_a_prefix(position: str):
     torch.testing.assert_close(model.logits(tokens[:, :11]), model.logits(tokens)[:, :11])
 
 
-# --- the residual stream in bf16 ---------------------------------------------------------------------------------------------------
+# --- the residual stream in bf16 ----------------------------------------------------------------------------
 
 STREAMS = [
     "",
@@ -175,7 +184,10 @@ STREAMS = [
 
 @pytest.mark.parametrize("overrides", STREAMS)
 def test_a_bf16_residual_stream_is_bf16_in_every_branch_and_fp32_where_products_are(overrides: str) -> None:
-    own = [nano(*overrides.split(), "trainer.precision=bf16", f"model.residual_precision={p}") for p in ("fp32", "bf16")]
+    own = [
+        nano(*overrides.split(), "trainer.precision=bf16", f"model.residual_precision={p}")
+        for p in ("fp32", "bf16")
+    ]
     wide, narrow = (build_model(run, vocab_size=VOCAB) for run in own)
     seen: list[torch.dtype] = []
     for block in narrow.blocks:
@@ -195,12 +207,14 @@ def test_a_bf16_residual_stream_is_bf16_in_every_branch_and_fp32_where_products_
         assert torch.equal(wide.logits(tokens[:, 1:]), narrow.logits(tokens[:, 1:]))
 
 
-# --- the head in fp8 ---------------------------------------------------------------------------------------------------------------
+# --- the head in fp8 ----------------------------------------------------------------------------------------
 
 
 def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -> None:
     chance = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(n, 48, generator=chance, dtype=torch.bfloat16, requires_grad=True) for n in (32, 70))
+    x, weight = (
+        torch.randn(n, 48, generator=chance, dtype=torch.bfloat16, requires_grad=True) for n in (32, 70)
+    )
     head = Fp8Linear(48, 70, bias=False)
     head.weight = torch.nn.Parameter(weight.detach().float())
     by_y = torch.randn(2, 16, 70, generator=chance).bfloat16()
@@ -211,7 +225,11 @@ def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -
         scale = t.double().abs().max() / torch.finfo(dtype).max
         return (t.double() / scale).float().to(dtype).double() * scale
 
-    x8, w8, g8 = rounded(x, torch.float8_e4m3fn), rounded(weight, torch.float8_e4m3fn), rounded(by_y, torch.float8_e5m2).flatten(0, 1)
+    x8, w8, g8 = (
+        rounded(x, torch.float8_e4m3fn),
+        rounded(weight, torch.float8_e4m3fn),
+        rounded(by_y, torch.float8_e5m2).flatten(0, 1),
+    )
     want = (x8 @ w8.t(), g8 @ w8, g8.t() @ x8)
     assert x.grad is not None
     assert head.weight.grad is not None
@@ -240,7 +258,7 @@ def test_a_model_with_an_fp8_head_learns_as_one_without() -> None:
     assert losses[0] == pytest.approx(losses[1], abs=0.02)
 
 
-# --- parts -------------------------------------------------------------------------------------------------------------------------
+# --- parts --------------------------------------------------------------------------------------------------
 
 
 def test_rotated_products_depend_on_the_distance_alone():
@@ -284,15 +302,27 @@ def test_swiglu_has_the_parameters_of_gelu(expansion: int, d_model: int):
 def test_parameter_counts():
     with torch.device("meta"):
         d12 = compose(["model=d12", "trainer.micro_batch=1"])
-        assert count_parameters(GPT(d12, vocab_size=50257)) == {"total": 123_532_032, "non_embedding": 84_934_656}
+        assert count_parameters(GPT(d12, vocab_size=50257)) == {
+            "total": 123_532_032,
+            "non_embedding": 84_934_656,
+        }
     tied, untied, learned = (nano(*more) for more in ([], ["model.tie_head=false"], ["position=learned"]))
     blocks = 2 * (4 + 8) * 64**2
-    assert count_parameters(build_model(tied, vocab_size=VOCAB)) == {"total": blocks + VOCAB * 64, "non_embedding": blocks}
-    assert count_parameters(build_model(untied, vocab_size=VOCAB)) == {"total": blocks + 2 * VOCAB * 64, "non_embedding": blocks}
-    assert count_parameters(build_model(learned, vocab_size=VOCAB)) == {"total": blocks + (VOCAB + 32) * 64, "non_embedding": blocks}
+    assert count_parameters(build_model(tied, vocab_size=VOCAB)) == {
+        "total": blocks + VOCAB * 64,
+        "non_embedding": blocks,
+    }
+    assert count_parameters(build_model(untied, vocab_size=VOCAB)) == {
+        "total": blocks + 2 * VOCAB * 64,
+        "non_embedding": blocks,
+    }
+    assert count_parameters(build_model(learned, vocab_size=VOCAB)) == {
+        "total": blocks + (VOCAB + 32) * 64,
+        "non_embedding": blocks,
+    }
 
 
-# --- weights at the start ----------------------------------------------------------------------------------------------------------
+# --- weights at the start -----------------------------------------------------------------------------------
 
 
 def test_weights_are_a_function_of_the_seed_alone():
@@ -302,7 +332,9 @@ def test_weights_are_a_function_of_the_seed_alone():
     torch.manual_seed(5)
     assert torch.rand(1) == after, "building a model leaves the global generator alone"
     torch.rand(17)
-    again = build_model(nano("seed=3", "trainer.micro_batch=1", "optimizer=muon", "trainer.precision=fp32"), vocab_size=VOCAB).state_dict()
+    again = build_model(
+        nano("seed=3", "trainer.micro_batch=1", "optimizer=muon", "trainer.precision=fp32"), vocab_size=VOCAB
+    ).state_dict()
     other = build_model(nano("seed=4"), vocab_size=VOCAB).state_dict()
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -320,7 +352,7 @@ def test_matrices_start_uniform_within_one_over_root_fan_in(overrides: str):
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
 
 
-# --- the loss ----------------------------------------------------------------------------------------------------------------------
+# --- the loss -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -338,21 +370,31 @@ def test_z_loss_joins_in_training_only():
     plain = build_model(nano(), vocab_size=VOCAB)(tokens[:, :-1], tokens[:, 1:]).total
     assert torch.equal(model.eval()(tokens[:, :-1], tokens[:, 1:]).total, plain)
     log_z = model.logits(tokens[:, :-1]).exp().sum(-1).log()
-    torch.testing.assert_close(model.train()(tokens[:, :-1], tokens[:, 1:]).total, plain + 0.01 * (log_z**2).mean())
+    torch.testing.assert_close(
+        model.train()(tokens[:, :-1], tokens[:, 1:]).total, plain + 0.01 * (log_z**2).mean()
+    )
 
 
 def test_every_parameter_learns():
-    run = nano("attention=gqa", "norm=layernorm", "position=learned", "model.norm_placement=both", "model.tie_head=false")
+    run = nano(
+        "attention=gqa",
+        "norm=layernorm",
+        "position=learned",
+        "model.norm_placement=both",
+        "model.tie_head=false",
+    )
     model, tokens = build_model(run, vocab_size=VOCAB), tokens_of()
     model(tokens[:, :-1], tokens[:, 1:]).total.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
-# --- compilation -------------------------------------------------------------------------------------------------------------------
+# --- compilation --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("tuned", "options"), [(True, TUNED), (False, None)])
-def test_the_compiler_gets_tunings_options_where_asked(tuned: bool, options: object, monkeypatch: pytest.MonkeyPatch):
+def test_the_compiler_gets_tunings_options_where_asked(
+    tuned: bool, options: object, monkeypatch: pytest.MonkeyPatch
+):
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(torch, "compile", lambda f, **how: (asked.append(how), f)[1])
     compile_in_place([torch.nn.Identity()], tuned=tuned)
@@ -381,6 +423,8 @@ def test_a_module_of_ones_own_has_no_products_to_merge() -> None:
             return nn.Identity()
 
     run = compose(["model=nano", "attention.merge_qkv=true"])
-    with pytest.raises(ValueError, match=r"attention\.merge_qkv must be false: own builds a module of its own, got True"):
+    with pytest.raises(
+        ValueError, match=r"attention\.merge_qkv must be false: own builds a module of its own, got True"
+    ):
         Own(n_kv_heads=4, kernel=Kernel.fused, merge_qkv=True).check(run)
     Own(n_kv_heads=4, kernel=Kernel.fused).check(run)

@@ -1,4 +1,5 @@
-"""`nocap new` writes options that work, in every group; `nocap check` passes what works and names what is broken."""
+"""`nocap new` writes options that work, in every group; `nocap check` passes what works and names what is
+broken."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def written(folder: Path, group: str, source: str, **keys: object) -> Path:
     return folder
 
 
-# --- nocap new ---------------------------------------------------------------------------------------------------------------------
+# --- nocap new ----------------------------------------------------------------------------------------------
 
 
 def test_doors_and_table_know_every_group() -> None:
@@ -72,10 +73,16 @@ def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("group", outside.groups())
-def test_new_option_composes_and_computes_its_formula(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_option_composes_and_computes_its_formula(
+    group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "mine"
     assert new.main([group, "brand_new", "--dir", str(folder)]) == 0
-    paths = [folder / outside.place(group) / "brand_new.py", folder / outside.place(group) / "brand_new.yaml", folder / "test_brand_new.py"]
+    paths = [
+        folder / outside.place(group) / "brand_new.py",
+        folder / outside.place(group) / "brand_new.yaml",
+        folder / "test_brand_new.py",
+    ]
     told = capsys.readouterr().out.splitlines()
     assert told[:3] == [str(path) for path in paths]
     assert all(path.is_file() for path in paths)
@@ -96,14 +103,28 @@ def test_new_option_composes_and_computes_its_formula(group: str, tmp_path: Path
     [
         (("attention", "gqa"), "nocap: NAME must be new: "),
         (("mlp", "mlp"), "nocap: NAME must be new: an option of mlp has this kind already, got mlp"),
-        (("mlp", "2x"), "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got 2x"),
-        (("mlp", "class"), "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got class"),
+        (
+            ("mlp", "2x"),
+            "nocap: NAME must be a Python name, in letters, digits and _, that begins with a letter, got 2x",
+        ),
+        (
+            ("mlp", "class"),
+            "nocap: NAME must be a Python name, in letters, digits and _, that begins with a "
+            "letter, got class",
+        ),
         (("mpl", "mine"), "nocap: GROUP must be one of attention, data, "),
-        (("mlp", "mine", "--dir", __file__), f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory"),
+        (
+            ("mlp", "mine", "--dir", __file__),
+            f"nocap: {__file__}/mlp must be a place that can be read or written, got Not a directory",
+        ),
     ],
 )
 def test_new_refuses_in_a_line(
-    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
@@ -123,7 +144,7 @@ def test_new_overwrites_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "mlp").exists()
 
 
-# --- nocap check -------------------------------------------------------------------------------------------------------------------
+# --- nocap check --------------------------------------------------------------------------------------------
 
 MIXER = """
     from nocap.options.attention import Attention
@@ -255,20 +276,50 @@ DATA = {"order": "shuffled", "read_sequences": 16}
 @pytest.mark.parametrize(
     ("what", "group", "source", "keys", "line"),
     [
-        ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, "the logits of token 0 change with the tokens from 1 on"),
+        (
+            "causal",
+            "attention",
+            MIXER.format(change="", first=2),
+            ATTENTION,
+            "the logits of token 0 change with the tokens from 1 on",
+        ),
         ("causal", "norm", BATCH, {}, "the logits of token 0 change with the tokens from 1 on"),
         ("resumes", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, ", and undisturbed "),
-        ("decodes", "attention", MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM, ATTENTION, "it says cache_slots, and"),
+        (
+            "decodes",
+            "attention",
+            MIXER.format(change="scores = scores.tanh() * 9", first=1) + CLAIM,
+            ATTENTION,
+            "it says cache_slots, and",
+        ),
         ("counts", "mlp", FLOPS, {}, "flops_per_token says 8,192, and 24,576 are counted"),
-        ("rates", "schedule", RISING, {"warmup_steps": 2}, "the factor of step 11 of 30 is 1.1: it must be in [0, 1]"),
+        (
+            "rates",
+            "schedule",
+            RISING,
+            {"warmup_steps": 2},
+            "the factor of step 11 of 30 is 1.1: it must be in [0, 1]",
+        ),
         ("builds", "ideas", IDLE, {}, "gets no gradient, for which two ranks would wait"),
         ("prepares", "data", CHANCE, DATA, "made twice, its fingerprints are"),
-        ("composes", "norm", UNTYPED, {"eps": "small"}, "Value 'small' of type 'str' could not be converted to Float"),
+        (
+            "composes",
+            "norm",
+            UNTYPED,
+            {"eps": "small"},
+            "Value 'small' of type 'str' could not be converted to Float",
+        ),
         ("composes", "norm", UNTYPED, {"eps": 1, "epsilon": 1}, "norm.epsilon"),
     ],
 )
 def test_broken_option_fails_with_the_reason(
-    what: str, group: str, source: str, keys: dict[str, object], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    what: str,
+    group: str,
+    source: str,
+    keys: dict[str, object],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert check.main([str(written(tmp_path, group, source, **keys)), "--only", what]) == 1
     told = capsys.readouterr().out.splitlines()
@@ -280,8 +331,12 @@ def test_broken_option_fails_with_the_reason(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-def test_what_breaks_the_graph_fails(tmp_path: Path, dynamo: None, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = written(tmp_path, "attention", MIXER.format(change="torch._dynamo.graph_break()", first=1), **ATTENTION)
+def test_what_breaks_the_graph_fails(
+    tmp_path: Path, dynamo: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(
+        tmp_path, "attention", MIXER.format(change="torch._dynamo.graph_break()", first=1), **ATTENTION
+    )
     assert check.main([str(folder), "--only", "compiles"]) == 1
     assert "FAIL attention=broken compiles  Unsupported: " in capsys.readouterr().out
 
@@ -290,8 +345,15 @@ def test_what_breaks_the_graph_fails(tmp_path: Path, dynamo: None, capsys: pytes
     ("words", "line"),
     [
         (("nowhere",), "nocap: DIR must be a folder with options, got nowhere"),
-        ((".",), " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, hydra/launcher, "),
-        (("unread",), "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 4)"),
+        (
+            (".",),
+            " must hold an option: GROUP/NAME.yaml, with GROUP one of attention, data, ideas, "
+            "hydra/launcher, ",
+        ),
+        (
+            ("unread",),
+            "broken.py cannot be imported: ModuleNotFoundError: No module named 'no_such_module' (line 4)",
+        ),
         ((str(STRANGERS[0]), "--only", "nothing"), "nocap: --only must be a check's name (composes, "),
         (
             (str(REPO / "tests/strangers/power_law"), "schedule=wsd"),
@@ -300,7 +362,11 @@ def test_what_breaks_the_graph_fails(tmp_path: Path, dynamo: None, capsys: pytes
     ],
 )
 def test_check_refuses_in_a_line(
-    words: tuple[str, ...], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "unread", "mlp", "import no_such_module")
@@ -326,9 +392,13 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
     told = capsys.readouterr().out.splitlines()
     for name in ("distill", "easy_first"):
         assert f"skip ideas=[{name}] composes  ideas.{name}.run must be given  " in "\n".join(told)
-    assert [line.split()[0] for line in told if " composes " in line].count("ok") == len([*folder.glob("*/*.yaml")]) - 2
+    assert [line.split()[0] for line in told if " composes " in line].count("ok") == len(
+        [*folder.glob("*/*.yaml")]
+    ) - 2
     assert told[-1] == "all passed, 2 skipped"
-    given = Trial(group="ideas", name="easy_first", more=("ideas.easy_first.run=outputs/runs/mine",), folder=tmp_path)
+    given = Trial(
+        group="ideas", name="easy_first", more=("ideas.easy_first.run=outputs/runs/mine",), folder=tmp_path
+    )
     assert "run=outputs/runs/mine" in composes(given)
 
 

@@ -1,4 +1,5 @@
-"""Objectives, data and schedules: multi-token prediction and its kin, each against its formula and, where it is neutral, against none."""
+"""Objectives, data and schedules: multi-token prediction and its kin, each against its formula and, where it
+is neutral, against none."""
 
 from __future__ import annotations
 
@@ -78,10 +79,20 @@ def test_multi_token_against_its_formula():
 
 
 def test_multi_token_fades(tmp_path: Path):
-    words = ("ideas=[multi_token]", "ideas.multi_token.final=0.4", "trainer.steps=4", "schedule=constant", "optimizer.lr=1e-30")
-    shares = [update.parts["multi_token"] / update.parts["next_token"] for update in steps(composed(*words), tmp_path)]
+    words = (
+        "ideas=[multi_token]",
+        "ideas.multi_token.final=0.4",
+        "trainer.steps=4",
+        "schedule=constant",
+        "optimizer.lr=1e-30",
+    )
+    shares = [
+        update.parts["multi_token"] / update.parts["next_token"]
+        for update in steps(composed(*words), tmp_path)
+    ]
     for share, decay in zip(shares, (1, 0.85, 0.7), strict=True):
-        assert share == pytest.approx(0.75 * decay, rel=0.02)  # a loss at the start is much the same for each head and step
+        # a loss at the start is much the same for each head and step
+        assert share == pytest.approx(0.75 * decay, rel=0.02)
 
 
 # --- a loss at an intermediate layer
@@ -127,14 +138,20 @@ def together(run: Run, folder: Path, n: int) -> list[dict[str, torch.Tensor]]:
     (job, trainee), found = trainee_of(run, folder), []
     for i in range(n):
         take_step(job, trainee, Ledger(started=0.0), step=i)
-        found.append({name: p.detach().clone() for name, p in trainee.model.named_parameters(remove_duplicate=False)})
+        found.append(
+            {name: p.detach().clone() for name, p in trainee.model.named_parameters(remove_duplicate=False)}
+        )
     return found
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_untying_is_tied_before_and_two_matrices_of_one_state_after(optimizer: str, tmp_path: Path):
-    words = (f"optimizer={optimizer}", "trainer.batch_tokens=1024", "trainer.grad_clip=0.1")  # one micro-batch: sums in one order
-    tied, untied = (together(composed(*words, *more), tmp_path, 4) for more in ((), ("ideas=[untie]", "ideas.untie.at=0.25")))
+    # one micro-batch: sums in one order
+    words = (f"optimizer={optimizer}", "trainer.batch_tokens=1024", "trainer.grad_clip=0.1")
+    tied, untied = (
+        together(composed(*words, *more), tmp_path, 4)
+        for more in ((), ("ideas=[untie]", "ideas.untie.at=0.25"))
+    )
     for before, after in zip(tied[:3], untied[:3], strict=True):  # 3 of the 12 steps
         assert all(torch.equal(p, after[name]) for name, p in before.items())
         assert torch.equal(after["head.unembed.weight"], after["embedding.weight"])
@@ -144,7 +161,9 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(optimizer: s
     for i in range(3):
         take_step(job, trainee, Ledger(started=0.0), step=i)
     state = trainee.optimizers[0].state
-    one, other = (state[trainee.model.get_parameter(name)] for name in ("head.unembed.weight", "embedding.weight"))
+    one, other = (
+        state[trainee.model.get_parameter(name)] for name in ("head.unembed.weight", "embedding.weight")
+    )
     assert all(torch.equal(one[field], other[field]) for field in ("step", "exp_avg", "exp_avg_sq"))
 
 
@@ -172,12 +191,17 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     tokens = torch.arange(34).reshape(2, 17) * 7 % V
     inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
     p, q = ((model.logits(inputs).flatten(0, 1) / 1.5).softmax(-1) for model in (theirs, trainee.model))
-    kl, ce = (p * (p / q).log()).sum(-1).mean(), F.cross_entropy(trainee.model.logits(inputs).flatten(0, 1), targets)
+    kl, ce = (
+        (p * (p / q).log()).sum(-1).mean(),
+        F.cross_entropy(trainee.model.logits(inputs).flatten(0, 1), targets),
+    )
     loss = trainee.model(inputs, tokens[:, 1:])
     torch.testing.assert_close(loss.total, 0.7 * ce + 0.3 * 1.5**2 * kl)
     loss.total.backward()
     assert all(p.grad is None for p in theirs.parameters())
-    assert not any("teach" in name for name, _ in [*trainee.model.named_parameters(), *trainee.model.named_buffers()])
+    assert not any(
+        "teach" in name for name, _ in [*trainee.model.named_parameters(), *trainee.model.named_buffers()]
+    )
     plain = composed()
     assert validate(trainee.model, trainee.val, run=run, world=job.world) == validate(
         build_model(plain, vocab_size=V), trainee.val, run=plain, world=job.world
@@ -187,13 +211,18 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
 @pytest.mark.slow
 def test_a_teachers_forward_is_counted(teacher: str):
     plain, taught = (flops_per_token(run, vocab_size=V) for run in (composed(), distilled(teacher)))
-    assert taught == (pytest.approx(plain[0] * 4 / 3), "arithmetic; counted: ideas=distill")  # a teacher of the same size, no backward
+    # a teacher of the same size, no backward
+    assert taught == (pytest.approx(plain[0] * 4 / 3), "arithmetic; counted: ideas=distill")
 
 
-def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(teacher: str, undisturbed: Undisturbed, tmp_path: Path):
+def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
+    teacher: str, undisturbed: Undisturbed, tmp_path: Path
+):
     clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
     copy = shutil.copytree(teacher, tmp_path / "copies" / Path(teacher).name)
-    one, other = (plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy))
+    one, other = (
+        plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy)
+    )
     assert one.identity == other.identity
     assert one.teachers["ideas.distill"].seconds == clock["train"] + clock["data"]
     sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
@@ -204,7 +233,13 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(teacher: str, un
 @pytest.mark.slow
 def test_a_teachers_time_is_its_pupils_too(teacher: str, undisturbed: Undisturbed, tmp_path: Path):
     clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
-    found = attempt_of(tmp_path / "out", "ideas=[distill]", f"ideas.distill.run={teacher}", "trainer.steps=2", "trainer.checkpoint_every=1")
+    found = attempt_of(
+        tmp_path / "out",
+        "ideas=[distill]",
+        f"ideas.distill.run={teacher}",
+        "trainer.steps=2",
+        "trainer.checkpoint_every=1",
+    )
     seconds = json.loads((found / "summary.json").read_text())["clock_s"]
     assert seconds["teacher"] == pytest.approx(clock["train"] + clock["data"])
     record = load([found]).records[0]
@@ -223,19 +258,26 @@ def attempt_of(out: Path, *words: str) -> Path:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("ideas.distill.run=/nowhere",), "ideas.distill.run must name a run: /nowhere must be a run, a folder, a glob"),
+        (
+            ("ideas.distill.run=/nowhere",),
+            "ideas.distill.run must name a run: /nowhere must be a run, a folder, a glob",
+        ),
         (("ideas.distill.run=last",), "ideas.distill.run must name its run: with last"),
         (("objective.loss_chunks=4",), "objective.loss_chunks must be 0 or 1 beside ideas.distill"),
         (("ideas.distill.weight=1.5",), "ideas.distill.weight must be at most 1"),
     ],
 )
-def test_a_teacher_that_cannot_teach_is_refused(teacher: str, words: tuple[str, ...], why: str, tmp_path: Path):
+def test_a_teacher_that_cannot_teach_is_refused(
+    teacher: str, words: tuple[str, ...], why: str, tmp_path: Path
+):
     with pytest.raises(ValueError, match=why):
         plan(distilled(teacher, f"output_dir={tmp_path}", *words), choices={})
 
 
 def test_a_teacher_of_a_shorter_context_is_refused(teacher: str, tmp_path: Path):
-    with pytest.raises(ValueError, match=r"ideas.distill.run must be a run of model.seq_len=256 or more, got 128"):
+    with pytest.raises(
+        ValueError, match=r"ideas.distill.run must be a run of model.seq_len=256 or more, got 128"
+    ):
         trainee_of(distilled(teacher, "model.seq_len=256", "trainer.batch_tokens=2048"), tmp_path)
 
 
@@ -256,13 +298,19 @@ ATTENTIONS = ("mha", "flash", "gqa", "sliding", "hybrid")
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_attention_stays_inside_a_document(attention: str):
-    """Each token's logits are those of a sequence in which all before its document has been replaced, and differ from those unmasked."""
-    words = (f"attention={attention}", "position=none", *(("attention.window=20",) if attention in ("sliding", "hybrid") else ()))
+    """Each token's logits are those of a sequence in which all before its document has been replaced, and
+    differ from those unmasked."""
+    words = (
+        f"attention={attention}",
+        "position=none",
+        *(("attention.window=20",) if attention in ("sliding", "hybrid") else ()),
+    )
     masked, plain = (moved(composed(*words, *more)) for more in (("attention.document_start=256",), ()))
     tokens = with_documents(100, 7, 70)
     found, unmasked = masked.logits(tokens), plain.logits(tokens)
     for first, last in ((0, 7), (7, 70), (70, 100)):
-        alone = plain.logits(tokens[:1, first:last])  # without positions, a document is the same wherever it stands
+        # without positions, a document is the same wherever it stands
+        alone = plain.logits(tokens[:1, first:last])
         torch.testing.assert_close(found[:1, first:last], alone, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found[1], unmasked[1], rtol=1e-4, atol=1e-5)
     assert (found[0, 70:] - unmasked[0, 70:]).abs().max() > 1e-3
@@ -288,7 +336,8 @@ def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
     distance = query[:, None] - key
     assert torch.equal(found, seen(ids_BT)[:, 0] & (distance < (window or 300)))
     tiles = F.pad(found, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
-    assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)  # what is left out holds nothing that is seen, and no more is computed
+    # what is left out holds nothing that is seen, and no more is computed
+    assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)
 
 
 def test_documents_are_counted_and_decoded_without_a_cache():
@@ -301,10 +350,19 @@ def test_documents_are_counted_and_decoded_without_a_cache():
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("attention.document_start=257",), r"attention.document_start must be a token, below 257, or null, got 257"),
         (
-            ("attention.document_start=256", "attention.kernel=cudnn", "trainer.device=cuda", "trainer.precision=bf16"),
-            r"be one of materialized, efficient, flex, blocks beside attention.document_start on trainer.device=cuda, got cudnn",
+            ("attention.document_start=257",),
+            r"attention.document_start must be a token, below 257, or null, got 257",
+        ),
+        (
+            (
+                "attention.document_start=256",
+                "attention.kernel=cudnn",
+                "trainer.device=cuda",
+                "trainer.precision=bf16",
+            ),
+            r"be one of materialized, efficient, flex, blocks beside attention.document_start on "
+            r"trainer.device=cuda, got cudnn",
         ),
         (("attention.document_start=256", "attention.kernel=flex"), r"be one that trains on the CPU"),
         (
@@ -325,19 +383,28 @@ GROWING = ("short_sequences", "small_batches", "short_windows")
 
 def growing(name: str, start: int, *words: str) -> Run:
     window = ("attention=hybrid", "attention.window=32") if name == "short_windows" else ()
-    return composed(f"ideas=[{name}]", f"ideas.{name}.start={start}", f"ideas.{name}.until=0.5", *window, *words)
+    return composed(
+        f"ideas=[{name}]", f"ideas.{name}.start={start}", f"ideas.{name}.until=0.5", *window, *words
+    )
 
 
 @pytest.mark.parametrize("name", GROWING)
 def test_it_doubles_in_stages_of_equal_length(name: str):
     idea = growing(name, 2).ideas[name]
     idea.start = 8  # type: ignore[attr-defined]
-    assert [idea.divisor(step=step, steps=60) for step in range(60)] == [8] * 10 + [4] * 10 + [2] * 10 + [1] * 30  # type: ignore[attr-defined]
+    assert [idea.divisor(step=step, steps=60) for step in range(60)] == [8] * 10 + [4] * 10 + [2] * 10 + [
+        1
+    ] * 30  # type: ignore[attr-defined]
     assert [idea.divisor(step=step, steps=4) for step in range(4)] == [8, 2, 1, 1]  # type: ignore[attr-defined]
 
 
 def test_a_step_is_measured_as_it_is_in_the_end():
-    run = growing("short_windows", 2, "ideas=[short_windows,small_batches,short_sequences,entropy]", "ideas.small_batches.start=2")
+    run = growing(
+        "short_windows",
+        2,
+        "ideas=[short_windows,small_batches,short_sequences,entropy]",
+        "ideas.small_batches.start=2",
+    )
     assert list(run.in_the_end().ideas) == ["entropy"]
     assert run.in_the_end() == replace(run, ideas={"entropy": run.ideas["entropy"]})
 
@@ -347,7 +414,10 @@ def test_short_sequences_are_the_same_tokens_cut(tmp_path: Path):
     (job, trainee), (_, plain) = trainee_of(run, tmp_path), trainee_of(composed(), tmp_path)
     tokens = torch.from_numpy(plain.train.read(range(16))).long()
     with torch.no_grad():
-        cut = [plain.model(tokens[:, at : at + 32], tokens[:, at + 1 : at + 33]).total for at in range(0, 128, 32)]
+        cut = [
+            plain.model(tokens[:, at : at + 32], tokens[:, at + 1 : at + 33]).total
+            for at in range(0, 128, 32)
+        ]
     expected = float(sum(cut)) / 4
     assert take_step(job, trainee, Ledger(started=0.0), step=0).loss == pytest.approx(expected, rel=1e-6)
 
@@ -366,7 +436,8 @@ def test_small_batches_follow_each_other_and_every_token_is_counted(tmp_path: Pa
 @pytest.mark.slow
 def test_small_batches_in_the_record(tmp_path: Path):
     words = ("ideas=[small_batches]", "ideas.small_batches.start=2", "ideas.small_batches.until=0.5")
-    record = load([attempt_of(tmp_path / "out", *words)]).records[0]  # which refuses a summary whose tokens are not its rows'
+    # which refuses a summary whose tokens are not its rows'
+    record = load([attempt_of(tmp_path / "out", *words)]).records[0]
     assert record.summary["tokens"] == 15 * 1024 + 15 * 2048
     assert record.curve.tokens == [0, 12 * 1024, 15 * 1024 + 9 * 2048, 15 * 1024 + 15 * 2048]
     assert record.summary["tokens_per_s"] * (record.train_s or 0) == pytest.approx(record.summary["tokens"])
@@ -379,7 +450,9 @@ def test_short_windows_are_those_of_a_smaller_window_in_training_alone(tmp_path:
     assert take_step(job, trainee, Ledger(started=0.0), step=0).loss == steps(small, tmp_path, 1)[0].loss
     again = trainee_of(whole, tmp_path)[1]
     put_weights(again.model, weights(trainee.model))
-    assert validate(trainee.model, trainee.val, run=run, world=job.world) == validate(again.model, again.val, run=whole, world=job.world)
+    assert validate(trainee.model, trainee.val, run=run, world=job.world) == validate(
+        again.model, again.val, run=whole, world=job.world
+    )
     tokens = torch.from_numpy(trainee.train.read(range(2))).long()
     trainee.model.joined[0][1].before_forward(trainee.model.joined[0][2], trainee.model, step=6)
     assert torch.equal(trainee.model.logits(tokens[:, :-1]), again.model.logits(tokens[:, :-1]))
@@ -388,16 +461,34 @@ def test_short_windows_are_those_of_a_smaller_window_in_training_alone(tmp_path:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("ideas=[short_sequences]", "ideas.short_sequences.start=3"), r"ideas.short_sequences.start must be a power of 2, got 3"),
-        (("ideas=[short_sequences]", "ideas.short_sequences.start=256"), r"start must divide model.seq_len=128, got 256"),
-        (("ideas=[small_batches]", "ideas.small_batches.start=4"), r"into multiples of micro_batch × seq_len × devices = 1024, got 4"),
-        (("ideas=[short_windows]",), r"ideas.short_windows.start must be at most attention's window, of 0 tokens, got 4"),
+        (
+            ("ideas=[short_sequences]", "ideas.short_sequences.start=3"),
+            r"ideas.short_sequences.start must be a power of 2, got 3",
+        ),
+        (
+            ("ideas=[short_sequences]", "ideas.short_sequences.start=256"),
+            r"start must divide model.seq_len=128, got 256",
+        ),
+        (
+            ("ideas=[small_batches]", "ideas.small_batches.start=4"),
+            r"into multiples of micro_batch × seq_len × devices = 1024, got 4",
+        ),
+        (
+            ("ideas=[short_windows]",),
+            r"ideas.short_windows.start must be at most attention's window, of 0 tokens, got 4",
+        ),
         (
             ("ideas=[small_batches]", "trainer.batch_tokens=8192", "optimizer.beta2_half_life_tokens=100000"),
             r"beta2 that follows from the batch",
         ),
-        (("ideas=[small_batches]", "ideas.small_batches.until=1"), r"ideas.small_batches.until must be below 1"),
-        (("ideas=[short_sequences]", "trainer.device=cuda", "trainer.cuda_graphs=true"), r"trainer.cuda_graphs must be false beside"),
+        (
+            ("ideas=[small_batches]", "ideas.small_batches.until=1"),
+            r"ideas.small_batches.until must be below 1",
+        ),
+        (
+            ("ideas=[short_sequences]", "trainer.device=cuda", "trainer.cuda_graphs=true"),
+            r"trainer.cuda_graphs must be false beside",
+        ),
     ],
 )
 def test_what_cannot_grow_is_refused(words: tuple[str, ...], why: str):
@@ -423,8 +514,13 @@ def test_windows_are_arranged_by_score_and_the_worst_left_out():
     assert order[100:] == unsorted[100:]
     arranged = train_windows(run, data.train)
     arranged.arrange(scores, keep=1.0, noise=0.5, sequences=100)
-    ranks = {window: rank for rank, window in enumerate(sorted(shuffled[:100], key=lambda window: scores[window]))}
-    mixed = [0.5 * ranks[window] + 0.5 * shuffled.index(window) for window in (arranged._window(i) for i in range(100))]
+    ranks = {
+        window: rank for rank, window in enumerate(sorted(shuffled[:100], key=lambda window: scores[window]))
+    }
+    mixed = [
+        0.5 * ranks[window] + 0.5 * shuffled.index(window)
+        for window in (arranged._window(i) for i in range(100))
+    ]
     assert mixed == sorted(mixed)
 
 
@@ -437,7 +533,8 @@ def test_short_documents_first(tmp_path: Path):
 
 
 def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
-    """Its losses are found once, are those of its model, and their time is a teacher's however often they are used."""
+    """Its losses are found once, are those of its model, and their time is a teacher's however often they are
+    used."""
     more = (f"cache_dir={tmp_path}", "data.train_tokens=30000")
     run = composed("ideas=[easy_first]", f"ideas.easy_first.run={teacher}", *more)
     found = [trainee_of(run, tmp_path) for _ in range(2)]
@@ -451,7 +548,9 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     assert first.scores_s == first.scores_now_s == pytest.approx(second.scores_s, abs=0.5)
     assert second.scores_now_s < second.scores_s
     began = time.monotonic()
-    seconds = Recorder(replace(job, teacher_s=5.0, started=began), first, clock_s={}, losses=[]).ledger.seconds()
+    seconds = Recorder(
+        replace(job, teacher_s=5.0, started=began), first, clock_s={}, losses=[]
+    ).ledger.seconds()
     took = time.monotonic() - began
     assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
     assert -first.scores_now_s <= seconds["startup"] <= took - first.scores_now_s  # they were found in it
@@ -486,9 +585,12 @@ NEUTRAL = {  # each where it changes nothing
 
 
 def test_where_they_are_neutral_they_change_no_bit(teacher: str, tmp_path: Path):
-    window = ("attention=hybrid", "attention.window=32", "trainer.batch_tokens=1024")  # one micro-batch: untied sums are in one order
+    # one micro-batch: untied sums are in one order
+    window = ("attention=hybrid", "attention.window=32", "trainer.batch_tokens=1024")
     keys = [f"ideas.{name}.{key}" for name, keys in NEUTRAL.items() for key in keys]
-    neutral = steps(composed(*window, f"ideas=[{','.join(NEUTRAL)}]", *keys, f"ideas.distill.run={teacher}"), tmp_path)
+    neutral = steps(
+        composed(*window, f"ideas=[{','.join(NEUTRAL)}]", *keys, f"ideas.distill.run={teacher}"), tmp_path
+    )
     assert numbers(neutral) == numbers(steps(composed(*window), tmp_path))
 
 
@@ -507,26 +609,39 @@ ALL = (
 
 SEVERAL = (
     "ideas=[curriculum,distill,early_loss,entropy,multi_token,short_sequences,short_windows,untie]",
-    *(word for words in ALL for word in words[1:] if "small_batches" not in word and word != "trainer.micro_batch=4"),
+    *(
+        word
+        for words in ALL
+        for word in words[1:]
+        if "small_batches" not in word and word != "trainer.micro_batch=4"
+    ),
 )
 
-TOGETHER = (SEVERAL, next(words for words in ALL if "small_batches" in words[0]))  # all of ALL: what costs a compilation or two ranks
+# all of ALL: what costs a compilation or two ranks
+TOGETHER = (SEVERAL, next(words for words in ALL if "small_batches" in words[0]))
 
 
 def chosen(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
     return (*words, f"ideas.distill.run={teacher}") if "distill" in words[0] else words
 
 
-@pytest.mark.parametrize("words", [SEVERAL, *(pytest.param(words, marks=pytest.mark.slow) for words in ALL)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    [SEVERAL, *(pytest.param(words, marks=pytest.mark.slow) for words in ALL)],
+    ids=lambda words: words[0],
+)
 def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: Path):
-    """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the run that was not interrupted."""
+    """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the run that
+    was not interrupted."""
     run = composed(*chosen(words, teacher))
     job, trainee = trainee_of(run, tmp_path)
     whole = [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(3)]
     again = saved_and_loaded(trainee, run, tmp_path, step=3)
     whole += [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(3, 6)]
     resumed = [take_step(job, again, Ledger(started=0.0), step=i) for i in range(3, 6)]
-    assert [(one.loss, one.parts, one.grad_norm) for one in resumed] == [(one.loss, one.parts, one.grad_norm) for one in whole[3:]]
+    assert [(one.loss, one.parts, one.grad_norm) for one in resumed] == [
+        (one.loss, one.parts, one.grad_norm) for one in whole[3:]
+    ]
 
 
 @pytest.mark.slow
@@ -534,7 +649,9 @@ def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: 
 def test_two_ranks_equal_one(words: tuple[str, ...], teacher: str, tmp_path: Path):
     found = []
     for devices in (1, 2):
-        with attempt(tmp_path / str(devices), f"trainer.devices={devices}", *chosen(words, teacher)) as running:
+        with attempt(
+            tmp_path / str(devices), f"trainer.devices={devices}", *chosen(words, teacher)
+        ) as running:
             code, _, err = running.end()
         assert code == 0, err
         found.append(the_run(tmp_path / str(devices)))

@@ -1,4 +1,5 @@
-"""Each optimizer, and what surrounds the step, against its paper's algorithm written naively; neutral settings against their parents."""
+"""Each optimizer, and what surrounds the step, against its paper's algorithm written naively; neutral
+settings against their parents."""
 
 from __future__ import annotations
 
@@ -41,7 +42,13 @@ pytestmark = pytest.mark.usefixtures("atlas_ideas")
 SHAPES = ((6, 4), (3, 5))
 RATES = (0.01, 0.02, 0.05, 0.05, 0.03)
 DECAY = 0.3
-EVERYTHING = ["model=nano", "norm=layernorm", "position=learned", "model.tie_head=false", "trainer.device=cpu"]
+EVERYTHING = [
+    "model=nano",
+    "norm=layernorm",
+    "position=learned",
+    "model.tie_head=false",
+    "trainer.device=cpu",
+]
 
 
 def small(*overrides: str) -> tuple[Run, GPT]:
@@ -70,8 +77,11 @@ def option(kind: str, **keys: Any) -> Any:
     return compose([*SMALL, f"optimizer={kind}", "schedule=constant", *words]).optimizer
 
 
-def stepped(make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]) -> tuple[list[list[Tensor]], list[list[Tensor]], Any]:
-    """Five steps in fp64 with a rate for each: the parameters before and after every step, its gradients, and the optimizer."""
+def stepped(
+    make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+) -> tuple[list[list[Tensor]], list[list[Tensor]], Any]:
+    """Five steps in fp64 with a rate for each: the parameters before and after every step, its gradients, and
+    the optimizer."""
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in SHAPES]
     optimizer = make([{"params": params, "weight_decay": DECAY}])
@@ -90,7 +100,7 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-# --- AdamW -------------------------------------------------------------------------------------------------------------------------
+# --- AdamW --------------------------------------------------------------------------------------------------
 
 
 def test_three_adamw_steps_are_the_papers():
@@ -104,19 +114,28 @@ def test_three_adamw_steps_are_the_papers():
         set_lr(optimizers, factor)
         optimizer.step()
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
-        x = x - spec.lr * factor * (spec.weight_decay * x + m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + spec.eps))
+        x = x - spec.lr * factor * (
+            spec.weight_decay * x + m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + spec.eps)
+        )
     torch.testing.assert_close(dict(model.named_parameters())[name].double(), x, atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "spares"), [("matrices", True), ("all", False)])
 def test_decay_of_matrices_spares_gains_and_shifts(kind: str, spares: bool):
     run, model = small(f"optimizer.decay={kind}")
-    decays = {name: g["weight_decay"] for g in build_optimizers(run, model)[0].param_groups for name in names_of(model, g["params"])}
-    expected = {name: 0.0 if spares and p.ndim == 1 else run.optimizer.weight_decay for name, p in model.named_parameters()}
+    decays = {
+        name: g["weight_decay"]
+        for g in build_optimizers(run, model)[0].param_groups
+        for name in names_of(model, g["params"])
+    }
+    expected = {
+        name: 0.0 if spares and p.ndim == 1 else run.optimizer.weight_decay
+        for name, p in model.named_parameters()
+    }
     assert decays == expected
 
 
-# --- the others ------------------------------------------------------------------------------------------------------------------------
+# --- the others ---------------------------------------------------------------------------------------------
 
 
 def test_lion_is_the_papers():
@@ -143,7 +162,11 @@ def test_ademamix_is_the_papers():
             g = grads[t - 1][i]
             mixed = (1 - t / ramp) * math.log(last) + t / ramp * math.log(beta1)
             beta3 = min(math.exp(math.log(beta1) * math.log(last) / mixed), last) if t < ramp else last
-            m1, m2, v = beta1 * m1 + (1 - beta1) * g, beta3 * m2 + (1 - beta3) * g, beta2 * v + (1 - beta2) * g**2
+            m1, m2, v = (
+                beta1 * m1 + (1 - beta1) * g,
+                beta3 * m2 + (1 - beta3) * g,
+                beta2 * v + (1 - beta2) * g**2,
+            )
             m1_hat, v_hat = m1 / (1 - beta1**t), v / (1 - beta2**t)
             p = p - lr * ((m1_hat + min(t * alpha / ramp, alpha) * m2) / (v_hat.sqrt() + eps) + DECAY * p)
             close(weights[t][i], p)
@@ -178,11 +201,14 @@ def test_schedule_free_is_the_papers():
 
 
 def test_soap_is_the_papers(monkeypatch: pytest.MonkeyPatch):
-    """The bases from the first gradient, then one step of orthogonal iteration every second update. A basis vector's sign is free. The
-    average of the gradients turns with the bases: no other than the one that is turned at each step."""
+    """The bases from the first gradient, then one step of orthogonal iteration every second update. A basis
+    vector's sign is free. The average of the gradients turns with the bases: no other than the one that is
+    turned at each step."""
     monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     beta1, beta2, eps, every = 0.8, 0.9, 1e-3, 2
-    weights, grads, _ = stepped(partial(ByRule, option("soap", beta1=beta1, beta2=beta2, eps=eps, basis_every=every)))
+    weights, grads, _ = stepped(
+        partial(ByRule, option("soap", beta1=beta1, beta2=beta2, eps=eps, basis_every=every))
+    )
     for i, w in enumerate(weights[0]):
         first = grads[0][i]
         left, right = (1 - beta2) * (first @ first.T), (1 - beta2) * (first.T @ first)
@@ -201,7 +227,7 @@ def test_soap_is_the_papers(monkeypatch: pytest.MonkeyPatch):
                 q_left, q_right = torch.linalg.qr(left @ q_left).Q, torch.linalg.qr(right @ q_right).Q
 
 
-# --- the gradient's norm -----------------------------------------------------------------------------------------------------------
+# --- the gradient's norm ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1e-7, 1.0, 1e9])
@@ -225,7 +251,7 @@ def test_clipping_leaves_out_what_changes_nothing_and_is_torchs_own(limit: float
     assert (clipped[0], clipped[-1]) == (False, True)
 
 
-# --- Muon --------------------------------------------------------------------------------------------------------------------------
+# --- Muon ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tie", ["true", "false"])
@@ -235,7 +261,9 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     adamw, own = optimizers = build_optimizers(run, model)
     assert isinstance(adamw, torch.optim.AdamW)
     assert isinstance(own, ByRule)
-    parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")] + [f"mlp.f.{part}" for part in ("gate", "up", "down")]
+    parts = [f"attention.f.{part}_proj" for part in ("q", "k", "v", "out")] + [
+        f"mlp.f.{part}" for part in ("gate", "up", "down")
+    ]
     matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
     assert names_of(model, held([own])) == matrices
     assert names_of(model, held([adamw])) == {name for name, _ in model.named_parameters()} - matrices
@@ -243,7 +271,8 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
 
 
 def newton_schulz(g: Tensor, steps: int) -> Tensor:
-    """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024), in fp64 where torch's is bf16."""
+    """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024), in fp64 where torch's is
+    bf16."""
     x = g / g.norm()
     for _ in range(steps):
         gram = x @ x.T
@@ -259,10 +288,16 @@ def test_muon_in_stacks_is_torchs_own_bit_for_bit(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(muon.AT_ONCE, "cpu", at_once)
     weights, states = [], []
     for ours in (False, True):
-        run, model = small("attention=gqa", "optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9")
+        run, model = small(
+            "attention=gqa", "optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9"
+        )
         matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
         how = {"lr": 0.02, "weight_decay": 0.1}
-        kind = partial(ByRule, run.optimizer) if ours else partial(torch.optim.Muon, momentum=0.9, adjust_lr_fn=scale)
+        kind = (
+            partial(ByRule, run.optimizer)
+            if ours
+            else partial(torch.optim.Muon, momentum=0.9, adjust_lr_fn=scale)
+        )
         optimizer = kind(matrices, **how)
         for step in range(3):
             set_grads(model, seed=step)
@@ -289,12 +324,12 @@ def test_without_bf16_products_muon_iterates_in_fp32(shape: tuple[int, ...], mon
         assert (update - newton_schulz(p.grad.double(), 5)).norm() < 1e-5 * update.norm()  # bf16 is 1e-2 away
 
 
-# --- Muon's options ------------------------------------------------------------------------------------------------------------------
+# --- Muon's options -----------------------------------------------------------------------------------------
 
 
 def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
-    """a, b and c of the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez: at four points its errors are equal, and
-    of changing sign."""
+    """a, b and c of the odd polynomial of degree 5 that is nearest to 1 on [low, high], by Remez: at four
+    points its errors are equal, and of changing sign."""
     inner = low + (high - low) * np.array([1 / 3, 2 / 3])
     for _ in range(100):
         points = np.array([low, *inner, high])
@@ -320,7 +355,9 @@ def test_polar_express_has_the_papers_polynomials():
 def test_polar_express_brings_singular_values_nearer_to_1(steps: int):
     """Of a matrix with values from 1 down to 0.003, at as many iterations."""
     generator = torch.Generator().manual_seed(0)
-    u, v = (torch.linalg.qr(torch.randn(24, 24, generator=generator, dtype=torch.float64)).Q for _ in range(2))
+    u, v = (
+        torch.linalg.qr(torch.randn(24, 24, generator=generator, dtype=torch.float64)).Q for _ in range(2)
+    )
     x = u @ torch.diag(torch.logspace(-2.5, 0, 24, dtype=torch.float64)) @ v
     errors = {}
     for kind in ("newton_schulz", "polar_express"):
@@ -339,7 +376,12 @@ def test_normuon_is_the_papers(monkeypatch: pytest.MonkeyPatch):
     lr, beta1, beta2, decay = 0.1, 0.9, 0.8, 0.3
     generator = torch.Generator().manual_seed(0)
     params = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((16, 6), (16, 6), (6, 16))]
-    optimizer = ByRule(option("muon", momentum=beta1, row_beta2=beta2, scale="match_rms_adamw"), params, lr=lr, weight_decay=decay)
+    optimizer = ByRule(
+        option("muon", momentum=beta1, row_beta2=beta2, scale="match_rms_adamw"),
+        params,
+        lr=lr,
+        weight_decay=decay,
+    )
     w = [p.detach().double() for p in params]
     m, v = [torch.zeros_like(p) for p in w], [torch.zeros(len(p), dtype=torch.float64) for p in w]
     for _ in range(4):
@@ -390,7 +432,7 @@ def test_muons_options_change_what_they_are_for(words: list[str], same: bool):
     assert all(map(torch.equal, muon_weights(), muon_weights(*words))) == same
 
 
-# --- cautious decay --------------------------------------------------------------------------------------------------------------------
+# --- cautious decay -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [["optimizer=adamw"], ["optimizer=muon"]], ids=str)
@@ -398,7 +440,10 @@ def test_cautious_decay_is_the_papers(words: list[str]):
     """Against the same optimizer's update without decay, from the same weights and state."""
     words = [*SMALL, *words, "optimizer.decay=matrices", "norm=rmsnorm_gain"]
     models = []
-    for more in (["optimizer.weight_decay=0.5", "optimizer.cautious_decay=true"], ["optimizer.weight_decay=0"]):
+    for more in (
+        ["optimizer.weight_decay=0.5", "optimizer.cautious_decay=true"],
+        ["optimizer.weight_decay=0"],
+    ):
         run = compose([*words, *more])
         models.append((run, model := build_model(run, vocab_size=V), build_optimizers(run, model)))
     (run, cautious, its), (_, plain, others) = models
@@ -411,7 +456,12 @@ def test_cautious_decay_is_the_papers(words: list[str]):
             for optimizer in optimizers:
                 optimizer.step()
         undecayed, seen = dict(plain.named_parameters()), set[float]()
-        rates = {id(p): (g["lr"], g["weight_decay"]) for optimizer in its for g in optimizer.param_groups for p in g["params"]}
+        rates = {
+            id(p): (g["lr"], g["weight_decay"])
+            for optimizer in its
+            for g in optimizer.param_groups
+            for p in g["params"]
+        }
         for name, p in cautious.named_parameters():
             lr, decay = rates[id(p)]
             assert decay == (0.5 if p.ndim == 2 else 0.0)
@@ -425,12 +475,16 @@ def test_cautious_decay_is_the_papers(words: list[str]):
 
 def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.MonkeyPatch):
     run = compose([*SMALL, "optimizer.cautious_decay=true"])
-    monkeypatch.setattr(type(run.optimizer), "build", lambda self, model: [torch.optim.Adagrad(model.parameters(), lr=0.1)])
-    with pytest.raises(InputError, match=r"optimizer.cautious_decay must be false beside optimizer.kind=adamw"):
+    monkeypatch.setattr(
+        type(run.optimizer), "build", lambda self, model: [torch.optim.Adagrad(model.parameters(), lr=0.1)]
+    )
+    with pytest.raises(
+        InputError, match=r"optimizer.cautious_decay must be false beside optimizer.kind=adamw"
+    ):
         build_optimizers(run, build_model(run, vocab_size=V))
 
 
-# --- the half-life of β₂ ---------------------------------------------------------------------------------------------------------------
+# --- the half-life of β₂ ------------------------------------------------------------------------------------
 
 
 def losses(*words: str, folder: Path, steps: int = 3) -> list[float]:
@@ -446,7 +500,9 @@ def test_a_half_life_is_the_beta2_that_follows(optimizer: str, tmp_path: Path):
     assert found == pytest.approx(0.5**0.5)
     assert to_plain(compose([*SMALL, *words, "trainer.batch_tokens=4096"]))["optimizer"]["beta2"] == 0.5
     if optimizer == "adamw":
-        assert losses(*words, folder=tmp_path) == losses(words[0], f"optimizer.beta2={found!r}", folder=tmp_path)
+        assert losses(*words, folder=tmp_path) == losses(
+            words[0], f"optimizer.beta2={found!r}", folder=tmp_path
+        )
 
 
 def test_a_half_life_goes_through_a_record_and_a_shorter_step(tmp_path: Path):
@@ -460,11 +516,13 @@ def test_a_half_life_goes_through_a_record_and_a_shorter_step(tmp_path: Path):
     assert shorter.optimizer.beta2 == 0.5 ** (512 / 4096)
 
 
-# --- averages of the weights -----------------------------------------------------------------------------------------------------------
+# --- averages of the weights --------------------------------------------------------------------------------
 
 
 def test_two_of_them_are_refused() -> None:
-    with pytest.raises(ValueError, match="ideas must leave out averaged_weights beside optimizer=schedule_free"):
+    with pytest.raises(
+        ValueError, match="ideas must leave out averaged_weights beside optimizer=schedule_free"
+    ):
         compose([*SMALL, "optimizer=schedule_free", "schedule=constant", "ideas=[averaged_weights]"])
 
 
@@ -480,7 +538,9 @@ def test_the_tail_average_is_the_mean_of_the_last_weights(tmp_path: Path):
         seen.append(own(trainee))
     with trainee.model.validating():
         for i, p in enumerate(trainee.model.parameters()):
-            torch.testing.assert_close(p.detach(), torch.stack([weights[i] for weights in seen[3:]]).mean(0), rtol=0, atol=1e-7)
+            torch.testing.assert_close(
+                p.detach(), torch.stack([weights[i] for weights in seen[3:]]).mean(0), rtol=0, atol=1e-7
+            )
     assert all(map(torch.equal, trainee.model.parameters(), seen[-1]))
 
 
@@ -517,22 +577,34 @@ def test_what_is_validated_is_generated_from(words: tuple[str, ...], tmp_path: P
     assert validate(trainee.model, trainee.val, run=run, world=job.world) != loss
 
 
-# --- what a run needs of each ----------------------------------------------------------------------------------------------------------
+# --- what a run needs of each -------------------------------------------------------------------------------
 
 OPTIONS = [
     ("optimizer=lion",),
     ("optimizer=ademamix",),
     ("optimizer=soap", "optimizer.basis_every=2"),
     ("optimizer=schedule_free", "schedule=constant"),
-    ("optimizer=muon", "optimizer.iteration=polar_express", "optimizer.row_beta2=0.9", "optimizer.momentum_warmup_steps=5"),
-    ("optimizer=muon", "optimizer.cautious_decay=true", "optimizer.beta2_half_life_tokens=9e4", "ideas=[tail_average]"),
+    (
+        "optimizer=muon",
+        "optimizer.iteration=polar_express",
+        "optimizer.row_beta2=0.9",
+        "optimizer.momentum_warmup_steps=5",
+    ),
+    (
+        "optimizer=muon",
+        "optimizer.cautious_decay=true",
+        "optimizer.beta2_half_life_tokens=9e4",
+        "ideas=[tail_average]",
+    ),
 ]
 
 
 SIMPLE = [pytest.param(words, marks=pytest.mark.slow, id="-".join(words)) for words in OPTIONS[:2]]
 
 
-@pytest.mark.parametrize("words", [*SIMPLE, *(pytest.param(words, id="-".join(words)) for words in OPTIONS[2:])])
+@pytest.mark.parametrize(
+    "words", [*SIMPLE, *(pytest.param(words, id="-".join(words)) for words in OPTIONS[2:])]
+)
 def test_saved_and_loaded_it_goes_on_bit_for_bit(words: tuple[str, ...], tmp_path: Path):
     run = compose([*SMALL, *words, "trainer.steps=6"])
     job, trainee = trainee_of(run, tmp_path)
@@ -541,7 +613,9 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: tuple[str, ...], tmp_pat
     again = saved_and_loaded(trainee, run, tmp_path, step=5)
     for each in (trainee, again):
         take_step(job, each, Ledger(started=0.0), step=5)
-    for (name, tensor), other in zip(trainee.model.state_dict().items(), again.model.state_dict().values(), strict=True):
+    for (name, tensor), other in zip(
+        trainee.model.state_dict().items(), again.model.state_dict().values(), strict=True
+    ):
         assert torch.equal(tensor, other), name
 
 
@@ -564,7 +638,7 @@ def test_two_ranks_are_one(words: tuple[str, ...], door: Door, tmp_path: Path):
     assert states[0] == states[1]
 
 
-# --- torch's decorators ------------------------------------------------------------------------------------------------------------
+# --- torch's decorators -------------------------------------------------------------------------------------
 
 STEPS = """
 import sys
@@ -591,7 +665,9 @@ def test_an_optimizer_imports_no_compiler():
 
 
 @pytest.mark.parametrize(("kind", "more"), [(torch.optim.AdamW, {"fused": True}), (torch.optim.Muon, {})])
-def test_without_its_decorators_an_optimizer_steps_as_torchs_own(kind: type[torch.optim.Optimizer], more: dict[str, bool]):
+def test_without_its_decorators_an_optimizer_steps_as_torchs_own(
+    kind: type[torch.optim.Optimizer], more: dict[str, bool]
+):
     weights = []
     for made in (kind, undecorated(kind)):
         generator = torch.Generator().manual_seed(0)

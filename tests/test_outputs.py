@@ -1,4 +1,5 @@
-"""Where files go and whose they are: devices and links stay, modes follow the umask, and a broken disk is not bad input."""
+"""Where files go and whose they are: devices and links stay, modes follow the umask, and a broken disk is not
+bad input."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def test_what_is_no_file_is_refused_and_stays(tmp_path: Path) -> None:
             with pytest.raises(OSError, match="not a regular file"):
                 write_file(path, b"x")
         for path in (pipe, folder, name, *map(Path, ("/dev/null", "/dev/stdout", "/dev/fd/1"))):
-            with pytest.raises(ValueError, match=r"^--json must be a file that can be written, got "), writing("--json", path):
+            with (
+                pytest.raises(ValueError, match=r"^--json must be a file that can be written, got "),
+                writing("--json", path),
+            ):
                 pytest.fail("it began")
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
 
@@ -62,7 +66,7 @@ def test_a_link_that_a_person_names_is_followed_and_one_in_a_record_is_not(tmp_p
     assert target.read_text() == "mine\n"
 
 
-# --- modes -------------------------------------------------------------------------------------------------------------------------
+# --- modes --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[0o002, 0o022, 0o077], ids=oct)
@@ -76,7 +80,11 @@ def modes_in(folder: Path, umask: int) -> dict[str, str]:
     """What does not follow the umask."""
     wanted = {False: 0o666 & ~umask, True: 0o777 & ~umask}
     found = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
-    return {str(path.relative_to(folder)): oct(mode) for path, mode in found.items() if mode != wanted[path.is_dir()]}
+    return {
+        str(path.relative_to(folder)): oct(mode)
+        for path, mode in found.items()
+        if mode != wanted[path.is_dir()]
+    }
 
 
 def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
@@ -97,18 +105,28 @@ def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
 @pytest.mark.slow
 def test_a_whole_run_follows_the_umask(door: Door, tmp_path: Path, umask: int) -> None:
     words = [word for word in SMALL if not word.startswith("tracker")]
-    done = door(*words, "tracker=wandb", "tracker.mode=offline", f"output_dir={tmp_path / 'out'}", env={"HOME": str(tmp_path)})
+    done = door(
+        *words,
+        "tracker=wandb",
+        "tracker.mode=offline",
+        f"output_dir={tmp_path / 'out'}",
+        env={"HOME": str(tmp_path)},
+    )
     assert (done.code, done.err) == (0, "")
     odd = modes_in(the_run(tmp_path / "out"), umask)
     assert {name: mode for name, mode in odd.items() if not name.startswith("wandb")} == {}
 
 
-# --- a broken disk -----------------------------------------------------------------------------------------------------------------
+# --- a broken disk ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", sorted(FAULTS), ids=lambda number: errno.errorcode[number])
 def test_a_disk_that_fails_is_no_bad_input(
-    number: int, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int,
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "out.json"
     with monkeypatch.context() as patch:
@@ -129,7 +147,9 @@ def test_a_disk_that_fails_is_no_bad_input(
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG])
-def test_a_wrong_path_is_bad_input(number: int, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_path_is_bad_input(
+    number: int, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "fsync", raiser(number))
     assert ended(["--json", str(tmp_path / "out.json")], runs) == 2
 

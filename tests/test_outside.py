@@ -51,12 +51,14 @@ def asked(*names: str) -> list[str]:
     return [*flags(*names), *base, *words, *([f"ideas=[{','.join(ideas)}]"] if ideas else [])]
 
 
-# --- a stranger's idea, one file and one yaml --------------------------------------------------------------------------------------
+# --- a stranger's idea, one file and one yaml ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_idea_is_one_short_file_and_one_yaml(name: str):
-    files = [path for path in (STRANGERS / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path for path in (STRANGERS / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     assert sorted(path.suffix for path in files) == [".py", ".yaml"]
     assert all(len(path.read_text().splitlines()) <= 80 for path in files)
 
@@ -66,7 +68,9 @@ def test_an_idea_is_one_short_file_and_one_yaml(name: str):
 def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Path):
     words = asked(*NAMES)
     assert door(*words, "output_dir=whole").code == 0
-    killed = door(*words, env={"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@7", "NOCAP_FAULT_DIR": str(tmp_path)})
+    killed = door(
+        *words, env={"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@7", "NOCAP_FAULT_DIR": str(tmp_path)}
+    )
     assert killed.code == 0, killed.err
     assert "starting again from the last checkpoint" in killed.err
     run_dir, again = the_run(tmp_path / "whole"), the_run(tmp_path / "outputs")
@@ -104,13 +108,17 @@ def test_what_is_per_token_decodes_from_a_cache(door: Door, tmp_path: Path):
 def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
     folder = shutil.copytree(STRANGERS / "sqlite_rows", tmp_path / "broken")
     file = folder / "tracker" / "sqlite_rows.py"
-    file.write_text(file.read_text().replace("def log(self, row):", "def log(self, row):\n        raise OSError('no room')"))
+    file.write_text(
+        file.read_text().replace(
+            "def log(self, row):", "def log(self, row):\n        raise OSError('no room')"
+        )
+    )
     done = here("--config-dir", str(folder), *asked("sqlite_rows")[2:])
     assert done.code == 0
     assert done.err.count("no mirror of this run from here on: no room") == 1
 
 
-# --- text from it ------------------------------------------------------------------------------------------------------------------
+# --- text from it -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -121,16 +129,24 @@ def test_generate_asks_for_the_code(here: Door, tmp_path: Path):
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
     assert "attention.kind must be one of" in refused.err
     assert "--allow-code" in refused.err
-    given = here(run, "max_tokens=8", "--config-dir", str(STRANGERS / "head_temperature"), module="nocap.generate")
+    given = here(
+        run, "max_tokens=8", "--config-dir", str(STRANGERS / "head_temperature"), module="nocap.generate"
+    )
     copied = here(run, "max_tokens=8", "--allow-code", module="nocap.generate")
     assert given.code == copied.code == 0
     assert given.out == copied.out
-    assert "no cache: attention.kind=head_temperature defines no cache_slots of its mixer; the prefix is computed again" in given.err
+    assert (
+        "no cache: attention.kind=head_temperature defines no cache_slots of its mixer; the "
+        "prefix is computed again" in given.err
+    )
 
 
 def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: Undisturbed):
     """Whatever a stranger put into it."""
-    run_dir, mark = shutil.copytree(undisturbed.run_dir, tmp_path / "runs" / undisturbed.run_dir.name), tmp_path / "mark"
+    run_dir, mark = (
+        shutil.copytree(undisturbed.run_dir, tmp_path / "runs" / undisturbed.run_dir.name),
+        tmp_path / "mark",
+    )
     (run_dir / "options" / "attention").mkdir(parents=True)
     code = f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"
     (run_dir / "options" / "attention" / "evil.py").write_text(code)
@@ -151,7 +167,7 @@ def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Pa
     assert compose([*SMALL[:1], "experiment=mine/short"]).trainer.steps == 3
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 def option(folder: Path, name: str, source: str, *, group: str = "attention") -> list[str]:
@@ -173,8 +189,16 @@ GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
         ("failing", "import nothing_like_this\n", "failing.py cannot be imported: ModuleNotFoundError"),
         ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
         ("empty", "x = 1\n", "empty.py must define an option, got no dataclass of Attention"),
-        ("taken", GOOD.replace('"head_temperature"', '"global"'), "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
-        ("undecorated", GOOD.replace("@dataclass(kw_only=True)\n", ""), "HeadTemperature must be decorated as a dataclass"),
+        (
+            "taken",
+            GOOD.replace('"head_temperature"', '"global"'),
+            "must have a kind of its own, as in kind: str = 'taken', got 'global'",
+        ),
+        (
+            "undecorated",
+            GOOD.replace("@dataclass(kw_only=True)\n", ""),
+            "HeadTemperature must be decorated as a dataclass",
+        ),
         ("flash", GOOD, "flash.yaml must have another name"),
         ("not-a-name", GOOD, "must be named as a Python module is"),
     ],
@@ -228,13 +252,17 @@ def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
         file.load()
 
 
-# --- identity ----------------------------------------------------------------------------------------------------------------------
+# --- identity -----------------------------------------------------------------------------------------------
 
 
 def test_its_source_is_in_the_identity(tmp_path: Path):
     folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
     path, hashes = folder / "attention" / "head_temperature.py", []
-    for text in (path.read_text(), path.read_text().replace("q_BHTD * self", "q_BHTD / self"), "# a comment\n" + path.read_text()):
+    for text in (
+        path.read_text(),
+        path.read_text().replace("q_BHTD * self", "q_BHTD / self"),
+        "# a comment\n" + path.read_text(),
+    ):
         path.write_text(text)
         os.environ.pop(outside.VARIABLE, None)
         outside.use([folder])
@@ -250,7 +278,7 @@ def test_an_option_that_is_there_and_not_used_changes_no_identity():
     assert source_hashes(compose(list(SMALL))) == before
 
 
-# --- an installed package ----------------------------------------------------------------------------------------------------------
+# --- an installed package -----------------------------------------------------------------------------------
 
 
 def installed(site: Path) -> None:
@@ -261,7 +289,9 @@ def installed(site: Path) -> None:
     (site / "their_ideas" / "starts.py").write_text("SMALLEST = 0\n")
     file = site / "their_ideas" / "options" / "attention" / "head_temperature.py"
     file.write_text(
-        file.read_text().replace("import torch\n", "import torch\nfrom their_ideas.starts import SMALLEST\n").replace("> 0", "> SMALLEST")
+        file.read_text()
+        .replace("import torch\n", "import torch\nfrom their_ideas.starts import SMALLEST\n")
+        .replace("> 0", "> SMALLEST")
     )
     facts = site / "their_ideas-1.0.dist-info"
     facts.mkdir()
@@ -280,11 +310,21 @@ def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
     assert door(*SMALL, "attention=head_temperature").code == 2  # without the package
 
 
-# --- the shelf ---------------------------------------------------------------------------------------------------------------------
+# --- the shelf ----------------------------------------------------------------------------------------------
 
 
 def test_groups_are_folders():
-    assert set(outside.groups()) >= {"attention", "mlp", "norm", "position", "ideas", "optimizer", "schedule", "objective", "data"}
+    assert set(outside.groups()) >= {
+        "attention",
+        "mlp",
+        "norm",
+        "position",
+        "ideas",
+        "optimizer",
+        "schedule",
+        "objective",
+        "data",
+    }
     kinds: dict[str, Any] = {group: outside.options(group) for group in outside.groups()}
     assert all(kinds.values())
     assert all(cls.__doc__ for rows in kinds.values() for cls in rows.values())

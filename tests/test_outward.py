@@ -1,4 +1,5 @@
-"""What leaves the process: no secret in any file, page or line, no terminal control on a screen, no markup from a record."""
+"""What leaves the process: no secret in any file, page or line, no terminal control on a screen, no markup
+from a record."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ VARIABLES = {
     "SSHPASS": "überlang-und-geheim",
     "SIGNING_SECRET": f"first line of it\n{some(50)}",
 }
-TEXTS = [text.format(secret) for text, secret in SHAPES.values()] + [f"x{value}y" for value in VARIABLES.values()]
+TEXTS = [text.format(secret) for text, secret in SHAPES.values()] + [
+    f"x{value}y" for value in VARIABLES.values()
+]
 PLANTED = [secret for _, secret in SHAPES.values()] + list(VARIABLES.values()) + [some(64), some(50)]
 
 
@@ -78,12 +81,23 @@ PLANTED = [secret for _, secret in SHAPES.values()] + list(VARIABLES.values()) +
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    for name, word in {"A_TOKEN": "shuffled", "B_TOKEN": "finished", "C_SECRET": "synthetic", "D_KEY": "wandb_offline"}.items():
+    for name, word in {
+        "A_TOKEN": "shuffled",
+        "B_TOKEN": "finished",
+        "C_SECRET": "synthetic",
+        "D_KEY": "wandb_offline",
+    }.items():
         monkeypatch.setenv(name, word)  # words of the schema and of records
 
 
 def spellings(secret: str) -> set[str]:
-    return {secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1], html.escape(secret), repr(secret)[1:-1]}
+    return {
+        secret,
+        json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
+        html.escape(secret),
+        repr(secret)[1:-1],
+    }
 
 
 def leaked(text: str) -> list[str]:
@@ -115,7 +129,13 @@ class Recording(Tracker):
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    chosen = composed([*SMALL, f"output_dir={tmp_path_factory.mktemp('out')}", f"cache_dir={tmp_path_factory.mktemp('cache')}"])
+    chosen = composed(
+        [
+            *SMALL,
+            f"output_dir={tmp_path_factory.mktemp('out')}",
+            f"cache_dir={tmp_path_factory.mktemp('cache')}",
+        ]
+    )
     return planning.plan(chosen.run, choices=chosen.choices)
 
 
@@ -123,7 +143,9 @@ def head_of_record(folder: Path, planned: Plan) -> None:
     tagged = compose([*SMALL, "tracker=wandb"]).tracker
     tagged.tags, tagged.group = [text for text in TEXTS if "\n" not in text], TEXTS[0]
     init = type("Init", (), {"record": {"path": TEXTS[0]}, "seconds": 0.0})()
-    moved = replace(planned, run_dir=folder, run=replace(planned.run, tracker=tagged), init=init, name=TEXTS[1])
+    moved = replace(
+        planned, run_dir=folder, run=replace(planned.run, tracker=tagged), init=init, name=TEXTS[1]
+    )
     head.write_record_head(moved)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (config["data"]["kind"], config["tracker"]["kind"]) == ("synthetic", "wandb")
@@ -157,32 +179,50 @@ def measured(results: dict[str, Any], names: Sequence[str], arm: str = "") -> li
     """The first claim's measurements, once for each of these claims; of this arm in the place of its own."""
     claim = results["claims"][0]
     own = [one for one in results["measurements"] if one["claim"] == claim["id"]]
-    return [{**one, "claim": name, "arm": arm if arm and one["arm"] == claim["arm"] else one["arm"]} for name in names for one in own]
+    return [
+        {**one, "claim": name, "arm": arm if arm and one["arm"] == claim["arm"] else one["arm"]}
+        for name in names
+        for one in own
+    ]
 
 
 def shaped(claim: dict[str, Any], text: str) -> dict[str, Any]:
     """Where it was measured, with this text in each field that holds one."""
-    return {place: [{**shape, "tokenizer": text} for shape in shapes] for place, shapes in claim["where"].items()}
+    return {
+        place: [{**shape, "tokenizer": text} for shape in shapes] for place, shapes in claim["where"].items()
+    }
 
 
 def studies(folder: Path, planned: Plan) -> None:
-    lines = [{"event": "registration", "claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
+    lines = [
+        {"event": "registration", "claim": f"M.{i}.{text}", "hash": text, "subject": text}
+        for i, text in enumerate(TEXTS)
+    ]
     log.append(folder / log.FILE, lines, {"machine": "abc", "scale": "cpu"})
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
     claim = results["claims"][0]
-    results["claims"] = [{**claim, "statement": text, "id": f"X{i}", "where": shaped(claim, text)} for i, text in enumerate(TEXTS)]
-    results["measurements"] = measured({**results, "claims": [claim]}, [one["id"] for one in results["claims"]])
+    results["claims"] = [
+        {**claim, "statement": text, "id": f"X{i}", "where": shaped(claim, text)}
+        for i, text in enumerate(TEXTS)
+    ]
+    results["measurements"] = measured(
+        {**results, "claims": [claim]}, [one["id"] for one in results["claims"]]
+    )
     write_json(folder / "made.json", results)
     (folder / "board" / "made").mkdir(parents=True)
     raw = folder / "board" / "made" / "results.cpu.x.json"
-    raw.write_text(json.dumps({**results, "command": TEXTS[0]}))  # as somebody else's nocap may have written it
+    # as somebody else's nocap may have written it
+    raw.write_text(json.dumps({**results, "command": TEXTS[0]}))
     pages.write_board(folder / "board")
     raw.unlink()
 
 
 def comparisons(folder: Path, planned: Plan) -> None:
-    theirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]  # of a nocap that did not redact
-    words = [word for suffix in ("json", "csv", "html") for word in (f"--{suffix}", str(folder / f"out.{suffix}"))]
+    # of a nocap that did not redact
+    theirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
+    words = [
+        word for suffix in ("json", "csv", "html") for word in (f"--{suffix}", str(folder / f"out.{suffix}"))
+    ]
     compare.main([str(folder.parent / "theirs"), *words])
     runs.main(["why", *(str(theirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
@@ -192,7 +232,15 @@ def comparisons(folder: Path, planned: Plan) -> None:
 def mirrors(folder: Path, planned: Plan) -> None:
     seen.clear()
     tracker = Recording(tags=TEXTS)
-    facts = RunFacts(identity="0123abcd4567", name=TEXTS[0], arm="a", seed=0, run_dir=folder, config={"x": TEXTS}, tags=tuple(TEXTS))
+    facts = RunFacts(
+        identity="0123abcd4567",
+        name=TEXTS[0],
+        arm="a",
+        seed=0,
+        run_dir=folder,
+        config={"x": TEXTS},
+        tags=tuple(TEXTS),
+    )
     session = open_tracker(tracker, facts, rows=[{"step": 0, "note": TEXTS}])
     session.finish(summary={"error": TEXTS}, status="failed")
     assert len(seen) == 3
@@ -215,27 +263,44 @@ def test_no_secret_reaches_a_file_or_a_screen(
     folder.mkdir()
     with guarded():
         sink(folder, planned)
-    shown = {"the screen": "".join(capsys.readouterr())} | {str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()}
+    shown = {"the screen": "".join(capsys.readouterr())} | {
+        str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()
+    }
     assert {name: found for name, text in shown.items() if (found := leaked(text))} == {}
     assert any("redacted:" in text for text in shown.values())
     assert leaked(json.dumps(redact({"a": [tuple(TEXTS)]}))) == []
 
 
 def test_what_is_no_secret_stays() -> None:
-    """Names, digests, identities, paths, schemas, times: the repository's configurations and code, and some lines of its results."""
+    """Names, digests, identities, paths, schemas, times: the repository's configurations and code, and some
+    lines of its results."""
     files = [*(REPO / "conf").rglob("*.yaml"), *(REPO / "nocap").rglob("*.py")]
-    results = {line for path in (REPO / "experiments").rglob("*.json") for line in path.read_text().splitlines()}
-    lines = {line for path in files for line in path.read_text().splitlines()} | {*random.Random(0).sample(sorted(results), 4000)}
+    results = {
+        line for path in (REPO / "experiments").rglob("*.json") for line in path.read_text().splitlines()
+    }
+    lines = {line for path in files for line in path.read_text().splitlines()} | {
+        *random.Random(0).sample(sorted(results), 4000)
+    }
     changed = [line for line in lines if redact(line) != line]
     assert changed == []
     assert len(files) > 200
-    names = ("nano-mha-swiglu-cosine-adamw-s0-0123abcd4567", "/scratch/Group-A/data/Tokens_v2/train_000001.bin", "ssh://git@host/x")
+    names = (
+        "nano-mha-swiglu-cosine-adamw-s0-0123abcd4567",
+        "/scratch/Group-A/data/Tokens_v2/train_000001.bin",
+        "ssh://git@host/x",
+    )
     for text in (some(64, HEX).lower(), "2026-11-20T10:11:12+0100", *names):
         assert redact(text) == text
 
 
-SECRET = "GITHUB_PAT DB_PASSWD PGPASSWORD MYSQL_PWD HF_TOKEN sshpass OAUTH X_CREDS APIKEY SIGNING_SECRET AWS_SECRET_ACCESS_KEY DB_PASS"
-PUBLIC = "PATH PWD OLDPWD SSH_AUTH_SOCK SSH_ASKPASS GIT_AUTHOR_NAME COMPASS KEYBOARD_LAYOUT XAUTHORITY AWS_TOKEN_FILE PATTERN HOME"
+SECRET = (
+    "GITHUB_PAT DB_PASSWD PGPASSWORD MYSQL_PWD HF_TOKEN sshpass OAUTH X_CREDS APIKEY "
+    "SIGNING_SECRET AWS_SECRET_ACCESS_KEY DB_PASS"
+)
+PUBLIC = (
+    "PATH PWD OLDPWD SSH_AUTH_SOCK SSH_ASKPASS GIT_AUTHOR_NAME COMPASS KEYBOARD_LAYOUT "
+    "XAUTHORITY AWS_TOKEN_FILE PATTERN HOME"
+)
 
 
 def test_names_of_secret_variables() -> None:
@@ -243,10 +308,18 @@ def test_names_of_secret_variables() -> None:
 
 
 def test_a_secret_that_the_run_needs_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for override in ("output_dir=${oc.env:GITHUB_PAT}", "data.train=/x/${oc.env:WANDB_API_KEY}/y", f"cache_dir={tmp_path}/hf_{some(34)}"):
-        words = [word for word in SMALL if not word.startswith("data")] if override.startswith("data") else SMALL
+    for override in (
+        "output_dir=${oc.env:GITHUB_PAT}",
+        "data.train=/x/${oc.env:WANDB_API_KEY}/y",
+        f"cache_dir={tmp_path}/hf_{some(34)}",
+    ):
+        words = (
+            [word for word in SMALL if not word.startswith("data")] if override.startswith("data") else SMALL
+        )
         with pytest.raises(SystemExit) as ended, refusals():
-            compose([*words, *(["data=shards", "data.val=x"] if override.startswith("data") else []), override])
+            compose(
+                [*words, *(["data=shards", "data.val=x"] if override.startswith("data") else []), override]
+            )
         err = capsys.readouterr().err
         assert ended.value.code == 2
         assert err.startswith(f"nocap: {override.partition('=')[0]} must hold no secret")
@@ -254,14 +327,18 @@ def test_a_secret_that_the_run_needs_is_refused(capsys: pytest.CaptureFixture[st
         assert err.count("\n") == 1
         assert leaked(err) == []
     assert list(tmp_path.iterdir()) == []
-    assert compose([*SMALL, "tracker=wandb", "tracker.mode=offline"]).data.kind == "synthetic"  # words of the schema
+    # words of the schema
+    assert compose([*SMALL, "tracker=wandb", "tracker.mode=offline"]).data.kind == "synthetic"
 
 
-# --- terminal control and markup -----------------------------------------------------------------------------------------------------
+# --- terminal control and markup ----------------------------------------------------------------------------
 
 ESCAPES = ("\x1b[31m", "\x1b]0;owned\x07", "\x1b[2J\x1b[H", "\x9b31m", "\x1b[8m", "\x1b[1A\x1b[K")
 ESCAPES += ("\r", "\b\b", "\u202e", "\u2028", "\x00", "\x7f", "\ud800")
-EVIL = "".join(ESCAPES) + "</script><script>alert(1)</script><!-- end of board --> [x](javascript:alert(1)) | [y]: data:text/html,z"
+EVIL = (
+    "".join(ESCAPES) + "</script><script>alert(1)</script><!-- end of board --> [x](javascript:alert(1)) | "
+    "[y]: data:text/html,z"
+)
 
 
 def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) -> Path:
@@ -271,7 +348,13 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
     folder = root / "runs" / f"{name}-{digest(parts)}"
     folder.mkdir(parents=True)
     data = {"source": {evil: evil}, "train": [{"sha256": "a"}], "val": [{"sha256": "b"}]}
-    manifest = {"identity": digest(parts), "name": evil, "arm": f"{evil}{seed % 2}", "parts": parts, "data": data}
+    manifest = {
+        "identity": digest(parts),
+        "name": evil,
+        "arm": f"{evil}{seed % 2}",
+        "parts": parts,
+        "data": data,
+    }
     more = {
         "versions": {evil: evil},
         "git": {"commit": evil, "diff_sha256": evil},
@@ -279,9 +362,19 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
     }
     (folder / "manifest.json").write_text(json.dumps({**manifest, **more, "attempts": [{"started": evil}]}))
     times = {"tokens": 10, "tokens_per_s": 5.0, "clock_s": {"train": 2.0}}
-    found = {"status": "finished", "seed": seed, "val_loss": 3.0 + seed / 100, "steps": 2, **times, "kernel": {"train": evil}}
+    found = {
+        "status": "finished",
+        "seed": seed,
+        "val_loss": 3.0 + seed / 100,
+        "steps": 2,
+        **times,
+        "kernel": {"train": evil},
+    }
     (folder / "summary.json").write_text(json.dumps({**found, "tracker": evil, "error": evil, **summary}))
-    rows = [{"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)} for step in range(3)]
+    rows = [
+        {"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)}
+        for step in range(3)
+    ]
     (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return seal(folder)
 
@@ -290,14 +383,20 @@ def controls(text: str) -> list[str]:
     return [escape for escape in ESCAPES if escape in text]
 
 
-def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in range(4):
         hostile(tmp_path, f"r\x1b[31m\u202e{seed}", seed)
     hostile(tmp_path, "bad\x1b]0;x\x07", 9, status=EVIL)
     (tmp_path / "runs" / "broken\x1b[2J-00000000000a").mkdir()
-    (tmp_path / "runs" / "broken\x1b[2J-00000000000a" / "manifest.json").write_text(EVIL.encode("utf-8", "replace").decode())
+    (tmp_path / "runs" / "broken\x1b[2J-00000000000a" / "manifest.json").write_text(
+        EVIL.encode("utf-8", "replace").decode()
+    )
     files = {suffix: tmp_path / f"out.{suffix}" for suffix in ("json", "csv", "html")}
-    compare.main([str(tmp_path), *(word for suffix, path in files.items() for word in (f"--{suffix}", str(path)))])
+    compare.main(
+        [str(tmp_path), *(word for suffix, path in files.items() for word in (f"--{suffix}", str(path)))]
+    )
     runs.main(["why", *(str(hostile(tmp_path, "plain", seed)) for seed in (4, 5))])
     with pytest.raises(SystemExit) as ended:
         compare.main([str(tmp_path / f"{EVIL[:40]}nothing")])
@@ -315,7 +414,13 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(tmp_path: Path, cap
 
 def test_a_hostile_study_writes_no_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
-    claim = {**results["claims"][0], "statement": EVIL, "id": EVIL, "where": shaped(results["claims"][0], EVIL), "arm": EVIL}
+    claim = {
+        **results["claims"][0],
+        "statement": EVIL,
+        "id": EVIL,
+        "where": shaped(results["claims"][0], EVIL),
+        "arm": EVIL,
+    }
     results |= {"measurements": measured(results, [EVIL], EVIL)}
     results |= {"claims": [claim], "command": f"x ` {EVIL}\n```\n# y", "date": EVIL, "study": f"../{EVIL}"}
     results["hardware"] = {**results["hardware"], "name": EVIL}

@@ -27,7 +27,9 @@ def test_completion_offers_doors_groups_and_options(door: Door) -> None:
     assert {"attention=gqa", "attention=sliding"} <= complete(door, "nocap train attention=")
     assert complete(door, "nocap train attention=gqa mlp=sw") == {"mlp=swiglu"}
     assert "trainer.batch_tokens=" in complete(door, "nocap train trainer.batch")
-    assert "optimizer.row_beta2=" in complete(door, "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_")
+    assert "optimizer.row_beta2=" in complete(
+        door, "nocap train optimizer=muon trainer.cuda_graphs=false optimizer.row_"
+    )
 
 
 def test_unknown_door_is_refused_with_the_doors(door: Door) -> None:
@@ -39,19 +41,31 @@ def test_unknown_door_is_refused_with_the_doors(door: Door) -> None:
 @pytest.mark.slow
 def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(REPO)], check=True, cwd=tmp_path)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(REPO)], check=True, cwd=tmp_path
+    )
     (wheel,) = tmp_path.glob("*.whl")
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, cwd=tmp_path)
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, cwd=tmp_path
+    )
     assert (site / "nocap" / "conf" / "attention" / "gqa.yaml").is_file()
     assert not (site / "hydra_plugins").exists()
     (elsewhere / "mine" / "attention").mkdir(parents=True)
-    (elsewhere / "mine" / "attention" / "wide.yaml").write_text("kind: sliding\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n")
+    (elsewhere / "mine" / "attention" / "wide.yaml").write_text(
+        "kind: sliding\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
+    )
 
     def nocap(*words: str) -> str:
         command = [sys.executable, str(site / "bin" / "nocap"), *words]
-        done = subprocess.run(command, cwd=elsewhere, env={**os.environ, "PYTHONPATH": str(site)}, capture_output=True, text=True)
+        done = subprocess.run(
+            command,
+            cwd=elsewhere,
+            env={**os.environ, "PYTHONPATH": str(site)},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -16,7 +16,11 @@ from nocap.study.tasks import Session
 from tests.studies import LOSS, RACE, at, loaded, study
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
-TIMED = {"tokens_per_s": 1024.0, "step_ms": 1000.0, "memory_mib": {"parameters": 100.0, "optimizer": 200.0, "peak": 900.0}}
+TIMED = {
+    "tokens_per_s": 1024.0,
+    "step_ms": 1000.0,
+    "memory_mib": {"parameters": 100.0, "optimizer": 200.0, "peak": 900.0},
+}
 LOST = {"tokens_per_s": None, "step_ms": None, "memory_mib": None}
 
 
@@ -30,11 +34,18 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     monkeypatch.setattr(Session, "run", measured)
     monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
     monkeypatch.chdir(tmp_path)
-    words = [*WORDS, "attention=flash,gqa", "seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
+    words = [
+        *WORDS,
+        "attention=flash,gqa",
+        "seed=0,1",
+        "trainer.keep_checkpoints=2",
+        "trainer.batch_tokens=1024",
+    ]
     assert multirun(words, look=preview.of_grid) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].endswith(": 4 cells, 0 done, 4 to train")
-    assert [row.split() for row in out[2:4]] == [  # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice, for two cells
+    # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice, for two cells
+    assert [row.split() for row in out[2:4]] == [
         [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"] for arm in ("flash", "gqa")
     ]
     assert out[4] == "together 2.0 min, one cell after the other"
@@ -48,13 +59,23 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
         multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=preview.of_grid)
 
 
-def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Session, "run", measured)
     monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
     trials = {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in ("mha", "mqa")}
-    raced = study(claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune={"seeds": [7], "trials": trials}, seeds=list(range(6)))
-    out = preview.render(prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))).splitlines()
-    assert out[1].endswith(": 22 cells, 0 done, 22 to train")  # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
+    raced = study(
+        claims=[RACE, LOSS],
+        scales=at(lengths=[0.25, 0.5]),
+        tune={"seeds": [7], "trials": trials},
+        seeds=list(range(6)),
+    )
+    out = preview.render(
+        prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))
+    ).splitlines()
+    # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
+    assert out[1].endswith(": 22 cells, 0 done, 22 to train")
     rows = {row.split("  ")[0]: row.split() for row in out[3:]}
     assert rows["made mqa at 6 steps"][5:7] == rows["made mha"][2:4] == ["3", "0"]
     assert rows["made mha, trial 2"][4:6] == ["1", "0"]

@@ -1,4 +1,5 @@
-"""CUDA paths on a pretended GPU (tests/pretend.py): that they run, and what they choose and count. Nothing numeric is asserted."""
+"""CUDA paths on a pretended GPU (tests/pretend.py): that they run, and what they choose and count. Nothing
+numeric is asserted."""
 
 from __future__ import annotations
 
@@ -38,12 +39,25 @@ def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
     day = json.loads((tmp_path / "out" / "day.json").read_text())
     failed = {row["step"]: row["tail"] for row in day["rows"] if row["rc"] != 0}
     assert failed.keys() <= {"bench"}, done.out
-    found = {row["step"]: json.loads((tmp_path / "out" / row["json"]).read_text()) for row in day["rows"] if row["json"]}
+    found = {
+        row["step"]: json.loads((tmp_path / "out" / row["json"]).read_text())
+        for row in day["rows"]
+        if row["json"]
+    }
     assert list(found) == ["products", "attention", "challenge", "bench", "graphs", "profile", "suite"]
-    assert {row["name"] for row in found["products"]["rows"]} == {"qkv", "attention_out", "mlp_up", "mlp_down", "head", "head_padded"}
+    assert {row["name"] for row in found["products"]["rows"]} == {
+        "qkv",
+        "attention_out",
+        "mlp_up",
+        "mlp_down",
+        "head",
+        "head_padded",
+    }
     assert found["attention"]["choice"] == "flash"
     turns = found["challenge"]["runs"]
-    assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [(who, None, 10) for who in ORDER]
+    assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [
+        (who, None, 10) for who in ORDER
+    ]
     assert [arm["status"] for arm in found["graphs"]["arms"]] == ["measured"] * 3
     kernels = {"trainer.compile=regional": "measured", "attention.kernel=cudnn": "failed"}
     statuses = {arm["label"]: arm["status"] for arm in found["bench"]["arms"]}
@@ -59,7 +73,8 @@ from nocap.measure.arms import compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
-base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off", "trainer.val_tokens=524288"]
+base = ["model=tiny", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off",
+    "trainer.val_tokens=524288"]
 runs = compose_arms(base, ["", "trainer.micro_batch=2048 trainer.batch_tokens=524288", "mlp=gelu3x"])
 arms = [TimedArm(*each) for each in runs.items()]
 print(*(arm["status"] for arm in bench(arms, seconds=100, rounds=8)["arms"]), sep=", ")
@@ -121,7 +136,8 @@ from nocap.measure.timed import at_length, attention_ms
 study = yaml.safe_load(open(sys.argv[1]))
 scale = study["scales"]["gpu"]
 for arm in study["arms"].values():
-    attention_ms(at_length(compose([*scale["bench"], *arm, "tracker=none", "trainer.device=cuda"]), max(scale["curve"])))
+    attention_ms(at_length(compose([*scale["bench"], *arm, "tracker=none", "trainer.device=cuda"]),
+        max(scale["curve"])))
 """
 
 
@@ -148,7 +164,10 @@ def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended: Pretended, c
     assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
 
 
-PEAK = "from nocap.config import hardware as h, trainer as t; print(h.peak_flops(t.Device.cuda, t.Precision.bf16)[0])"
+PEAK = (
+    "from nocap.config import hardware as h, trainer as t; "
+    "print(h.peak_flops(t.Device.cuda, t.Precision.bf16)[0])"
+)
 CHIPS = {
     "NVIDIA H200": 989e12,
     "NVIDIA H200 NVL": 835e12,
@@ -168,7 +187,8 @@ def test_mfu_is_of_the_chip_that_the_driver_names(pretended: Pretended) -> None:
 FP8 = """
 from nocap.config.compose import compose
 try:
-    compose(["model=nano", "tokenizer=bytes", "trainer.device=cuda", "trainer.precision=bf16", "model.fp8_head=true", "tracker=none"])
+    compose(["model=nano", "tokenizer=bytes", "trainer.device=cuda", "trainer.precision=bf16",
+        "model.fp8_head=true", "tracker=none"])
     print("taken")
 except ValueError as error:
     print(error)
@@ -177,7 +197,8 @@ except ValueError as error:
 
 def test_an_fp8_head_is_for_gpus_that_have_it(pretended: Pretended) -> None:
     assert (
-        pretended.python("-c", FP8, cc=80).out == "model.fp8_head must be false on a GPU before capability 8.9, as this of 8.0, got True\n"
+        pretended.python("-c", FP8, cc=80).out
+        == "model.fp8_head must be false on a GPU before capability 8.9, as this of 8.0, got True\n"
     )
     assert [pretended.python("-c", FP8, cc=cc).out for cc in (89, 90)] == ["taken\n", "taken\n"]
 
@@ -189,7 +210,8 @@ import torch
 from torch._dynamo.utils import counters
 from nocap.config.compose import compose
 from nocap.measure.timed import at_length
-base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda", "tracker=none"])
+base = compose(["model=nano", "attention=sliding", "attention.window=64", "trainer.device=cuda",
+    "tracker=none"])
 for n in range(1, 11):
     run = at_length(base, 128 * n)
     run.attention.prepare(run, torch.device("cuda"))
@@ -215,7 +237,8 @@ from nocap.measure.timed import random_tokens
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import build, configure_numerics, take_step
-run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic", "trainer.device=cuda", *sys.argv[1:]])
+run = compose(["model=nano", "tokenizer=bytes", "tracker=none", "data=synthetic", "trainer.device=cuda",
+    *sys.argv[1:]])
 configure_numerics(run)
 with random_tokens(run) as job:
     trainee, ledger = build(job), Ledger(started=time.monotonic())
@@ -230,7 +253,8 @@ for step in range(6):
     if step == 1:
         warm = graphs
 unseen = trainee.graphed.unseen_mib if trainee.graphed else 0.0
-print(json.dumps({"warm": warm, "graphs": graphs, "steps": seen, "cuda_graphs": graph_counts(), "unseen_mib": unseen}))
+print(json.dumps({"warm": warm, "graphs": graphs, "steps": seen, "cuda_graphs": graph_counts(),
+    "unseen_mib": unseen}))
 """
 )
 
@@ -245,7 +269,8 @@ def steps_of(pretended: Pretended, *words: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("compile_", ["regional", "full"])
 def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compile_: str) -> None:
-    """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the device once, and copies once."""
+    """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the device
+    once, and copies once."""
     found = steps_of(pretended, f"trainer.compile={compile_}")
     assert found["graphs"] == found["warm"] == {"regional": 4, "full": 2}[compile_]
     launches, waits, copies = zip(*found["steps"][2:5], strict=True)
@@ -255,7 +280,12 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compi
 
 
 @pytest.mark.parametrize(
-    "words", [("attention=flash", "attention.kernel=flex"), ("attention=flash", "attention.kernel=efficient"), ("attention=sliding",)]
+    "words",
+    [
+        ("attention=flash", "attention.kernel=flex"),
+        ("attention=flash", "attention.kernel=efficient"),
+        ("attention=sliding",),
+    ],
 )
 def test_documents_of_each_batch_compile_nothing_more(pretended: Pretended, words: tuple[str, ...]) -> None:
     """A mask is made of each micro-batch's tokens, and neither compiled anew nor waited for."""
@@ -295,17 +325,37 @@ def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended: Preten
     assert found["steps"][3][0] < 25  # 71 without
 
 
-SHORT = ("model=nano", "data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000", "tracker=none", "trainer.device=cuda")
-SHORT += ("trainer.steps=6", "trainer.val_tokens=4096", "trainer.checkpoint_every=2", "trainer.compile=off", "trainer.cuda_graphs=true")
+SHORT = (
+    "model=nano",
+    "data=synthetic",
+    "data.train_tokens=100000",
+    "data.val_tokens=20000",
+    "tracker=none",
+    "trainer.device=cuda",
+)
+SHORT += (
+    "trainer.steps=6",
+    "trainer.val_tokens=4096",
+    "trainer.checkpoint_every=2",
+    "trainer.compile=off",
+    "trainer.cuda_graphs=true",
+)
 
 
-def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(tmp_path: Path, pretended: Pretended) -> None:
+def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(
+    tmp_path: Path, pretended: Pretended
+) -> None:
     done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
     assert done.code == 0, done.err
-    rows = [json.loads(line) for line in next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in next((tmp_path / "one").glob("runs/*/metrics.jsonl")).read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == list(range(7))
     saved = next((tmp_path / "one").glob("runs/*/checkpoints/step-*"))
-    done = pretended.python("-m", "nocap.train", *SHORT, "trainer.steps=8", f"trainer.init_from={saved}", "output_dir=two")
+    done = pretended.python(
+        "-m", "nocap.train", *SHORT, "trainer.steps=8", f"trainer.init_from={saved}", "output_dir=two"
+    )
     assert done.code == 0, done.err
     assert "beginning from step 6" in done.out
 
@@ -317,9 +367,11 @@ from nocap.measure.timed import TimedArm
 from nocap.model.gpt import Head
 forward = Head.forward
 Head.forward = lambda self, *args: (args[0].sum().item(), forward(self, *args))[1]
-runs = compose_arms(["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"], ["", "trainer.cuda_graphs=true"])
+runs = compose_arms(["model=nano", "tracker=none", "trainer.device=cuda", "trainer.compile=off"], ["",
+    "trainer.cuda_graphs=true"])
 arms = [TimedArm(*each) for each in runs.items()]
-print(*(arm["status"] + ": " + str(arm["reason"]) for arm in bench(arms, seconds=60, rounds=8)["arms"]), sep="\\n")
+print(*(arm["status"] + ": " + str(arm["reason"]) for arm in bench(arms, seconds=60, rounds=8)["arms"]),
+    sep="\\n")
 """
 
 
@@ -328,7 +380,9 @@ def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretend
     done = pretended.python("-c", READS)
     plain, graphed = done.out.splitlines()
     assert plain == "measured: None", done.err
-    assert graphed.startswith("failed: InputError: trainer.cuda_graphs must be false for a model that reads from the device")
+    assert graphed.startswith(
+        "failed: InputError: trainer.cuda_graphs must be false for a model that reads from the device"
+    )
 
 
 RANKS = """
@@ -337,7 +391,8 @@ from torch._dynamo.utils import counters
 from nocap.config.compose import compose
 from nocap.measure.timed import random_tokens
 from nocap.training.step import build
-run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic", "trainer.micro_batch=1", "tracker=none"])
+run = compose(["model=small", "trainer.device=cuda", "trainer.compile=regional", "data=synthetic",
+    "trainer.micro_batch=1", "tracker=none"])
 with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
     if ranks := int(sys.argv[1]):
         dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)

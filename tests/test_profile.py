@@ -1,4 +1,5 @@
-"""The profile: what is counted equals arithmetic, what is measured lands where it was planted, and the door says it all."""
+"""The profile: what is counted equals arithmetic, what is measured lands where it was planted, and the door
+says it all."""
 
 from __future__ import annotations
 
@@ -36,12 +37,20 @@ from nocap.store.metrics import MODEL_PARTS, PARTS
 from tests.conftest import Door
 from tests.fuzz.process import answer
 
-NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
+NANO = (
+    "model=nano",
+    "model.seq_len=32",
+    "trainer.device=cpu",
+    "trainer.threads=1",
+    "trainer.precision=fp32",
+    "trainer.micro_batch=2",
+)
 D12 = ("model=d12", "tokenizer=gpt2", "trainer.device=cpu", "trainer.micro_batch=1")
 MLPS = sorted(path.stem for path in (conf_dir() / "mlp").glob("*.yaml"))
 PEAK = Peak(flops={"fp32": 1e12, "bf16": 4e12}, bytes_per_s=1e11)
 GPT2 = 50257
-WHOLE = {"attention", "mlp", "ideas"}  # parts of what does not say what its modules are, which this tree has none of
+# parts of what does not say what its modules are, which this tree has none of
+WHOLE = {"attention", "mlp", "ideas"}
 
 
 @cache
@@ -50,7 +59,7 @@ def counted(*words: str, vocab_size: int = 70) -> tuple[Run, Count]:
     return run, count(run, vocab_size=vocab_size)
 
 
-# --- what is counted ---------------------------------------------------------------------------------------------------------------
+# --- what is counted ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("attention", "mlp"), [("gqa", "gelu4x"), *(("flash", mlp) for mlp in MLPS)])
@@ -58,7 +67,9 @@ def test_counted_flops_equal_the_arithmetic_part_by_part(attention: str, mlp: st
     run, found = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
     expected = component_flops(run, vocab_size=70)
     flops = {part: work.flops / 64 for part, work in found.by_part().items()}  # of 2 × 32 tokens
-    assert {key: flops[key] for key in ("qkv", "scores", "attention_out", "head")} == {k: v for k, v in expected.items() if k != "mlp"}
+    assert {key: flops[key] for key in ("qkv", "scores", "attention_out", "head")} == {
+        k: v for k, v in expected.items() if k != "mlp"
+    }
     assert flops["mlp_up"] + flops["mlp_down"] == expected["mlp"]
     assert flops_per_token(run, vocab_size=70) == (sum(flops.values()), "arithmetic")
 
@@ -73,19 +84,24 @@ def test_counted_flops_equal_torchs_counter_where_that_sees_everything() -> None
 
 
 def test_bytes_of_a_projection_are_its_operands() -> None:
-    """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are views.)"""
+    """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are
+    views.)"""
     run, found = counted(*NANO, "attention=flash")
     N, C = 64, run.model.d_model
     work = found.work["blocks.0.attention.f.q_proj", "forward"]
     assert (work.bytes, work.flops) == (4 * (N * C + C * C + N * C), 2 * N * C * C)
-    assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)  # the slower of both roofs
+    # the slower of both roofs
+    assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
     assert work.product_ms(PEAK) == pytest.approx(work.flops / 1e12 * 1e3)
     assert Work().bound_ms(PEAK) == 0
 
 
 def test_what_is_kept_by_materialised_scores_is_their_matrices() -> None:
     """mha keeps the probabilities (fp32), and flash nothing that grows with T²."""
-    kept = {name: counted(*NANO, "model.seq_len=256", f"attention={name}")[1].ranges.kept_by_part()["scores"] for name in ("mha", "flash")}
+    kept = {
+        name: counted(*NANO, "model.seq_len=256", f"attention={name}")[1].ranges.kept_by_part()["scores"]
+        for name in ("mha", "flash")
+    }
     run, _ = counted(*NANO, "model.seq_len=256", "attention=mha")
     B, H, T, C, L = 2, run.model.n_head, 256, run.model.d_model, run.model.n_layer
     square = L * B * H * T * T * 4
@@ -93,16 +109,24 @@ def test_what_is_kept_by_materialised_scores_is_their_matrices() -> None:
     assert kept["flash"] <= L * (4 * B * T * C * 4 + 2 * B * H * T * 4)
 
 
-# --- ceilings ----------------------------------------------------------------------------------------------------------------------
+# --- ceilings -----------------------------------------------------------------------------------------------
 
 
 def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
-    """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3, head 29.0 per cent of 797.8M."""
+    """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3, head 29.0
+    per cent of 797.8M."""
     run, found = counted(*D12, vocab_size=GPT2)
     total = sum(work.flops for work in found.work.values())
     assert f"{total / run.model.seq_len / 1e6:.1f}" == "797.8"
     share = {part: f"{100 * work.flops / total:.1f}" for part, work in found.by_part().items() if work.flops}
-    expected = {"qkv": "16.0", "scores": "7.1", "attention_out": "5.3", "mlp_up": "21.3", "mlp_down": "21.3", "head": "29.0"}
+    expected = {
+        "qkv": "16.0",
+        "scores": "7.1",
+        "attention_out": "5.3",
+        "mlp_up": "21.3",
+        "mlp_down": "21.3",
+        "head": "29.0",
+    }
     assert share == expected
     for last, percent in (("q_proj", "5.3"), ("k_proj", "5.3"), ("v_proj", "5.3")):
         flops = sum(work.flops for (path, _), work in found.work.items() if path.endswith(last))
@@ -110,7 +134,8 @@ def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
 
 
 def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
-    """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its FLOPs, the same by the step."""
+    """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its
+    FLOPs, the same by the step."""
     _, base_count = counted(*D12, vocab_size=GPT2)
     times = {part: work.product_ms(PEAK) for part, work in base_count.by_part().items()}
     rows = []
@@ -129,7 +154,11 @@ def test_every_option_of_the_tree_is_offered_but_the_runs_own() -> None:
     run = compose([*NANO, "attention=flash", "mlp=gelu4x"])
     found = roofline.options(run, lambda more: compose([*NANO, *more]))
     words = set(found)
-    groups = {f"{group}={path.stem}" for group in ("attention", "mlp") for path in (conf_dir() / group).glob("*.yaml")}
+    groups = {
+        f"{group}={path.stem}"
+        for group in ("attention", "mlp")
+        for path in (conf_dir() / group).glob("*.yaml")
+    }
     assert groups - words == {"attention=flash", "mlp=gelu4x"}
     assert {"trainer.precision=bf16", "trainer.compile=regional", "model.tie_head=false"} <= words
 
@@ -140,7 +169,9 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio() -> Non
     ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
     assert ms["scores"] == pytest.approx(flash.by_part()["scores"].bound_ms(PEAK) * microbatches(run))
     assert ms["rotary"] < 1000  # the fused kernel's output needs no copy to join its heads
-    assert [ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE] == pytest.approx([1000.0] * 10)
+    assert [ms[part] for part in MODEL_PARTS if part not in {"scores", "rotary"} | WHOLE] == pytest.approx(
+        [1000.0] * 10
+    )
     swa_run, window = counted(*NANO, "model.seq_len=512", "attention=sliding", "attention.window=64")
     _, full = counted(*NANO, "model.seq_len=512", "attention=flash")
     needed = component_flops(swa_run, vocab_size=70)["scores"] * 2 * 512
@@ -150,7 +181,7 @@ def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio() -> Non
     assert full.by_part()["scores"].flops > window.by_part()["scores"].flops
 
 
-# --- where time and memory land ----------------------------------------------------------------------------------------------------
+# --- where time and memory land -----------------------------------------------------------------------------
 
 
 class _Slow(torch.autograd.Function):
@@ -191,7 +222,9 @@ def test_allocated_bytes_are_those_asked_for() -> None:
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "blocks.0.mlp.f", "head"])
-def test_planted_time_and_memory_are_found_where_they_were_planted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_time_and_memory_are_found_where_they_were_planted(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = build_model(compose(list(NANO)), vocab_size=70)
     owner = model.get_submodule(place.removesuffix(".mixer"))
     if place.endswith(".mixer"):
@@ -207,7 +240,9 @@ def test_planted_time_and_memory_are_found_where_they_were_planted(place: str, m
         assert rows[place].allocated >= least_bytes
         assert all(row.allocated < least_bytes for path, row in rows.items() if path != place)
     assert found.peak >= 2_000_000
-    assert sum(row.ms for row in found.rows.values()) + found.unattributed_ms == pytest.approx(step_ms, rel=1e-3)
+    assert sum(row.ms for row in found.rows.values()) + found.unattributed_ms == pytest.approx(
+        step_ms, rel=1e-3
+    )
 
 
 def test_the_model_is_as_before_when_the_watching_ends() -> None:
@@ -224,7 +259,9 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.Monkey
     model = build_model(compose(list(NANO)), vocab_size=70)
     plain, _, _ = watched(model)
     for block in model.blocks:
-        monkeypatch.setattr(block, "forward", lambda *x, f=block.forward: checkpoint(f, *x, use_reentrant=False))
+        monkeypatch.setattr(
+            block, "forward", lambda *x, f=block.forward: checkpoint(f, *x, use_reentrant=False)
+        )
     again, ranges, _ = watched(model)
     key = "blocks.0.mlp.f.up", "backward"
     assert again.rows[key].allocations > plain.rows[key].allocations
@@ -236,14 +273,16 @@ def test_measured_memory_equals_what_was_counted() -> None:
     found, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
     kept = {path: n for path, n in found.ranges.kept.items() if n}
     tokens = {"embedding", "head", "step"}  # keep token ids, in a batch's storage
-    assert {k: v for k, v in kept.items() if k not in tokens} == {k: v for k, v in expected.ranges.kept.items() if v and k not in tokens}
+    assert {k: v for k, v in kept.items() if k not in tokens} == {
+        k: v for k, v in expected.ranges.kept.items() if v and k not in tokens
+    }
     assert found.memory["parameters"] == found.memory["gradients"] == expected.parameters / 2**20
     assert found.memory["optimizer"] == pytest.approx(2 * found.memory["parameters"], rel=1e-2)
     assert found.memory["peak"] >= found.memory["parameters"] * 4 + found.memory["activations"] / 2
     assert found.microbatches == 2  # of three: what repeats is measured once
 
 
-# --- the curve ---------------------------------------------------------------------------------------------------------------------
+# --- the curve ----------------------------------------------------------------------------------------------
 
 
 def test_exponent_of_a_power_law_is_its_exponent() -> None:
@@ -259,30 +298,46 @@ def test_exponent_of_a_power_law_is_its_exponent() -> None:
 def test_attention_grows_as_promised(attention: str, expected: int, heads: int, lengths: list[int]) -> None:
     """Scores and weighted sum alone, forward and backward, on one thread in CPU time; four windows and more.
 
-    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation, which probably
-    raises the exponent (2.35 with four heads and T up to 4096).
+    With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation,
+    which probably raises the exponent (2.35 with four heads and T up to 4096).
     """
-    words = ["model=nano", f"model.n_head={heads}", f"model.d_model={64 * heads}", "trainer.micro_batch=1", "trainer.precision=fp32"]
+    words = [
+        "model=nano",
+        f"model.n_head={heads}",
+        f"model.d_model={64 * heads}",
+        "trainer.micro_batch=1",
+        "trainer.precision=fp32",
+    ]
     run = compose([*words, f"attention={attention}", "trainer.device=cpu", "trainer.threads=1"])
     found = exponent(lengths, [attention_ms(with_window(run, T, window=128)) for T in lengths])
     assert abs(found - expected) <= 0.25
 
 
-# --- what does not fit -------------------------------------------------------------------------------------------------------------
+# --- what does not fit --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_step_that_does_not_fit_is_refused(door: Door) -> None:
-    words = ("model=nano", "trainer.micro_batch=2000000", "trainer.batch_tokens=256000000", "trainer.val_tokens=256000000")
+    words = (
+        "model=nano",
+        "trainer.micro_batch=2000000",
+        "trainer.batch_tokens=256000000",
+        "trainer.val_tokens=256000000",
+    )
     done = door(*words, module="nocap.profile")
     assert done.code == 2
-    assert "the step must fit into the device's memory; lower trainer.micro_batch=2000000" in done.err.splitlines()[-1]
+    assert (
+        "the step must fit into the device's memory; lower trainer.micro_batch=2000000"
+        in done.err.splitlines()[-1]
+    )
 
 
-# --- on a GPU ----------------------------------------------------------------------------------------------------------------------
+# --- on a GPU -----------------------------------------------------------------------------------------------
 
 
-def event(name: str, start: float, end: float, *, on: str = "CPU", device_us: float = 0.0, note: bool = False) -> Any:
+def event(
+    name: str, start: float, end: float, *, on: str = "CPU", device_us: float = 0.0, note: bool = False
+) -> Any:
     """An event as torch's profiler has it, microseconds from the trace's start."""
     return SimpleNamespace(
         name=name,
@@ -300,11 +355,19 @@ def event(name: str, start: float, end: float, *, on: str = "CPU", device_us: fl
 
 
 def made_trace() -> Any:
-    """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for 5; a range lies over all of it."""
+    """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for 5; a range
+    lies over all of it."""
     step = event(MARK + "step", 0, 100, note=True)
     step.cpu_children = [event(MARK + "head", 5, 60), event("Optimizer.step", 60, 99, device_us=10)]
-    step.cpu_children[0].cpu_children = [event("aten::mm", 6, 10, device_us=10), event("aten::add", 10, 12, device_us=15)]
-    kernels = [event("gemm", 10, 20, on="CUDA"), event("add", 15, 30, on="CUDA"), event("adam", 70, 80, on="CUDA")]
+    step.cpu_children[0].cpu_children = [
+        event("aten::mm", 6, 10, device_us=10),
+        event("aten::add", 10, 12, device_us=15),
+    ]
+    kernels = [
+        event("gemm", 10, 20, on="CUDA"),
+        event("add", 15, 30, on="CUDA"),
+        event("adam", 70, 80, on="CUDA"),
+    ]
     noted = [event(MARK + "step", 0, 100, on="CUDA", note=True)]
     nothing = SimpleNamespace(kineto_results=SimpleNamespace(events=list))
     return SimpleNamespace(events=lambda: [step, *kernels, *noted], profiler=nothing)
@@ -320,13 +383,17 @@ def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once() -> None:
 
 
 def test_the_profilers_own_work_is_no_part_of_a_gpus_step() -> None:
-    """Its step takes 50 ms, where 20 are the step's: what no part accounts for, and the busy share, are of the 20."""
+    """Its step takes 50 ms, where 20 are the step's: what no part accounts for, and the busy share, are of
+    the 20."""
     run = compose(list(NANO))
     on_gpu = replace(run, trainer=replace(run.trainer, device=Device.cuda))
     seen = read(made_trace(), Ranges(run), on_cuda=True)
     steps = {"plain": {"wall_ms": 20.0, "cpu_ms": 9.0}, "profiled": {"wall_ms": 50.0, "cpu_ms": 50.0}}
     measured = SimpleNamespace(timeline=replace(seen, unattributed_ms=38.0), steps=steps, microbatches=1)
-    one = replace(on_gpu, trainer=replace(on_gpu.trainer, batch_tokens=on_gpu.trainer.micro_batch * on_gpu.model.seq_len))
+    one = replace(
+        on_gpu,
+        trainer=replace(on_gpu.trainer, batch_tokens=on_gpu.trainer.micro_batch * on_gpu.model.seq_len),
+    )
     assert profile._unattributed_ms(one, measured, 12.0, 1.0) == pytest.approx(8.0)  # type: ignore[arg-type]
     assert profile.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
 
@@ -342,12 +409,13 @@ def test_a_step_that_waits_for_the_host_is_told(profiled: tuple[dict[str, Any], 
         assert ("trainer.cuda_graphs=true" in said) == hint
 
 
-# --- the door ----------------------------------------------------------------------------------------------------------------------
+# --- the door -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
-    """One profile of the command, in this process, with everything that it writes. Its peaks are of small products and copies."""
+    """One profile of the command, in this process, with everything that it writes. Its peaks are of small
+    products and copies."""
     folder = tmp_path_factory.mktemp("profile")
     words = ["attention=gqa", "trainer.device=cpu", "trainer.precision=fp32", "trainer.compile=off"]
     words += ["trainer.batch_tokens=8192", "trainer.micro_batch=8"]
@@ -368,7 +436,11 @@ Profiled = tuple[dict[str, Any], str, Path]
 
 def test_the_parts_add_up_to_the_step(profiled: Profiled) -> None:
     step, parts, rows = (profiled[0][key] for key in ("step", "parts", "rows"))
-    assert sum(row["ms"] for row in parts) == pytest.approx(step["attributed_ms"]) == sum(row["ms"] for row in rows)
+    assert (
+        sum(row["ms"] for row in parts)
+        == pytest.approx(step["attributed_ms"])
+        == sum(row["ms"] for row in rows)
+    )
     assert 0.95 * step["ms"] <= step["attributed_ms"] <= step["ms"]
     assert sum(row["share"] for row in parts) == pytest.approx(step["attributed_ms"] / step["ms"])
 
@@ -425,7 +497,7 @@ def test_the_door_measures_bounds(here: Door, tmp_path: Path) -> None:
     assert speedups == sorted(speedups, reverse=True)
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------------------------
+# --- refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -438,7 +510,9 @@ def test_the_door_measures_bounds(here: Door, tmp_path: Path) -> None:
         (("trainer.devices=2", "trainer.batch_tokens=8192"), "trainer.devices must be 1 for nocap.profile"),
     ],
 )
-def test_bad_input_is_refused_in_a_line(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_refused_in_a_line(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         command.main(list(words))
     *usage, line = capsys.readouterr().err.splitlines()
@@ -447,7 +521,14 @@ def test_bad_input_is_refused_in_a_line(words: tuple[str, ...], said: str, capsy
 
 
 def test_a_step_that_diverges_is_a_line_too(door: Door) -> None:
-    done = door("model=nano", "data=synthetic", "optimizer=lion", "optimizer.lr=1000", "trainer.grad_clip=null", module="nocap.profile")
+    done = door(
+        "model=nano",
+        "data=synthetic",
+        "optimizer=lion",
+        "optimizer.lr=1000",
+        "trainer.grad_clip=null",
+        module="nocap.profile",
+    )
     assert done.code == 2
     assert "must have a finite loss and gradient" in done.err.splitlines()[-1]
     assert "Traceback" not in done.err
@@ -458,5 +539,8 @@ def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.Monke
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
 
     monkeypatch.setattr(profile, "measure_peak", out)
-    with pytest.raises(ValueError, match=r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$"):
+    with pytest.raises(
+        ValueError,
+        match=r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$",
+    ):
         profile.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1)

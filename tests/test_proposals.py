@@ -1,4 +1,5 @@
-"""Proposals of a program to a study: the rule against a plain t-interval, and the answers against everything a program may try."""
+"""Proposals of a program to a study: the rule against a plain t-interval, and the answers against everything
+a program may try."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ from tests.conftest import REPO, SMALL, Door, Finished
 
 
 def load_adversary() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("adversary", REPO / "experiments" / "program_loop" / "adversary.py")
+    spec = importlib.util.spec_from_file_location(
+        "adversary", REPO / "experiments" / "program_loop" / "adversary.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,7 +35,7 @@ def load_adversary() -> ModuleType:
     return module
 
 
-# --- the rule ----------------------------------------------------------------------------------------------------------------------
+# --- the rule -----------------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_above_where_the_lower_end_of_a_plain_t_interval_is():
@@ -52,7 +55,7 @@ def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing():
     assert not batches_above([0.0] * 4, 0.0)  # twins without noise
 
 
-# --- answers -----------------------------------------------------------------------------------------------------------------------
+# --- answers ------------------------------------------------------------------------------------------------
 
 
 class Trainer:
@@ -118,9 +121,19 @@ def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
 
 
 def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gain():
-    answer = campaign().propose("bad", [], lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds}, against="base")
+    answer = campaign().propose(
+        "bad",
+        [],
+        lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds},
+        against="base",
+    )
     assert (answer["word"], answer["diverged"], answer["gain"]) == ("not shown", True, None)
-    answer = campaign().propose("arm", [], lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds}, against="base")
+    answer = campaign().propose(
+        "arm",
+        [],
+        lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds},
+        against="base",
+    )
     assert (answer["word"], answer["diverged"]) == ("not shown", False)
 
 
@@ -143,7 +156,7 @@ def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing()
     assert adversary.played("normal", 4, effect=3, share=0.1)["found"] > 0.7
 
 
-# --- the command -------------------------------------------------------------------------------------------------------------------
+# --- the command --------------------------------------------------------------------------------------------
 
 STUDY = {
     "question": "does anything help?",
@@ -189,7 +202,9 @@ def folder(tmp_path: Path) -> Path:
         ("'attention=mqa", "quotes in pairs"),
     ],
 )
-def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(study_door: Door, folder: Path, proposal: str, line: str):
+def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(
+    study_door: Door, folder: Path, proposal: str, line: str
+):
     refused = study_door(folder, "--propose", "attention=mqa", proposal)
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("nocap: ")
@@ -200,9 +215,15 @@ def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(study
 
 @pytest.mark.parametrize(
     ("changed", "line"),
-    [({"propose": {"gain": -1}}, "propose.gain must be"), ({"propose": {"lucky": 1}}, "lucky"), ({"propose": None}, "claims must have")],
+    [
+        ({"propose": {"gain": -1}}, "propose.gain must be"),
+        ({"propose": {"lucky": 1}}, "lucky"),
+        ({"propose": None}, "claims must have"),
+    ],
 )
-def test_a_rule_that_is_none_is_refused(study_door: Door, folder: Path, changed: dict[str, object], line: str):
+def test_a_rule_that_is_none_is_refused(
+    study_door: Door, folder: Path, changed: dict[str, object], line: str
+):
     (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
     refused = study_door(folder, "--propose")
     assert refused.code == 2
@@ -227,8 +248,19 @@ def test_proposals_from_the_first_to_rules_that_changed(study_door: Door, folder
     """The answer is JSON on stdout alone; a second time nothing runs, also with the runs deleted."""
     told = study_door(folder, f"output_dir={tmp_path / 'out'}", "--json", "--propose", "attention=mqa")
     answer = json.loads(told.out)
-    assert (told.code, answer["overrides"], answer["pairs"], answer["word"]) == (0, ["attention=mqa"], 4, "not shown")
-    again = study_door(folder, f"output_dir={tmp_path / 'other'}", "--json", "--propose", "attention=mqa attention.n_kv_heads=1")
+    assert (told.code, answer["overrides"], answer["pairs"], answer["word"]) == (
+        0,
+        ["attention=mqa"],
+        4,
+        "not shown",
+    )
+    again = study_door(
+        folder,
+        f"output_dir={tmp_path / 'other'}",
+        "--json",
+        "--propose",
+        "attention=mqa attention.n_kv_heads=1",
+    )
     assert {**json.loads(again.out), "overrides": 0} == {**answer, "overrides": 0}
     assert not (tmp_path / "other").exists()
     assert "not shown: attention=mqa" in study_door(folder, "--propose").out

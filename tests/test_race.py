@@ -85,7 +85,9 @@ def raced(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
     """The answer of a race, and what it printed on stderr."""
 
     def call(*words: str) -> Answer:
-        head, tail = (words, ()) if "--" not in words else (words[: words.index("--")], words[words.index("--") :])
+        head, tail = (
+            (words, ()) if "--" not in words else (words[: words.index("--")], words[words.index("--") :])
+        )
         assert race.main([*head, "--json", *tail]) == 0
         out, err = capsys.readouterr()
         answer: Answer = json.loads(out)
@@ -99,8 +101,23 @@ def verdict(answer: Answer) -> tuple[str, int]:
     return one["word"], one["n"]
 
 
-def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo: Path, raced: Callable[..., Answer]) -> None:
-    words = ("--ref", "main", "--ref", "idea", "--locked", "eval*", "--metric", PATTERN, "--", PYTHON, "train.py", "{seed}")
+def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(
+    repo: Path, raced: Callable[..., Answer]
+) -> None:
+    words = (
+        "--ref",
+        "main",
+        "--ref",
+        "idea",
+        "--locked",
+        "eval*",
+        "--metric",
+        PATTERN,
+        "--",
+        PYTHON,
+        "train.py",
+        "{seed}",
+    )
     answer = raced(*words)
     assert verdict(answer) == ("better", 3)
     (one,) = answer["verdicts"]  # type: ignore[misc]
@@ -116,7 +133,20 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo: Path, raced:
 
 
 def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..., Answer]) -> None:
-    answer = raced("--ref", "main", "--ref", "main", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    answer = raced(
+        "--ref",
+        "main",
+        "--ref",
+        "main",
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+        "--",
+        PYTHON,
+        "train.py",
+        "{seed}",
+    )
     assert verdict(answer) == ("no difference shown", 3)
     assert len(list((repo / "outputs" / "commands").glob("*/result.json"))) == 6
     printed = [path.read_text() for path in (repo / "outputs" / "commands").glob("*/output.log")]
@@ -125,18 +155,51 @@ def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..
 
 def test_the_working_tree_is_an_arm(repo: Path, raced: Callable[..., Answer]) -> None:
     (repo / "helper.py").write_text("GAIN = 0.2\n")
-    noted = raced("--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    noted = raced(
+        "--ref",
+        "main",
+        "--ref",
+        "idea",
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+        "--",
+        PYTHON,
+        "train.py",
+        "{seed}",
+    )
     assert "changes that no --ref . names" in str(noted["said"])
-    answer = raced("--ref", "idea", "--ref", ".", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    answer = raced(
+        "--ref", "idea", "--ref", ".", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}"
+    )
     assert verdict(answer) == ("better", 3)
     assert "changes" not in str(answer["said"])
     assert (repo / "helper.py").read_text() == "GAIN = 0.2\n"
 
 
 def test_what_git_ignores_is_linked_in_and_may_not_be_written(
-    repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    repo: Path,
+    raced: Callable[..., Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ("--ref", "main", "--ref", "idea", "--link", "data", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}")
+    words = (
+        "--ref",
+        "main",
+        "--ref",
+        "idea",
+        "--link",
+        "data",
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+        "--",
+        PYTHON,
+        "train.py",
+        "{seed}",
+    )
     monkeypatch.setenv("EXTRA", "assert open('data/tokens.bin').read() == 'tokens'")
     assert verdict(raced(*words)) == ("better", 3)
     shutil.rmtree(repo / "outputs")
@@ -152,9 +215,12 @@ def failed(*words: str) -> int:
     return end.value.code
 
 
-def test_a_module_from_another_copy_ends_the_race(repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_from_another_copy_ends_the_race(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(repo))
-    (repo / "train.py").write_text(f"import sys\nsys.path.reverse()\n{SCRIPT}")  # as an installed copy comes first
+    # as an installed copy comes first
+    (repo / "train.py").write_text(f"import sys\nsys.path.reverse()\n{SCRIPT}")
     commit("an installed copy comes first")
     git("branch", "-f", "other")
     (repo / "evaluation.py").write_text("# other\n")
@@ -173,7 +239,9 @@ def test_commands_that_ignore_the_seed_count_once(repo: Path, raced: Callable[..
 
 
 def test_commands_that_take_no_seed_are_not_paired(repo: Path, raced: Callable[..., Answer]) -> None:
-    (repo / "noisy.py").write_text("import sys, time\nprint('val loss', 3 + float(sys.argv[1]) + time.time_ns() % 1000 / 1e5)\n")
+    (repo / "noisy.py").write_text(
+        "import sys, time\nprint('val loss', 3 + float(sys.argv[1]) + time.time_ns() % 1000 / 1e5)\n"
+    )
     words = arms(base="noisy.py 1", idea="noisy.py 0")
     answer = raced(*words, "--metric", PATTERN, "--pairs", "3")
     assert verdict(answer) == ("better", 3)
@@ -190,7 +258,8 @@ def test_commands_that_take_no_seed_are_not_paired(repo: Path, raced: Callable[.
         (("--expect", "0.01..0.02"), "exceeded"),
         (("--expect", "0.2.."), "refuted"),
         (("--guard", r"loss (\S+)$ 0.01"), "better"),
-        (("--guard", r"loss (\S+)$ 0.01", "--higher"), "worse"),  # of the guard, and not of the metric before it
+        # of the guard, and not of the metric before it
+        (("--guard", r"loss (\S+)$ 0.01", "--higher"), "worse"),
     ],
 )
 def test_words(repo: Path, raced: Callable[..., Answer], words: tuple[str, ...], word: str) -> None:
@@ -201,12 +270,16 @@ def test_words(repo: Path, raced: Callable[..., Answer], words: tuple[str, ...],
 
 def test_a_guard_that_is_worse_decides(repo: Path, raced: Callable[..., Answer]) -> None:
     (repo / "both.py").write_text(SCRIPT + "print('METRIC mib=' + str(100 + noise + 1000 * GAIN))\n")
-    (repo / "costly.py").write_text(SCRIPT.replace("- GAIN", "- 0.1") + "print('METRIC mib=' + str(200 + noise))\n")
+    (repo / "costly.py").write_text(
+        SCRIPT.replace("- GAIN", "- 0.1") + "print('METRIC mib=' + str(200 + noise))\n"
+    )
     words = arms(base="both.py {seed}", idea="costly.py {seed}")
     assert verdict(raced(*words, "--metric", PATTERN, "--guard", "mib 5", "--pairs", "3")) == ("worse", 3)
 
 
-def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path, raced: Callable[..., Answer]) -> None:
+def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(
+    repo: Path, raced: Callable[..., Answer]
+) -> None:
     (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
     words = arms(base="train.py {seed}", idea="other.py {seed}")
     metric = r"step (?P<step>\d+) val loss (?P<value>\S+)"
@@ -217,9 +290,12 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path,
     assert str(answer["said"]).count("waiting") == 2
     with_rise = metric.replace("val loss ", r"val loss -?")
     for way, target in (("--lower", "2.9"), ("--higher", "3.5")):  # no more is better than at the first step
-        risen = raced(*words, "--metric", with_rise, way, "--target", target, "--pairs", "3")["verdicts"][0]["costs"]  # type: ignore[index]
+        risen = raced(*words, "--metric", with_rise, way, "--target", target, "--pairs", "3")["verdicts"][0][
+            "costs"
+        ]  # type: ignore[index]
         assert (risen["steps_to_target"]["mean"] is None) == (way == "--higher")
-    assert "waiting" in str(raced(*words, "--metric", metric, *THREE_SESSIONS, "--pairs", "6")["said"])  # none of one session is taken
+    # none of one session is taken
+    assert "waiting" in str(raced(*words, "--metric", metric, *THREE_SESSIONS, "--pairs", "6")["said"])
     never = raced(*words, "--metric", metric, "--target", "0.5", "--pairs", "3")
     assert "raced before" in str(never["exploratory"])
     assert never["verdicts"][0]["costs"]["steps_to_target"]["mean"] is None  # type: ignore[index]
@@ -234,9 +310,13 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path,
         ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
     ],
 )
-def test_a_metric_in_a_file(repo: Path, raced: Callable[..., Answer], name: str, text: str, value: float) -> None:
+def test_a_metric_in_a_file(
+    repo: Path, raced: Callable[..., Answer], name: str, text: str, value: float
+) -> None:
     (repo / "write.py").write_text(f"open({name!r}, 'w').write({text!r})\n")
-    answer = raced(*arms(base="write.py", idea="write.py {seed}"), "--metric", "val_loss", "--file", name, "--pairs", "2")
+    answer = raced(
+        *arms(base="write.py", idea="write.py {seed}"), "--metric", "val_loss", "--file", name, "--pairs", "2"
+    )
     assert {row["val_loss"] for row in answer["measurements"]} == {value}  # type: ignore[attr-defined]
 
 
@@ -253,26 +333,49 @@ GOOD = "print('final', 3 + noise)"
         ("print('final ' + chr(27) + ']0;')", 1, "base, seed 0: final must be a number"),
         ("print('final ' + chr(27) + '[31m' + str(3 + noise) + chr(27) + '[0m')", 0, ""),
         ("print('final 9', end=chr(13)); print('final', 3 + noise, end=chr(13) + 'step')", 0, ""),  # a bar
-        (f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in range(20)]; print('final 9')", 1, "MiB of it"),
+        (
+            f"{GOOD}; command = 'x' * 65_000 + chr(10); [print(command, end='') for _ in "
+            "range(20)]; print('final 9')",
+            1,
+            "MiB of it",
+        ),
         ("os.write(1, b'final \\xff\\xfe\\n')", 1, "base, seed 0: final must be a number"),
         ("time.sleep(60)", 1, "no end after 1 s (--timeout)"),
         ("open('/dev/full', 'wb', 0).write(b'x')", 1, "OSError: [Errno 28] No space left on device"),
         ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
         (f"{GOOD}; print('x' * 3_000_000)", 0, ""),
         (f"os.write(1, bytes(range(256)) * 100); print(); {GOOD}", 0, ""),
-        (f"subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; time.sleep(60)']); {GOOD}", 0, ""),
+        (
+            "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
+            f"time.sleep(60)']); {GOOD}",
+            0,
+            "",
+        ),
         (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
         (f"print('final 9'); {GOOD}", 0, ""),
     ],
 )
 def test_what_a_command_does_badly(
-    repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], extra: str, code: int, line: str
+    repo: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    extra: str,
+    code: int,
+    line: str,
 ) -> None:
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
     monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
     began, timeout = time.monotonic(), "1s" if 'sleep(60)"' in f'{extra}"' else "60s"
-    words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", r"final (\S+)", "--pairs", "1", "--timeout", timeout]
+    words = [
+        *arms(base="train.py {seed}", idea="train.py {seed}"),
+        "--metric",
+        r"final (\S+)",
+        "--pairs",
+        "1",
+        "--timeout",
+        timeout,
+    ]
     assert (failed(*words) if code else race.main(words)) == code
     assert line in capsys.readouterr().err
     assert time.monotonic() - began < 40
@@ -293,7 +396,10 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
     with monkeypatch.context() as full:
         full.setattr(command, "LOG", "/dev/full")
         assert failed(*words) == 1
-    assert "base, seed 0: its output cannot be written: /dev/full (No space left on device)" in capsys.readouterr().err
+    assert (
+        "base, seed 0: its output cannot be written: /dev/full (No space left on device)"
+        in capsys.readouterr().err
+    )
     assert race.main(words) == 0
 
 
@@ -304,15 +410,24 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
         (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
         (["--metric", PATTERN, "--metric", r"^.*val loss (\S+)"], "--metric must differ in name"),
         ([], "--metric must be given"),
-        (["--metric", PATTERN, "--arm", "third=/no/such/program"], "arm third must begin with a program that is there"),
-        (["--metric", PATTERN, "--arm", "base=true"], "--arm must be two or more, each NAME=COMMAND with a name of its own"),
+        (
+            ["--metric", PATTERN, "--arm", "third=/no/such/program"],
+            "arm third must begin with a program that is there",
+        ),
+        (
+            ["--metric", PATTERN, "--arm", "base=true"],
+            "--arm must be two or more, each NAME=COMMAND with a name of its own",
+        ),
         (["--metric", PATTERN, "--apart", "soon"], "--apart must be a time"),
         (["--metric", PATTERN, "--expect", "0.2..0.1"], "--expect must hold something"),
         (["--metric", PATTERN, "--guard", "loss"], "--guard must be a metric and how much worse"),
         (["--metric", PATTERN, "--guard", "loss -1"], "--guard must have a margin of 0 or more"),
         (["--metric", "wall_s"], "--metric must have another name than wall_s"),
         (["--metric", PATTERN, "--target", "nan"], "--target must be a finite number"),
-        (["--metric", PATTERN, "--target", "3"], "--target must be given with a metric that has a group step"),
+        (
+            ["--metric", PATTERN, "--target", "3"],
+            "--target must be given with a metric that has a group step",
+        ),
         (["--metric", PATTERN, "--pairs", "0"], "--pairs must be at least 1"),
         (["--metric", PATTERN, "--ref", "main"], "--arm must be given, or --ref"),
         (["--metric", PATTERN, "--locked", "nothing*"], "--locked must match a file"),
@@ -324,7 +439,9 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
         (["--metric", "loss", "--jobs", "2", "--file", "out.json"], "--jobs must be 1 with --file"),
     ],
 )
-def test_bad_input_is_refused_before_anything_runs(repo: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str) -> None:
+def test_bad_input_is_refused_before_anything_runs(
+    repo: Path, capsys: pytest.CaptureFixture[str], words: list[str], line: str
+) -> None:
     assert failed(*arms(base="train.py {seed}", idea="train.py {seed}"), *words) == 2
     assert line in capsys.readouterr().err
     assert not (repo / "outputs" / "commands").exists()
@@ -336,7 +453,11 @@ def test_bad_input_is_refused_before_anything_runs(repo: Path, capsys: pytest.Ca
         (("main", "nowhere"), (), "--ref must be a commit, branch or tag"),
         (("main", "twin"), (), "--ref must differ from main in a file, got twin"),
         (("main",), (), "--ref must be two or more"),
-        (("main", "idea"), ("--locked", "helper.py"), "--locked must be equal in main and idea, got helper.py"),
+        (
+            ("main", "idea"),
+            ("--locked", "helper.py"),
+            "--locked must be equal in main and idea, got helper.py",
+        ),
         (("main", "idea"), ("--locked", "nothing/**"), "--locked must match a file of main"),
         (("main", "idea"), ("--link", "nothing"), "--link must be a file or folder"),
         (("main", "idea"), ("--link", "helper.py"), "--link must be a path that git ignores"),
@@ -356,11 +477,25 @@ def test_refs_that_cannot_be_raced(
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPatch, jobs: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
-    words = ["-m", "nocap.race", *arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
+    words = [
+        "-m",
+        "nocap.race",
+        *arms(base="train.py {seed}", idea="train.py {seed}"),
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+    ]
     words += ["--jobs", jobs]
     env = {**os.environ, "EXTRA": "time.sleep(0.5)"}
     for number in (signal.SIGKILL, signal.SIGINT):
-        running = subprocess.Popen([*INTERRUPTIBLE, PYTHON, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        running = subprocess.Popen(
+            [*INTERRUPTIBLE, PYTHON, *words],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         there = len(list(repo.glob("outputs/commands/*/result.json")))
         while len(list(repo.glob("outputs/commands/*/result.json"))) == there and running.poll() is None:
             time.sleep(0.05)
@@ -376,7 +511,14 @@ def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux's setpriv is not here")
 def test_a_command_ends_with_the_race_that_is_killed(repo: Path) -> None:
-    words = [PYTHON, "-m", "nocap.race", *arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN]
+    words = [
+        PYTHON,
+        "-m",
+        "nocap.race",
+        *arms(base="train.py {seed}", idea="train.py {seed}"),
+        "--metric",
+        PATTERN,
+    ]
     env = {**os.environ, "EXTRA": "time.sleep(60)", "PYTHONPATH": str(REPO)}
     running = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     commands: list[psutil.Process] = []
@@ -393,7 +535,9 @@ def test_a_command_ends_with_the_race_that_is_killed(repo: Path) -> None:
 def test_runs_at_once_share_the_machine_and_have_no_times(
     repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("EXTRA", "began = time.time(); time.sleep(0.5); print('from', began, 'to', time.time())")
+    monkeypatch.setenv(
+        "EXTRA", "began = time.time(); time.sleep(0.5); print('from', began, 'to', time.time())"
+    )
     (repo / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
     words = [*arms(base="train.py {seed}", idea="other.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
     answer = raced(*words, "--jobs", "4")
@@ -419,8 +563,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slurm" / "state"
 
 
-@pytest.mark.parametrize("keys", [["partition"], ["partitoin=two"], ["timeout_min=0"], ["partition=two", "--jobs", "2"]])
-def test_a_wrong_key_of_slurms_is_refused(repo: Path, keys: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "keys", [["partition"], ["partitoin=two"], ["timeout_min=0"], ["partition=two", "--jobs", "2"]]
+)
+def test_a_wrong_key_of_slurms_is_refused(
+    repo: Path, keys: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [*arms(base="train.py {seed}", idea="train.py {seed} x"), "--metric", PATTERN, "--slurm", *keys]
     assert failed(*words) == 2
     said = capsys.readouterr().err
@@ -432,7 +580,18 @@ def test_a_wrong_key_of_slurms_is_refused(repo: Path, keys: list[str], capsys: p
 def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(
     repo: Path, cluster: Path, raced: Callable[..., Answer], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "3", "--slurm", "partition=two"]
+    words = [
+        "--ref",
+        "main",
+        "--ref",
+        "idea",
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+        "--slurm",
+        "partition=two",
+    ]
     command = ["--", PYTHON, "train.py", "{seed}"]
     answer = raced(*words, *command)
     assert verdict(answer) == ("better", 3)
@@ -453,13 +612,25 @@ def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(
 def test_a_race_on_slurm_is_paused_and_outlives_a_kill(
     repo: Path, cluster: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [*arms(base="train.py {seed}", idea="train.py {seed} x"), "--metric", PATTERN, "--pairs", "3", "--slurm", "partition=two"]
+    words = [
+        *arms(base="train.py {seed}", idea="train.py {seed} x"),
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+        "--slurm",
+        "partition=two",
+    ]
     monkeypatch.setenv("EXTRA", "time.sleep(4)")
 
     def begun() -> subprocess.Popen[bytes]:
         nowhere = subprocess.DEVNULL
-        running = subprocess.Popen([*INTERRUPTIBLE, PYTHON, "-m", "nocap.race", *words], stdout=nowhere, stderr=nowhere)
-        wait_until(lambda: any(path.stat().st_size for path in repo.glob("outputs/commands/*.job")), "a job's number")
+        running = subprocess.Popen(
+            [*INTERRUPTIBLE, PYTHON, "-m", "nocap.race", *words], stdout=nowhere, stderr=nowhere
+        )
+        wait_until(
+            lambda: any(path.stat().st_size for path in repo.glob("outputs/commands/*.job")), "a job's number"
+        )
         return running
 
     def submitted() -> int:
@@ -468,7 +639,10 @@ def test_a_race_on_slurm_is_paused_and_outlives_a_kill(
     paused = begun()
     paused.send_signal(signal.SIGINT)
     assert paused.wait(60) == 75
-    wait_until(lambda: not {"RUNNING", "PENDING"} & {path.read_text() for path in cluster.glob("job-*")}, "the end of all jobs")
+    wait_until(
+        lambda: not {"RUNNING", "PENDING"} & {path.read_text() for path in cluster.glob("job-*")},
+        "the end of all jobs",
+    )
     assert any(path.read_text() == "CANCELLED" for path in cluster.glob("job-*"))
     assert not list(repo.glob("outputs/commands/*.job"))
     killed = begun()
@@ -487,33 +661,71 @@ def test_after_a_failure_nothing_more_begins_and_what_runs_ends(
     words = [*arms(base="train.py {seed} slow", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "3"]
     assert failed(*words, "--jobs", "2") == 1
     assert "idea, seed 0: exit code 5" in capsys.readouterr().err
-    assert [json.loads(path.read_text())["arm"] for path in repo.glob("outputs/commands/*/result.json")] == ["base"]
+    assert [json.loads(path.read_text())["arm"] for path in repo.glob("outputs/commands/*/result.json")] == [
+        "base"
+    ]
     assert len(list(repo.glob("outputs/commands/*"))) == 2
 
 
 def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Callable[..., Answer]) -> None:
     (repo / ".gitignore").unlink()
-    (repo / "write.py").write_text("import helper, sys\nopen('out.json', 'w').write('{\"val_loss\": ' + sys.argv[1] + '.5}')\n")
+    (repo / "write.py").write_text(
+        "import helper, sys\nopen('out.json', 'w').write('{\"val_loss\": ' + sys.argv[1] + '.5}')\n"
+    )
     commit("nothing is ignored")
-    words = [*arms(base="write.py {seed}", idea="write.py 1{seed}"), "--metric", "val_loss", "--file", "out.json", "--pairs", "2"]
+    words = [
+        *arms(base="write.py {seed}", idea="write.py 1{seed}"),
+        "--metric",
+        "val_loss",
+        "--file",
+        "out.json",
+        "--pairs",
+        "2",
+    ]
     assert str(raced(*words)["said"]).count(", seed ") == 4
     assert ", seed " not in str(raced(*words)["said"])
     (repo / "out.json").unlink()
-    noted = raced("--ref", "main", "--ref", "idea", "--metric", PATTERN, "--pairs", "2", "--", PYTHON, "train.py", "{seed}")
+    noted = raced(
+        "--ref",
+        "main",
+        "--ref",
+        "idea",
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "2",
+        "--",
+        PYTHON,
+        "train.py",
+        "{seed}",
+    )
     assert "changes that no --ref" not in str(noted["said"])
 
 
-@pytest.mark.parametrize("form", ["{PYTHON} {own}/it.py", "sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"])
+@pytest.mark.parametrize(
+    "form", ["{PYTHON} {own}/it.py", "sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"]
+)
 def test_a_program_that_is_edited_is_another_one(
-    repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], form: str
+    repo: Path,
+    raced: Callable[..., Answer],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
 ) -> None:
     """Where git does not see it, too: before a race and, which would mix two programs, while it goes on."""
     own = repo / "its"
     own.mkdir()
     (repo / ".gitignore").write_text("outputs/\nits/\n")
     (own / "other.py").write_text("LOSS = 3\n")
-    (own / "it.py").write_text("import sys, os; sys.path.insert(0, 'its'); import other; print('val loss', other.LOSS)\n")
-    words = [f"--arm={name}={form.format(PYTHON=PYTHON, own=own)}" for name in ("a", "b")] + ["--metric", PATTERN, "--pairs", "1"]
+    (own / "it.py").write_text(
+        "import sys, os; sys.path.insert(0, 'its'); import other; print('val loss', other.LOSS)\n"
+    )
+    words = [f"--arm={name}={form.format(PYTHON=PYTHON, own=own)}" for name in ("a", "b")] + [
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "1",
+    ]
     for loss in (3, 2):
         (own / "other.py").write_text(f"LOSS = {loss}\n")
         assert {row["val loss"] for row in raced(*words)["measurements"]} == {loss}  # type: ignore[attr-defined]
@@ -523,14 +735,23 @@ def test_a_program_that_is_edited_is_another_one(
 
 
 def page_of(answer: Answer) -> str:
-    (folder,) = (line.split(": ")[1] for line in str(answer["said"]).splitlines() if line.startswith("written: "))
+    (folder,) = (
+        line.split(": ")[1] for line in str(answer["said"]).splitlines() if line.startswith("written: ")
+    )
     return Path(folder, "result.html").read_text()
 
 
 def test_the_page_of_a_race(repo: Path, raced: Callable[..., Answer]) -> None:
-    """The tables, the intervals, what was registered and what a reader must be told; in one file without a script."""
+    """The tables, the intervals, what was registered and what a reader must be told; in one file without a
+    script."""
     (repo / "other.py").write_text(SCRIPT.replace("- GAIN", "- 0.1"))
-    words = [*arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}), "--metric", PATTERN, "--pairs", "3"]
+    words = [
+        *arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}),
+        "--metric",
+        PATTERN,
+        "--pairs",
+        "3",
+    ]
     first = raced(*words, "--guard", r"loss (\S+)$ 0.01", "--expect", "0.05..0.2")
     page = page_of(first)
     shown = text_of(page)
@@ -547,7 +768,9 @@ def test_the_page_of_a_race(repo: Path, raced: Callable[..., Answer]) -> None:
     assert "exploratory: 6 of its runs were there before it was registered" in text_of(page_of(raced(*words)))
 
 
-def test_the_page_says_that_arms_are_not_paired_and_of_one_seed(repo: Path, raced: Callable[..., Answer]) -> None:
+def test_the_page_says_that_arms_are_not_paired_and_of_one_seed(
+    repo: Path, raced: Callable[..., Answer]
+) -> None:
     page = page_of(raced(*arms(base="train.py", idea="train.py 5"), "--metric", PATTERN, "--jobs", "2"))
     assert "Unpaired (Welch)" in text_of(page)
     assert "no verdict (n=1: repeats are equal to rounding" in text_of(page)
@@ -566,7 +789,9 @@ def made_race(folder: Path, chance: random.Random, *, gain: float, pairs: int, s
 
     both = [Command(name=name, words=("{seed}",), cwd=folder, content=name) for name in ("base", "idea")]
     reading = Reading(what=PATTERN, better=Better.lower)
-    return Race(arms=both, readings=[reading], output_dir=folder, pairs=pairs, begin=begin, log=lambda line: None)
+    return Race(
+        arms=both, readings=[reading], output_dir=folder, pairs=pairs, begin=begin, log=lambda line: None
+    )
 
 
 def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> str:
@@ -578,7 +803,9 @@ def simulated(tmp_path: Path, chance: random.Random, *, gain: float, pairs: int,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("skewed", [False, True])
-def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(tmp_path: Path, skewed: bool) -> None:
+def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(
+    tmp_path: Path, skewed: bool
+) -> None:
     chance = random.Random(7)
     words = [simulated(tmp_path / "race", chance, gain=0.0, pairs=12, skewed=skewed) for _ in range(200)]
     assert words.count("no difference shown") >= 190

@@ -1,4 +1,5 @@
-"""Ranks of somebody else's torchrun give what one device gives; nobody else's pickle is read. nocap's own ranks: tests/test_faults.py."""
+"""Ranks of somebody else's torchrun give what one device gives; nobody else's pickle is read. nocap's own
+ranks: tests/test_faults.py."""
 
 from __future__ import annotations
 
@@ -44,12 +45,16 @@ def test_killed_agent_leaves_no_rank(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with attempt(out, "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN) as running:
         running.wait_for_row(3)
-        ranks = {pid for entry in Path("/proc").iterdir() if (pid := entry.name).isdigit() and str(out) in cmdline(entry)} - {
-            str(running.process.pid)
-        }
+        ranks = {
+            pid
+            for entry in Path("/proc").iterdir()
+            if (pid := entry.name).isdigit() and str(out) in cmdline(entry)
+        } - {str(running.process.pid)}
         assert len(ranks) == 2
         running.end(signal.SIGKILL)
-        wait_until(lambda: not any(Path("/proc", pid).exists() for pid in ranks), "the ranks end with their agent")
+        wait_until(
+            lambda: not any(Path("/proc", pid).exists() for pid in ranks), "the ranks end with their agent"
+        )
 
 
 def cmdline(entry: Path) -> str:
@@ -67,8 +72,11 @@ def test_hung_rank_is_named(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOCAP_FAULT", "hang@13:rank1")
         patch.setenv("NOCAP_FAULT_DIR", str(faults))
-        with attempt(tmp_path / "out", "trainer.devices=2", "trainer.hang_timeout_s=15", command=TORCHRUN, path=FAULTS) as running:
-            code, _, err = running.end(limit_s=3 * DEADLINE_S)  # torch's agent waits 30 s before it kills the rank that hangs
+        with attempt(
+            tmp_path / "out", "trainer.devices=2", "trainer.hang_timeout_s=15", command=TORCHRUN, path=FAULTS
+        ) as running:
+            # torch's agent waits 30 s before it kills the rank that hangs
+            code, _, err = running.end(limit_s=3 * DEADLINE_S)
     assert code != 0
     assert "furthest behind: rank 1 at step 13" in err
 
@@ -80,7 +88,8 @@ from nocap.config.compose import compose
 from nocap.measure.timed import random_tokens
 from nocap.training.step import build
 
-run = compose(["model=small", "trainer.device=cpu", "trainer.compile=regional", "data=synthetic", "trainer.micro_batch=1"])
+run = compose(["model=small", "trainer.device=cpu", "trainer.compile=regional", "data=synthetic",
+    "trainer.micro_batch=1"])
 with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
     if ranks := int(sys.argv[1]):
         dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)
@@ -95,11 +104,14 @@ os._exit(0)  # gloo's teardown aborts now and then
 
 @pytest.mark.slow
 def test_ddp_cuts_no_compiled_region():
-    graphs = [subprocess.run([sys.executable, "-c", GRAPHS, ranks], capture_output=True, text=True).stdout for ranks in "01"]
+    graphs = [
+        subprocess.run([sys.executable, "-c", GRAPHS, ranks], capture_output=True, text=True).stdout
+        for ranks in "01"
+    ]
     assert graphs == ["2\n", "2\n"]  # the blocks, which are one graph, and the head
 
 
-# --- other users of the machine ----------------------------------------------------------------------------------------------------
+# --- other users of the machine -----------------------------------------------------------------------------
 
 
 def listening(run_dir: Path) -> set[str]:
@@ -108,7 +120,11 @@ def listening(run_dir: Path) -> set[str]:
     for pid in processes(run_dir):
         with suppress(OSError):  # it ended while we looked
             inodes |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
     return {row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
 
@@ -133,5 +149,7 @@ def test_nobody_can_connect_once_the_ranks_have_met(tmp_path: Path, undisturbed:
 
 
 def test_nothing_of_another_rank_is_unpickled() -> None:
-    pickled = re.compile(r"object_list|(gather|scatter)_object|\b(import|from) pickle\b|pickle\.|\btorch\.load\b|TCPStore")
+    pickled = re.compile(
+        r"object_list|(gather|scatter)_object|\b(import|from) pickle\b|pickle\.|\btorch\.load\b|TCPStore"
+    )
     assert [str(path) for path in (REPO / "nocap").rglob("*.py") if pickled.search(path.read_text())] == []

@@ -30,18 +30,26 @@ WHY = "ray is not installed: pip install 'nocap[ray]'"
 
 
 @pytest.mark.parametrize(
-    ("device", "threads", "devices", "cpus_and_gpus"), [("cpu", 2, 2, (4, 0)), ("cpu", 2, 1, (2, 0)), ("cuda", 1, 2, (2, 2))]
+    ("device", "threads", "devices", "cpus_and_gpus"),
+    [("cpu", 2, 2, (4, 0)), ("cpu", 2, 1, (2, 0)), ("cuda", 1, 2, (2, 2))],
 )
-def test_what_a_cell_has_set_aside(device: str, threads: int, devices: int, cpus_and_gpus: tuple[int, int]) -> None:
+def test_what_a_cell_has_set_aside(
+    device: str, threads: int, devices: int, cpus_and_gpus: tuple[int, int]
+) -> None:
     run = compose([*SMALL, f"trainer.threads={threads}"])
     run.trainer.device, run.trainer.devices = Device[device], devices
     assert tuple(needs(run).values()) == cpus_and_gpus
 
 
-@pytest.mark.parametrize(("threads", "told"), [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")])
+@pytest.mark.parametrize(
+    ("threads", "told"), [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")]
+)
 def test_which_nodes_have_room_for_a_cell(threads: int, told: str) -> None:
     have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}]
-    nodes = [*({"Resources": each, "Alive": True} for each in have), {"Resources": {"CPU": 9.0}, "Alive": False}]
+    nodes = [
+        *({"Resources": each, "Alive": True} for each in have),
+        {"Resources": {"CPU": 9.0}, "Alive": False},
+    ]
     said = RayTasks(ray=SimpleNamespace(nodes=lambda: nodes), folder=Path(), restarts=0).describe(
         [compose([*SMALL, f"trainer.threads={threads}"])]
     )
@@ -50,21 +58,31 @@ def test_which_nodes_have_room_for_a_cell(threads: int, told: str) -> None:
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^hydra\.launcher\.address must be auto, local or HOST:PORT, got nowhere$"):
+    with pytest.raises(
+        ValueError, match=r"^hydra\.launcher\.address must be auto, local or HOST:PORT, got nowhere$"
+    ):
         Ray(address="nowhere", restarts=0)
 
 
 def test_an_address_where_nobody_answers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("127.0.0.1:1", "127.0.0.1:70000"):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(ValueError, match=rf"^hydra\.launcher\.address must be a running Ray cluster .*, got {address} \(.*\)$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^hydra\.launcher\.address must be a running Ray cluster .*, got {address} \(.*\)$",
+        ):
             connected("auto")
 
 
-def test_without_ray_the_command_that_installs_it_is_named(here: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_command_that_installs_it_is_named(
+    here: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
     done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
-    assert (done.code, done.err) == (2, "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n")
+    assert (done.code, done.err) == (
+        2,
+        "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n",
+    )
 
 
 class RayError(Exception):
@@ -81,7 +99,9 @@ class Losing:
         self.exceptions = SimpleNamespace(TaskCancelledError=other, RayTaskError=other, RayError=RayError)
 
     def remote(self, **ignored: Any) -> Any:
-        return lambda task: SimpleNamespace(options=lambda name, **need: SimpleNamespace(remote=lambda *words: self._start(name)))
+        return lambda task: SimpleNamespace(
+            options=lambda name, **need: SimpleNamespace(remote=lambda *words: self._start(name))
+        )
 
     def _start(self, name: str) -> int:
         self.started.append(name)
@@ -110,12 +130,15 @@ def runner(grid: Grid, ray: Losing, restarts: int = 3) -> Runner:
     return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 
 
-def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_cell_goes_on_elsewhere_a_few_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     grid = grid_of(tmp_path, ("seed=0",))
     (key,) = (cell.plan.identity for cell in grid.cells)
     ray = Losing(lose=2)
     (result,) = runner(grid, ray).run().values()
-    assert (ray.started, result.status, result.reason) == ([key] * 3, "waiting", "it said so")  # lost twice, and ended the third time
+    # lost twice, and ended the third time
+    assert (ray.started, result.status, result.reason) == ([key] * 3, "waiting", "it said so")
     assert "lost     seed=0  RayError: its node died; goes on elsewhere (2 of 3)" in capsys.readouterr().out
     grid, ray = grid_of(tmp_path / "more", ("seed=0",)), Losing(lose=9)
     (result,) = runner(grid, ray, restarts=1).run().values()
@@ -132,9 +155,17 @@ def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp
 
 def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
     """What runs on a node, run here: Ray interrupts the main thread as `interrupt_main` does."""
-    code = "import os, signal\nsignal.signal(15, lambda *_: os._exit(75))\nprint(os.environ['NOCAP_PARENT'], os.environ['A'], flush=True)\n"
+    code = (
+        "import os, signal\nsignal.signal(15, lambda *_: "
+        "os._exit(75))\nprint(os.environ['NOCAP_PARENT'], os.environ['A'], flush=True)\n"
+    )
     log = tmp_path / "log"
-    timer = threading.Thread(target=lambda: (wait_until(lambda: log.exists() and log.stat().st_size, "a line"), _thread.interrupt_main()))
+    timer = threading.Thread(
+        target=lambda: (
+            wait_until(lambda: log.exists() and log.stat().st_size, "a line"),
+            _thread.interrupt_main(),
+        )
+    )
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a node that was started in the background
     try:
         timer.start()
@@ -145,7 +176,7 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
     assert log.read_text() == f"{os.getpid()} b\n"
 
 
-# --- a real cluster ----------------------------------------------------------------------------------------------------------------------
+# --- a real cluster -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,16 +185,20 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     utils = pytest.importorskip("ray.cluster_utils", reason=WHY)
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # short: there are sockets in it
+    # short: there are sockets in it
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
         made = utils.Cluster()
         try:
             try:
                 nodes = [made.add_node(**small, include_dashboard=False) for _ in range(3)]
-            except Exception as error:  # Ray gives a node 30 s to start, and its agents 15: too few on a machine that is busy otherwise
+            # Ray gives a node 30 s to start, and its agents 15: too few on a machine that is busy otherwise
+            except Exception as error:
                 pytest.skip(f"Ray started no three nodes: {error}")
             raylets = {node.all_processes["raylet"][0].process.pid: node for node in nodes}
-            yield SimpleNamespace(address=made.address, raylets=raylets, head=made.head_node, remove=made.remove_node)
+            yield SimpleNamespace(
+                address=made.address, raylets=raylets, head=made.head_node, remove=made.remove_node
+            )
         finally:
             made.shutdown()
 
@@ -173,7 +208,8 @@ def parent(pid: int) -> int:
 
 
 def caught(out: Path, cluster: Any) -> tuple[Path, Any] | None:
-    """A run that has a checkpoint and goes on on another node than the head, its worker stopped, and that node."""
+    """A run that has a checkpoint and goes on on another node than the head, its worker stopped, and that
+    node."""
     for run_dir in out.glob("runs/*"):
         if (run_dir / "summary.json").exists() or not saved_steps(run_dir):
             continue
@@ -206,5 +242,6 @@ def test_a_grid_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
     assert {name: s["attempts"] for name, s in summaries(out).items() if s["attempts"] != 1} == {lost.name: 2}
     assert re.search(r"resuming from step [1-4]$", (lost / "train.log").read_text(), re.M)
     for run_dir in out.glob("runs/*"):
-        assert [row["step"] for row in rows_of(run_dir)] == list(range(6)), run_dir  # whoever trained it, once
+        # whoever trained it, once
+        assert [row["step"] for row in rows_of(run_dir)] == list(range(6)), run_dir
         assert (run_dir / "train.log").read_text().count("step      5/5") == 1

@@ -1,4 +1,5 @@
-"""What a record is believed: damage is mended from a checkpoint, named and left out, or refused, and only nocap's own names are touched."""
+"""What a record is believed: damage is mended from a checkpoint, named and left out, or refused, and only
+nocap's own names are touched."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def unsealed(run_dir: Path, **changed: Any) -> None:
     """Change the summary, and take its digests away, as if an older nocap had written it."""
     path = run_dir / "summary.json"
     edit(path, **changed)
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "sha256"}))
+    path.write_text(
+        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "sha256"})
+    )
 
 
 def same_end(this: Plan, whole: Path) -> None:
@@ -69,7 +72,7 @@ def same_end(this: Plan, whole: Path) -> None:
     assert load([this.run_dir]).unreadable == {}
 
 
-# --- rows: mended from the checkpoint --------------------------------------------------------------------------------------------------
+# --- rows: mended from the checkpoint -----------------------------------------------------------------------
 
 
 def forged(lines: list[bytes]) -> list[bytes]:
@@ -89,7 +92,9 @@ ROWS: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize("damage", ROWS)
-def test_damaged_rows_are_put_back_at_the_resume(damage: str, half: Path, whole: Path, tmp_path: Path) -> None:
+def test_damaged_rows_are_put_back_at_the_resume(
+    damage: str, half: Path, whole: Path, tmp_path: Path
+) -> None:
     this, said = copied(half, tmp_path), list[str]()
     path = this.run_dir / "metrics.jsonl"
     changed = ROWS[damage](path.read_bytes().splitlines(keepends=True))
@@ -103,7 +108,9 @@ def test_damaged_rows_are_put_back_at_the_resume(damage: str, half: Path, whole:
     same_end(this, whole)
 
 
-def test_rows_after_the_checkpoint_are_cut_back_without_a_word(half: Path, whole: Path, tmp_path: Path) -> None:
+def test_rows_after_the_checkpoint_are_cut_back_without_a_word(
+    half: Path, whole: Path, tmp_path: Path
+) -> None:
     this, said = copied(half, tmp_path), list[str]()
     with (this.run_dir / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "tokens": 320, "train/loss": 1.0}\n{"step": 6, "tok')
@@ -133,13 +140,18 @@ def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(half: Path, tm
     newest = this.run_dir / "checkpoints" / name_of(5)
     for text in (b"{", b'{"step": 5}\n', b'{"step": 1}\n{"step": 0}\n'):
         (newest / "metrics.jsonl").write_bytes(text)
-        sums = {file.name: checkpoint.sha256(file) for file in newest.iterdir() if file.name != "manifest.json"}
+        sums = {
+            file.name: checkpoint.sha256(file) for file in newest.iterdir() if file.name != "manifest.json"
+        }
         (newest / "manifest.json").write_text(json.dumps(sums))
         found = checkpoint.find(newest.parent)
-        assert (found.step, found.invalid) == (4, [f"{newest}: metrics.jsonl must hold the rows before the step in the folder's name"])
+        assert (found.step, found.invalid) == (
+            4,
+            [f"{newest}: metrics.jsonl must hold the rows before the step in the folder's name"],
+        )
 
 
-# --- the end: what is believed ---------------------------------------------------------------------------------------------------------
+# --- the end: what is believed ------------------------------------------------------------------------------
 
 
 ENDS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
@@ -155,7 +167,9 @@ ENDS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 
 
 @pytest.mark.parametrize("damage", ENDS)
-def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refused(damage: str, whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_end_is_named_and_made_again_from_the_last_checkpoint_or_refused(
+    damage: str, whole: Path, tmp_path: Path
+) -> None:
     this, (name, change) = copied(whole, tmp_path), ENDS[damage]
     path, checkpoints = this.run_dir / name, this.run_dir / "checkpoints"
     path.write_bytes(change(path.read_bytes()))
@@ -203,12 +217,16 @@ def test_another_runs_summary_is_not_believed(whole: Path, half: Path, tmp_path:
         shutil.copy(other.run_dir / name, this.run_dir / name)
     assert outcome(this) is None
     shutil.copy(other.run_dir / "manifest.json", this.run_dir / "manifest.json")
-    with pytest.raises(ValueError, match=f"be of the run in the folder's name, {this.identity}, got {other.identity}"):
+    with pytest.raises(
+        ValueError, match=f"be of the run in the folder's name, {this.identity}, got {other.identity}"
+    ):
         sound(copied_again(this))
 
 
 @pytest.mark.parametrize("how", ["cut", "pipe"])
-def test_a_damaged_end_with_a_damaged_checkpoint_is_refused_and_stays_as_it_is(whole: Path, tmp_path: Path, how: str) -> None:
+def test_a_damaged_end_with_a_damaged_checkpoint_is_refused_and_stays_as_it_is(
+    whole: Path, tmp_path: Path, how: str
+) -> None:
     this = copied(whole, tmp_path)
     (this.run_dir / "metrics.jsonl").write_bytes((this.run_dir / "metrics.jsonl").read_bytes()[:-9])
     weights = this.run_dir / "checkpoints" / name_of(STEPS) / "model.safetensors"
@@ -218,12 +236,15 @@ def test_a_damaged_end_with_a_damaged_checkpoint_is_refused_and_stays_as_it_is(w
     else:
         weights.write_bytes(weights.read_bytes()[:-1])
     before = {path: path.read_bytes() for path in this.run_dir.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"metrics\.jsonl is not what its digest .* there is no valid checkpoint to mend it from"):
+    with pytest.raises(
+        ValueError,
+        match=r"metrics\.jsonl is not what its digest .* there is no valid checkpoint to mend it from",
+    ):
         sound(copied_again(this))
     assert {path: path.read_bytes() for path in this.run_dir.rglob("*") if path.is_file()} == before
 
 
-# --- compare ---------------------------------------------------------------------------------------------------------------------------
+# --- compare ------------------------------------------------------------------------------------------------
 
 
 def as_another(source: Path, seed: int) -> Path:
@@ -232,7 +253,9 @@ def as_another(source: Path, seed: int) -> Path:
     manifest["parts"]["config"]["seed"] = seed
     identity = digest(manifest["parts"])
     copy = shutil.copytree(source, source.with_name(f"nano-s{seed}-{identity}"))
-    (copy / "manifest.json").write_text(json.dumps({**manifest, "identity": identity, "name": f"nano-s{seed}"}))
+    (copy / "manifest.json").write_text(
+        json.dumps({**manifest, "identity": identity, "name": f"nano-s{seed}"})
+    )
     summary = json.loads((copy / "summary.json").read_text())
     write_summary(copy, {**summary, "seed": seed, "identity": identity})
     return copy
@@ -259,15 +282,19 @@ def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> 
     shutil.copytree(this.run_dir, runs / f"a-backup-of-{this.run_dir.name}")
     grid = runs.parent / "grids" / "g"
     grid.mkdir(parents=True)
-    (grid / "grid.json").write_text(json.dumps({"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]}))
+    (grid / "grid.json").write_text(
+        json.dumps({"cells": [{"identity": this.identity}, {"identity": "../.."}, {}]})
+    )
     assert [record.folder.name for record in load([grid]).records] == [this.run_dir.name]
     assert of_identity(runs, this.identity) == this.run_dir
 
 
-# --- what lies there ---------------------------------------------------------------------------------------------------------------------
+# --- what lies there ----------------------------------------------------------------------------------------
 
 
-def test_only_exact_names_below_checkpoints_are_read_or_touched(half: Path, whole: Path, tmp_path: Path) -> None:
+def test_only_exact_names_below_checkpoints_are_read_or_touched(
+    half: Path, whole: Path, tmp_path: Path
+) -> None:
     this = copied(half, tmp_path)
     root = this.run_dir / "checkpoints"
     outside = shutil.copytree(root / name_of(5), tmp_path / "outside")
@@ -280,7 +307,9 @@ def test_only_exact_names_below_checkpoints_are_read_or_touched(half: Path, whol
     assert saved_steps(this.run_dir) == [5, 4]
     assert start(copied_again(this)).status == "finished"
     assert sorted(path.name for path in root.iterdir()) == sorted([*stray, name_of(STEPS)])
-    assert sorted(path.name for path in outside.iterdir()) == sorted(path.name for path in (root / name_of(STEPS)).iterdir())
+    assert sorted(path.name for path in outside.iterdir()) == sorted(
+        path.name for path in (root / name_of(STEPS)).iterdir()
+    )
     assert steady(this.run_dir) == steady(planned(whole, "seed=3").run_dir)
 
 
@@ -320,7 +349,10 @@ def test_what_a_killed_process_left_is_deleted_at_the_next_start(whole: Path, tm
     this = copied(whole, tmp_path)
     root = this.run_dir / "checkpoints"
     shutil.copytree(root / name_of(STEPS), root / ".step-00000006.tmp")
-    left = [f".{name}.0123456789ab.tmp" for name in ("summary.json", "metrics.jsonl", "manifest.json", "config.yaml")]
+    left = [
+        f".{name}.0123456789ab.tmp"
+        for name in ("summary.json", "metrics.jsonl", "manifest.json", "config.yaml")
+    ]
     kept = [".mine.tmp", ".summary.json.mine.tmp", "summary.json.tmp"]
     for name in (*left, *kept):
         (this.run_dir / name).write_text("half")
@@ -359,14 +391,18 @@ def test_what_is_no_folder_in_a_leases_place_is_refused(tmp_path: Path) -> None:
     assert (precious / "mine").is_dir()
 
 
-# --- a half-done run that code or machine make another ---------------------------------------------------------------------------------
+# --- a half-done run that code or machine make another ------------------------------------------------------
 
 
-def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_done_run_under_other_threads_cpu_or_code_is_named(
+    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     this = copied(half, tmp_path)
     out = this.run_dir.parents[1]
     (notice,) = planned(out, "seed=3", "trainer.threads=2").notices
-    assert notice.startswith(f"{this.run_dir} is half done, at step 5, and another run: what differs is threads (1, now 2); ")
+    assert notice.startswith(
+        f"{this.run_dir} is half done, at step 5, and another run: what differs is threads (1, now 2); "
+    )
     assert "this command starts from scratch, and to go on with that run put that back" in notice
     monkeypatch.setattr("nocap.config.hardware.device_name", lambda device: "Another CPU")
     (notice,) = planned(out, "seed=3").notices
@@ -386,14 +422,19 @@ def other_code(run: Any, *, data_fingerprint: str) -> Json:
     return {**parts, "source": {**parts["source"], "nocap.model.gpt": "0" * 12}}
 
 
-# --- a grid's end ------------------------------------------------------------------------------------------------------------------------
+# --- a grid's end -------------------------------------------------------------------------------------------
 
 
 def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     this = copied(whole, tmp_path)
-    grid = Grid(name="g", folder=tmp_path / "out" / "grids" / "g", swept=(), cells=(Cell(overrides=(), label="", plan=this),))
+    grid = Grid(
+        name="g",
+        folder=tmp_path / "out" / "grids" / "g",
+        swept=(),
+        cells=(Cell(overrides=(), label="", plan=this),),
+    )
     grid.write()
     report, done = grid.folder / "report.html", {this.identity: Result(summary={"status": "finished"})}
 
@@ -419,7 +460,7 @@ def test_a_grids_leftovers_go_when_nobody_can_be_writing_them(tmp_path: Path) ->
     assert (old.exists(), new.exists()) == (False, True)
 
 
-# --- types -------------------------------------------------------------------------------------------------------------------------------
+# --- types --------------------------------------------------------------------------------------------------
 
 
 WRONG: dict[str, tuple[str, str]] = {
@@ -453,14 +494,28 @@ def test_a_pipe_is_no_record(tmp_path: Path) -> None:
 
 
 def test_rows_of_other_types_are_no_rows() -> None:
-    bad = ['{"step": true}', '{"step": 1.0}', '{"step": -1}', '{"step": 3, "x": "x"}', '{"step": 3, "a": {}}', "7", "{", '{"a": 1}', ""]
-    rows = read_rows("\n".join(['{"step": 1}', *bad, '{"step": 1}', '{"step": 9, "val/loss": null}']).encode())
+    bad = [
+        '{"step": true}',
+        '{"step": 1.0}',
+        '{"step": -1}',
+        '{"step": 3, "x": "x"}',
+        '{"step": 3, "a": {}}',
+        "7",
+        "{",
+        '{"a": 1}',
+        "",
+    ]
+    rows = read_rows(
+        "\n".join(['{"step": 1}', *bad, '{"step": 1}', '{"step": 9, "val/loss": null}']).encode()
+    )
     assert [row["step"] for row in rows] == [1, 9]
     assert parse_json('{"a": [1, 2.5, null, "x"]}') == {"a": [1, 2.5, None, "x"]}
 
 
 @pytest.mark.parametrize("name", ["train.log", "metrics.jsonl"])
-def test_a_link_that_leads_elsewhere_is_not_written_through(half: Path, whole: Path, tmp_path: Path, name: str) -> None:
+def test_a_link_that_leads_elsewhere_is_not_written_through(
+    half: Path, whole: Path, tmp_path: Path, name: str
+) -> None:
     this = copied(half, tmp_path)
     place, elsewhere = this.run_dir / name, tmp_path / "elsewhere"
     content = place.read_bytes() if place.exists() else b""

@@ -30,7 +30,7 @@ def payload_of(text: str) -> dict[str, Any]:
     return payload
 
 
-# --- what it shows -----------------------------------------------------------------------------------------------------------------
+# --- what it shows ------------------------------------------------------------------------------------------
 
 
 def test_shows_what_was_compared_and_each_verdict() -> None:
@@ -38,7 +38,10 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
     assert "11 arms against flash gelu4x: 2 better, 5 worse, 1 no verdict, 3 confounded." in shown
     assert "12 arms from 45 runs" in shown
     assert "AMD EPYC 9B14" in shown
-    assert re.search(r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower \[2\.\d% to 4\.\d% slower\]", shown)
+    assert re.search(
+        r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower \[2\.\d% to 4\.\d% slower\]",
+        shown,
+    )
     assert "confounded (kernel)" in shown
     assert "no verdict (n=1)" in shown
     assert "; params (−12.3%); FLOPs/token (−12.3%)" in shown
@@ -47,7 +50,9 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
 
 
 def test_two_seeds_are_no_verdict() -> None:
-    assert "11 arms against flash gelu4x: 8 no verdict, 3 confounded." in text_of(report.render(made(seeds=2)))
+    assert "11 arms against flash gelu4x: 8 no verdict, 3 confounded." in text_of(
+        report.render(made(seeds=2))
+    )
 
 
 def on_another_machine(record: Record) -> Record:
@@ -60,13 +65,17 @@ def test_times_of_another_machine_are_refused_with_the_reason() -> None:
     shown = re.search(r"\[(\d)\] other hardware: 1 × RTX 4090 \(9f9f9f\)", text_of(text))
     assert shown
     assert text_of(text).count(f"refused [{shown[1]}]") == 3  # beside its verdict, and its speed and memory
-    assert "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu." in text_of(text)
+    assert "Not shown, for they are not known to have run on the baseline's machine: gqa swiglu." in text_of(
+        text
+    )
     assert [arm["label"] for arm in payload_of(text)["arms"] if not arm["placed"]] == ["gqa swiglu"]
 
 
 def test_whatever_was_not_measured_is_a_dash() -> None:
     """An older record, a run without validation bytes: nothing of it but its loss is needed."""
-    bare = made(2, lambda record: replace(record, summary={"status": record.status, "val_loss": 3.0}, curve=Curve()))
+    bare = made(
+        2, lambda record: replace(record, summary={"status": record.status, "val_loss": 3.0}, curve=Curve())
+    )
     shown = text_of(report.render(replace(bare, target=None, problems=[])))
     assert "gqa gelu4x" in shown
     assert "None" not in shown
@@ -84,19 +93,38 @@ def test_non_finite_losses_become_null() -> None:
 
 
 def test_mean_curve_keeps_to_the_steps_of_all_finished_seeds() -> None:
-    long = Curve(step=[0, 10, 20], tokens=[0, 1, 2], train_s=[0.0, 1.0, 2.0], val_loss=[9.0, 5.0, 4.0], val_bpb=[None] * 3)
+    long = Curve(
+        step=[0, 10, 20],
+        tokens=[0, 1, 2],
+        train_s=[0.0, 1.0, 2.0],
+        val_loss=[9.0, 5.0, 4.0],
+        val_bpb=[None] * 3,
+    )
     short = Curve(step=[0, 10], tokens=[0, 1], train_s=[0.0, 3.0], val_loss=[9.0, 6.0], val_bpb=[None] * 2)
 
     def mean_of(status: str) -> Any:
-        grid = made(2, lambda record: replace(record, curve=short, status=status) if record.seed else replace(record, curve=long))
+        grid = made(
+            2,
+            lambda record: (
+                replace(record, curve=short, status=status) if record.seed else replace(record, curve=long)
+            ),
+        )
         return payload_of(report.render(grid))["arms"][0]["mean"]
 
-    assert mean_of("finished") == {"step": [0, 10], "tokens": [0, 1], "train_s": [0, 2], "val_loss": [9, 5.5], "val_bpb": [None, None]}
+    assert mean_of("finished") == {
+        "step": [0, 10],
+        "tokens": [0, 1],
+        "train_s": [0, 2],
+        "val_loss": [9, 5.5],
+        "val_bpb": [None, None],
+    }
     assert mean_of("diverged")["val_loss"] == [9, 5, 4]
 
 
 def test_colour_is_one_factor_and_dash_the_other() -> None:
-    looks = {arm["label"]: (arm["hue"], arm["dash"]) for arm in payload_of(report.render(made(seeds=2)))["arms"]}
+    looks = {
+        arm["label"]: (arm["hue"], arm["dash"]) for arm in payload_of(report.render(made(seeds=2)))["arms"]
+    }
     assert looks["flash gelu4x"] == (0, 0)
     assert len({*looks.values()}) == 12
     for attention, mlp in itertools.product(ATTENTION, MLP):
@@ -118,12 +146,15 @@ def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:
     assert 0.0 in scale.ticks
     _, near, far = re.findall(r'class="interval" d="(.*?)"', str(forest.svg(lines, title="made", cut=True)))
     left, right = (f"{scale.x(x):.1f}" for x in (0.01, 0.03))
-    assert near == f"M{left} 30.0H{right}M{left} 26.0L{left} 30.0L{left} 34.0M{right} 26.0L{right} 30.0L{right} 34.0"
+    assert (
+        near
+        == f"M{left} 30.0H{right}M{left} 26.0L{left} 30.0L{left} 34.0M{right} 26.0L{right} 30.0L{right} 34.0"
+    )
     end, back = (f"{scale.x(0.5) - x:.1f}" for x in (0, 5))
     assert far.endswith(f"M{back} 46.0L{end} 50.0L{back} 54.0")
 
 
-# --- what it cannot do -------------------------------------------------------------------------------------------------------------
+# --- what it cannot do --------------------------------------------------------------------------------------
 
 
 def test_names_and_values_stay_text() -> None:

@@ -1,4 +1,5 @@
-"""The report in a real browser, opened from a file: it works, complains of nothing and asks nobody for anything."""
+"""The report in a real browser, opened from a file: it works, complains of nothing and asks nobody for
+anything."""
 
 from __future__ import annotations
 
@@ -39,29 +40,55 @@ FLAGS = [
 class Tab:
     """A report in a browser's tab, and whatever it complained about or asked for."""
 
-    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", last: str | None = "times") -> None:
+    def __init__(
+        self,
+        browser: Any,
+        path: Path,
+        *,
+        width: int = 1280,
+        scheme: str = "light",
+        last: str | None = "times",
+    ) -> None:
         self.page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         self.wrong: list[str] = []
         self.page.on("console", lambda message: self.wrong.append(f"console: {message.text}"))
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         self.page.on("dialog", lambda dialog: (self.wrong.append("a dialog"), dialog.dismiss()))
-        self.page.on("request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or self.wrong.append(request.url))
+        self.page.on(
+            "request",
+            lambda request: (
+                request.url.startswith(("file:", "data:", "blob:")) or self.wrong.append(request.url)
+            ),
+        )
         self.page.goto(path.as_uri())
         if last is not None:
             self.page.wait_for_selector(f"#{last} > svg")
 
     def plotted(self, plot: str) -> list[str]:
         """What the lines or marks of a plot are called."""
-        return list(self.page.evaluate(f"[...document.querySelectorAll('#{plot} .mark')].map((mark) => mark.dataset.name)"))
+        return list(
+            self.page.evaluate(
+                f"[...document.querySelectorAll('#{plot} .mark')].map((mark) => mark.dataset.name)"
+            )
+        )
 
     def points(self, plot: str) -> list[int]:
         """How many points each of its marks has."""
-        return list(self.page.evaluate(f"[...document.querySelectorAll('#{plot} .mark')].map((m) => m.querySelectorAll('.point').length)"))
+        return list(
+            self.page.evaluate(
+                f"[...document.querySelectorAll('#{plot} .mark')].map((m) => "
+                "m.querySelectorAll('.point').length)"
+            )
+        )
 
     def boxes(self, plot: str) -> list[list[float]]:
         """Of its labels: left, top, right, bottom."""
-        rects = f"[...document.querySelectorAll('#{plot} .label')].map((label) => label.getBoundingClientRect())"
-        return list(self.page.evaluate(f"{rects}.map((rect) => [rect.left, rect.top, rect.right, rect.bottom])"))
+        rects = (
+            f"[...document.querySelectorAll('#{plot} .label')].map((label) => label.getBoundingClientRect())"
+        )
+        return list(
+            self.page.evaluate(f"{rects}.map((rect) => [rect.left, rect.top, rect.right, rect.bottom])")
+        )
 
     def axes(self, plot: str = "curves") -> str:
         return str(self.page.locator(f"#{plot} > svg").get_attribute("aria-label"))
@@ -73,16 +100,24 @@ class Tab:
 
     def corner(self) -> tuple[float, float]:
         """The plot's own, in px of the window: read at one moment, for a redraw replaces the plot."""
-        x, y = self.page.evaluate("(({ x, y }) => [x, y])(document.querySelector('#curves > svg').getBoundingClientRect())")
+        x, y = self.page.evaluate(
+            "(({ x, y }) => [x, y])(document.querySelector('#curves > svg').getBoundingClientRect())"
+        )
         return x, y
 
     def settle(self) -> None:
         """Wait until what was asked for is on the screen: the pointer meets what it meets there."""
-        self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))")
+        self.page.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(null))))"
+        )
 
     def stroke(self) -> str:
         """The baseline's colour."""
-        return str(self.page.evaluate("getComputedStyle([...document.querySelectorAll('#curves .mark')].at(-1)).stroke"))
+        return str(
+            self.page.evaluate(
+                "getComputedStyle([...document.querySelectorAll('#curves .mark')].at(-1)).stroke"
+            )
+        )
 
     def background(self) -> str:
         colour: str = self.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -96,11 +131,14 @@ def grid() -> Comparison:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright to drive a browser: pip install playwright")
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="needs playwright to drive a browser: pip install playwright"
+    )
     if not CHROMIUM.is_file():
         pytest.skip(f"needs a browser at {CHROMIUM}: apt-get install chromium")
     with sync_api.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)  # with a profile of its own, new each time
+        # with a profile of its own, new each time
+        found = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
         yield found
         found.close()
 
@@ -184,7 +222,9 @@ def crowded(record: Record) -> Record:
     """Twelve arms on the front, in two heaps."""
     i = [f"{attention}-{mlp}" for attention in ATTENTION for mlp in MLP].index(record.arm)
     clock = {"train": 60 + 0.01 * i + 5 * (i > 8)}
-    return with_summary(record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"peak": 1000.0})
+    return with_summary(
+        record, val_loss=1.49 - 1e-5 * i - 0.02 * (i > 8), clock_s=clock, memory_mib={"peak": 1000.0}
+    )
 
 
 def apart(boxes: list[list[float]]) -> bool:
@@ -245,7 +285,12 @@ def test_light_and_dark(page_of: Callable[..., Tab], grid: Comparison) -> None:
 def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab], grid: Comparison) -> None:
     long_name = "attention_with_a_name_that_no_screen_holds_" * 3
     grid = replace(
-        made(2, lambda record: replace(record, name=f"{long_name}-{record.name}") if record.arm == "flash-gelu3x" else record),
+        made(
+            2,
+            lambda record: (
+                replace(record, name=f"{long_name}-{record.name}") if record.arm == "flash-gelu3x" else record
+            ),
+        ),
         problems=[long_name],
     )
     tab = page_of(grid, width=375)
@@ -267,7 +312,9 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison)
 
 def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp_path: Path) -> None:
     """The page's policy alone stops a script and a handler that got into it all the same."""
-    text = report.render(grid).replace("<h1>", "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>")
+    text = report.render(grid).replace(
+        "<h1>", "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
+    )
     (tmp_path / "report.html").write_text(text, encoding="utf-8")
     tab = Tab(browser, tmp_path / "report.html")
     assert tab.page.evaluate("window.ran") is None
@@ -278,7 +325,9 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp
 
 @pytest.mark.slow
 def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
-    fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads))
+    fake(
+        lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads)
+    )
     found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=16), LR, "attention=mqa,mha"))
     trials = found.trials()
     found.report()
@@ -289,8 +338,12 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     assert tab.points("key0") == tab.points("key1") == [n]
     assert set(tab.page.locator("#key1 text").all_text_contents()) >= {"mqa", "mha"}
     assert tab.page.locator("tbody tr").count() == 16
-    colours = "[...new Set([...document.querySelectorAll('#key{} .point')].map((point) => point.getAttribute('stroke')))]"
-    assert sorted(tab.page.evaluate(colours.format(0))) == ["var(--hue-1)", "var(--hue-2)"]  # one for each attention
+    colours = (
+        "[...new Set([...document.querySelectorAll('#key{} .point')].map((point) => "
+        "point.getAttribute('stroke')))]"
+    )
+    # one for each attention
+    assert sorted(tab.page.evaluate(colours.format(0))) == ["var(--hue-1)", "var(--hue-2)"]
     assert len(tab.page.evaluate(colours.format(1))) == n  # one for each learning rate
     assert tab.page.locator("#hues0").inner_text().split() == [
         "attention",
@@ -301,7 +354,9 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(browser: Any, tmp_path: Path, scheme: str) -> None:
+def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
+    browser: Any, tmp_path: Path, scheme: str
+) -> None:
     raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
     (tmp_path / "race.html").write_text(answer.render(raced, content(raced, raced.run())))
     tab = Tab(browser, tmp_path / "race.html", width=390, scheme=scheme, last=None)
@@ -314,7 +369,7 @@ def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(browser: Any, tmp_
     assert tab.wrong == []
 
 
-# --- the leaderboard ---------------------------------------------------------------------------------------------------------------
+# --- the leaderboard ----------------------------------------------------------------------------------------
 
 
 def test_the_board_is_filtered_without_a_script_and_fits_a_phone(browser: Any):

@@ -26,12 +26,19 @@ def summary_of(run_dir: Path) -> Json:
     return content
 
 
-# --- the record --------------------------------------------------------------------------------------------------------------------
+# --- the record ---------------------------------------------------------------------------------------------
 
 
 def test_record_has_the_files_of_the_contract(undisturbed: Undisturbed) -> None:
     names = {path.name for path in undisturbed.run_dir.iterdir() if not path.name.startswith(".")}
-    assert names == {"config.yaml", "manifest.json", "metrics.jsonl", "summary.json", "train.log", "checkpoints"}
+    assert names == {
+        "config.yaml",
+        "manifest.json",
+        "metrics.jsonl",
+        "summary.json",
+        "train.log",
+        "checkpoints",
+    }
     assert {path.name for path in undisturbed.output_dir.iterdir()} == {"runs"}
 
 
@@ -77,7 +84,12 @@ def test_summary_has_the_keys_of_the_contract(undisturbed: Undisturbed) -> None:
     for key, parts in PARTS.items():
         assert parts <= set(summary[key]), key
         assert all(value is not None for part, value in summary[key].items() if part in parts), key
-    assert (summary["status"], summary["seed"], summary["steps"], summary["tokens"]) == ("finished", 0, 30, 30 * 2048)
+    assert (summary["status"], summary["seed"], summary["steps"], summary["tokens"]) == (
+        "finished",
+        0,
+        30,
+        30 * 2048,
+    )
     assert undisturbed.run_dir.name.endswith(f"-{summary['identity']}")
 
 
@@ -88,7 +100,14 @@ def test_rows_are_each_step_once_with_what_was_done_before_it(undisturbed: Undis
     assert [row["step"] for row in rows if "val/loss" in row] == [0, 12, 24, 30]
     assert [row["step"] for row in rows if "train/loss" not in row] == [30]
     for row in rows[:-1]:
-        assert {"train/grad_norm", "train/lr", "perf/step_ms", "perf/tokens_per_s", "memory/peak_mib", "clock/wall_s"} <= set(row)
+        assert {
+            "train/grad_norm",
+            "train/lr",
+            "perf/step_ms",
+            "perf/tokens_per_s",
+            "memory/peak_mib",
+            "clock/wall_s",
+        } <= set(row)
     assert rows[-1]["val/loss"] < rows[0]["val/loss"] - 1  # it learns
     assert summary_of(undisturbed.run_dir)["val_loss"] == rows[-1]["val/loss"]
 
@@ -112,19 +131,29 @@ def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None
     assert {"identity", "parts", "data", "hardware", "versions", "git", "attempts"} <= set(manifest)
     assert set(manifest["parts"]) == {"config", "source", "data", "environment"}
     assert digest(manifest["parts"]) == manifest["identity"] == summary_of(undisturbed.run_dir)["identity"]
-    assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(manifest["parts"]["source"])
+    assert {"nocap.training.loop", "nocap.model.gpt", "nocap.data.batches"} <= set(
+        manifest["parts"]["source"]
+    )
     assert not any(module.endswith(("terminal", ".train")) for module in manifest["parts"]["source"])
     assert {"torch", "numpy", "python"} <= set(manifest["versions"])
     assert manifest["data"]["val_bytes_reason"]
 
 
-# --- the same run again ------------------------------------------------------------------------------------------------------------
+# --- the same run again -------------------------------------------------------------------------------------
 
 
 def test_finished_run_is_not_trained_again_and_torch_is_not_imported(undisturbed: Undisturbed) -> None:
     before = (undisturbed.run_dir / "metrics.jsonl").read_bytes()
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "nocap.train", *MEDIUM, f"output_dir={undisturbed.output_dir}"],
+        [
+            sys.executable,
+            "-X",
+            "importtime",
+            "-m",
+            "nocap.train",
+            *MEDIUM,
+            f"output_dir={undisturbed.output_dir}",
+        ],
         cwd=undisturbed.output_dir,
         env={**os.environ, "PYTHONPATH": str(REPO)},
         capture_output=True,
@@ -149,7 +178,7 @@ def test_same_run_under_another_name_is_found(undisturbed: Undisturbed, tmp_path
     assert len(list((out / "runs").iterdir())) == 1
 
 
-# --- identity ----------------------------------------------------------------------------------------------------------------------
+# --- identity -----------------------------------------------------------------------------------------------
 
 
 def identity(*words: str) -> str:
@@ -203,13 +232,18 @@ def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     loop = tmp_path / "nocap" / "training" / "loop.py"
     original = loop.read_text()
-    imports = "import json; from nocap.config.compose import compose; from nocap.store.identity import source_hashes"
+    imports = (
+        "import json; from nocap.config.compose import compose; from nocap.store.identity "
+        "import source_hashes"
+    )
     text = f"{imports}; print(json.dumps(source_hashes(compose({[*SMALL]}))))"
 
     def hashes(source: str) -> Json:
         loop.write_text(source)
         env = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run([sys.executable, "-c", text], env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", text], env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
         content: Json = json.loads(done.stdout)
         return content
 
@@ -221,7 +255,7 @@ def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
     assert {module for module in plain if plain[module] != changed[module]} == {"nocap.training.loop"}
 
 
-# --- grids -------------------------------------------------------------------------------------------------------------------------
+# --- grids --------------------------------------------------------------------------------------------------
 
 
 def test_grid_is_refused_under_torchrun(tmp_path: Path, door: Door) -> None:
@@ -233,21 +267,28 @@ def test_grid_is_refused_under_torchrun(tmp_path: Path, door: Door) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# --- at the terminal ---------------------------------------------------------------------------------------------------------------
+# --- at the terminal ----------------------------------------------------------------------------------------
 
 
 def test_without_a_terminal_progress_is_plain_lines(undisturbed: Undisturbed) -> None:
     assert "\r" not in undisturbed.process.out
     assert "\x1b" not in undisturbed.process.out
     assert undisturbed.process.err == ""
-    assert [line.split()[1] for line in undisturbed.process.out.splitlines() if "  val " in line] == ["0/30", "12/30", "24/30", "30/30"]
+    assert [line.split()[1] for line in undisturbed.process.out.splitlines() if "  val " in line] == [
+        "0/30",
+        "12/30",
+        "24/30",
+        "30/30",
+    ]
     for label in ("validation", "speed", "memory", "clock", "record"):
         assert f"\n  {label} " in undisturbed.process.out
 
 
 @pytest.mark.slow
 def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
-    code, text = on_a_terminal("-m", "nocap.train", *SMALL, "trainer.steps=3", f"output_dir={tmp_path}", cwd=tmp_path)
+    code, text = on_a_terminal(
+        "-m", "nocap.train", *SMALL, "trainer.steps=3", f"output_dir={tmp_path}", cwd=tmp_path
+    )
     assert code == 0
     assert "3/3" in text
     assert "step/s" in text or "s/step" in text

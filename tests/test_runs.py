@@ -47,8 +47,16 @@ def listed(capsys: pytest.CaptureFixture[str], *words: str) -> list[list[str]]:
 def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = here / "outputs"
     write_run(runs, words="gpt2-flash-gelu4x", loss=3.3, started="2026-01-02T00:00:00+0000")
-    write_run(runs, words="gpt2-gqa-gelu4x", loss=3.1, config={"attention.n_kv_heads": 3}, started="2026-01-01T00:00:00+0000")
-    failed = write_run(runs, words="gpt2-gqa-gelu4x", seed=1, loss=9.0, config={"attention.n_kv_heads": 3}, status="failed")
+    write_run(
+        runs,
+        words="gpt2-gqa-gelu4x",
+        loss=3.1,
+        config={"attention.n_kv_heads": 3},
+        started="2026-01-01T00:00:00+0000",
+    )
+    failed = write_run(
+        runs, words="gpt2-gqa-gelu4x", seed=1, loss=9.0, config={"attention.n_kv_heads": 3}, status="failed"
+    )
     assert [row[1] for row in listed(capsys, "val_loss<5")] == ["3.1000", "3.3000"]  # as they were started
     assert [row[1] for row in listed(capsys, "--sort", "val_loss")] == ["3.1000", "3.3000", "9.0000"]
     for words in (
@@ -61,15 +69,23 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
     ):
         assert [row[0] for row in listed(capsys, *words)] == [failed.name], words
     assert listed(capsys, "age<1h") == listed(capsys, "size>1G") == []
-    assert said(capsys, "last", "--columns", "attention.n_kv_heads,mlp.expansion").splitlines()[1].split() == ["12", "4"]
-    refused = {"nope=1": "nope must be a key", "val_loss<low": "val_loss<low must end with a number", "nobody": "no run was found"}
+    assert said(capsys, "last", "--columns", "attention.n_kv_heads,mlp.expansion").splitlines()[
+        1
+    ].split() == ["12", "4"]
+    refused = {
+        "nope=1": "nope must be a key",
+        "val_loss<low": "val_loss<low must end with a number",
+        "nobody": "no run was found",
+    }
     for word, reason in refused.items():
         with pytest.raises(SystemExit, match="2"):
             main([word])
         assert reason in capsys.readouterr().err
 
 
-def test_a_damaged_run_is_named_and_one_that_trains_is_running(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_is_named_and_one_that_trains_is_running(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trains, damaged = (write_run(here / "outputs", seed=seed) for seed in (0, 1))
     (trains / "summary.json").unlink()
     (damaged / "manifest.json").write_text("{")
@@ -81,7 +97,9 @@ def test_a_damaged_run_is_named_and_one_that_trains_is_running(here: Path, capsy
         assert "running" in said(capsys)
 
 
-def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     gone, trains, other = (write_run(here / "outputs", seed=seed) for seed in range(3))
     elsewhere = write_run(here / "elsewhere", seed=3)
     (other / "checkpoints").symlink_to(elsewhere)
@@ -107,7 +125,10 @@ def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(here: 
 
 
 def test_gc_takes_the_checkpoints_of_ended_runs_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended, half = (write_run(here / "outputs", seed=seed, status=status) for seed, status in enumerate(("finished", "preempted")))
+    ended, half = (
+        write_run(here / "outputs", seed=seed, status=status)
+        for seed, status in enumerate(("finished", "preempted"))
+    )
     for run in (ended, half):
         checkpoint(run, size=3 * 2**20)
     left = here / "outputs" / "runs" / f".{ended.name}.removed"  # by a removal that was killed
@@ -125,13 +146,24 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
     trunk, branch, alone = (write_run(here / "outputs", seed=seed) for seed in range(3))
     identity = trunk.name[-12:]
     manifest = json.loads((branch / "manifest.json").read_text())
-    (branch / "manifest.json").write_text(json.dumps({**manifest, "init": {"identity": identity, "step": 8, "path": "there"}}))
+    (branch / "manifest.json").write_text(
+        json.dumps({**manifest, "init": {"identity": identity, "step": 8, "path": "there"}})
+    )
     seal(branch)
     grid = here / "outputs" / "grids" / "lr-1234" / "grid.json"
     grid.parent.mkdir(parents=True)
     grid.write_text(json.dumps({"cells": [{"identity": identity}]}))
     line = {"event": "run", "at": "2026-11-22T14:25:37+00:00", "machine": "m", "scale": "cpu", "previous": []}
-    line |= {"arm": "a", "seed": 0, "short": 0, "identity": identity, "status": "finished", "started": "", "content": "c", "val_loss": 3.0}
+    line |= {
+        "arm": "a",
+        "seed": 0,
+        "short": 0,
+        "identity": identity,
+        "status": "finished",
+        "started": "",
+        "content": "c",
+        "val_loss": 3.0,
+    }
     log = here / "experiments" / "question" / "log.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text(json.dumps(line) + "\n")
@@ -145,7 +177,7 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
     assert "seed 0 → 2" in " ".join(said(capsys, "why", trunk.name, alone.name).split())
 
 
-# --- curves --------------------------------------------------------------------------------------------------------------------------
+# --- curves -------------------------------------------------------------------------------------------------
 
 
 def line(label: str, x: list[float], y: list[float]) -> Curve:
@@ -153,10 +185,18 @@ def line(label: str, x: list[float], y: list[float]) -> Curve:
 
 
 def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
-    text = drawn([line("falling", [0, 10], [4.0, 2.0]), line("level", [0, 5], [2.0, 2.0])], x="steps", y="loss", width=11, height=5)
+    text = drawn(
+        [line("falling", [0, 10], [4.0, 2.0]), line("level", [0, 5], [2.0, 2.0])],
+        x="steps",
+        y="loss",
+        width=11,
+        height=5,
+    )
     head, *rows, _, ends, falling, level = text.splitlines()
     assert head == "loss over steps"
-    assert [row.partition("┤")[2].find("•") for row in rows] == sorted(row.partition("┤")[2].find("•") for row in rows)
+    assert [row.partition("┤")[2].find("•") for row in rows] == sorted(
+        row.partition("┤")[2].find("•") for row in rows
+    )
     assert rows[0].strip().startswith("4 ┤•")
     assert rows[-1].rstrip().endswith("•")
     assert rows[-1].count("+") == 6  # it ends half-way
@@ -182,7 +222,9 @@ def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.Captur
 
 
 def test_one_point_is_drawn_as_one() -> None:
-    text = drawn([line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0])], x="steps", y="loss", width=10, height=5)
+    text = drawn(
+        [line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0])], x="steps", y="loss", width=10, height=5
+    )
     assert "\n".join(text.splitlines()[1:-3]).count("+") == 1
 
 
@@ -196,7 +238,9 @@ def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
 
 
 def test_a_band_is_drawn_around_its_line() -> None:
-    text = drawn([Curve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5])], x="steps", y="loss", width=11, height=5)
+    text = drawn(
+        [Curve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5])], x="steps", y="loss", width=11, height=5
+    )
     columns = list(zip(*[f"{row.partition('┤')[2]:<11}" for row in text.splitlines()[1:6]], strict=True))
     assert ("".join(columns[0]), "".join(columns[-1])) == ("··•··", " ·•· ")
 
@@ -210,10 +254,18 @@ def answered(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed, losses in LOSSES.items():
         write_run(here / "outputs", seed=seed, curve=losses)
-    write_run(here / "outputs", words="gpt2-flash-gelu3x", config={"mlp.expansion": 3.0}, curve=LOSSES[0], started="2026-01-02T00:00:00")
+    write_run(
+        here / "outputs",
+        words="gpt2-flash-gelu3x",
+        config={"mlp.expansion": 3.0},
+        curve=LOSSES[0],
+        started="2026-01-02T00:00:00",
+    )
     found = answered("outputs", "--after", "0", capsys=capsys)
     both, alone = found["curves"]
     assert (both["label"], alone["label"]) == ("gelu4x (2 seeds)", "gelu3x")
@@ -250,7 +302,9 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
     assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
 
 
-def test_runs_that_have_not_ended_are_drawn_as_far_as_all_seeds_have_come(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_have_not_ended_are_drawn_as_far_as_all_seeds_have_come(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folders = [write_run(here / "outputs", seed=seed, curve=losses) for seed, losses in LOSSES.items()]
     (folders[1] / "summary.json").unlink()
     rows = (folders[1] / "metrics.jsonl").read_text().splitlines()
@@ -303,15 +357,21 @@ def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
     tools.mkdir()
     (tools / "wandb").write_text(UPLOADER)
     (tools / "wandb").chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(tools / "python"))  # it lies beside this Python, which need not be on the PATH
-    runs = {seed: write_run(here / "outputs", seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000") for seed in range(4)}
+    # it lies beside this Python, which need not be on the PATH
+    monkeypatch.setattr("sys.executable", str(tools / "python"))
+    runs = {
+        seed: write_run(here / "outputs", seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000")
+        for seed in range(4)
+    }
     for seed, run in runs.items():
         manifest = json.loads((run / "manifest.json").read_text())
         manifest["attempts"][-1]["grid"] = "../../.." if seed == 3 else "lr-1234"
         (run / "manifest.json").write_text(json.dumps(manifest))
         seal(run)
     places = {seed: run / "wandb" / "offline-run-1-x" for seed, run in runs.items()}
-    comparison, other = (here / "outputs" / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other"))
+    comparison, other = (
+        here / "outputs" / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other")
+    )
     for place in (*places.values(), comparison, other):
         place.mkdir(parents=True)
     (places[2] / "run.wandb.synced").touch()

@@ -65,7 +65,9 @@ def test_it_ends_just_above_final(kind: type, final: float):
     assert final <= last < final + 0.005
 
 
-@pytest.mark.parametrize("spec", [Linear(warmup_steps=5, final=0), Cosine(warmup_steps=5, final=0), Constant(warmup_steps=5)])
+@pytest.mark.parametrize(
+    "spec", [Linear(warmup_steps=5, final=0), Cosine(warmup_steps=5, final=0), Constant(warmup_steps=5)]
+)
 def test_nothing_but_warm_up(spec: Schedule):
     assert curve(spec, steps=5) == [0.2, 0.4, 0.6, 0.8, 1.0]
 

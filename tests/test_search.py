@@ -1,4 +1,5 @@
-"""Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that nobody trained for."""
+"""Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that nobody trained
+for."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def space(*words: str) -> Space:
     return space_of(OverridesParser.create().parse_overrides(list(words)))
 
 
-# --- what is asked -----------------------------------------------------------------------------------------------------------------------
+# --- what is asked ------------------------------------------------------------------------------------------
 
 
 def test_the_words_of_a_search_are_taken_from_a_grids():
@@ -62,8 +63,14 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
         (["search.trials=3"], "search.sampler must be given"),
         (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
         (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
-        (["search=tpe,random"], "search.sampler: Invalid value 'tpe,random', expected one of [tpe, random, sobol]"),
-        (["search=tpe", "search.seed=[1]"], "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer"),
+        (
+            ["search=tpe,random"],
+            "search.sampler: Invalid value 'tpe,random', expected one of [tpe, random, sobol]",
+        ),
+        (
+            ["search=tpe", "search.seed=[1]"],
+            "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer",
+        ),
         (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
     ],
 )
@@ -110,16 +117,19 @@ def test_what_nothing_can_be_drawn_from(word: str, reason: str):
         space(word)
 
 
-# --- what is proposed --------------------------------------------------------------------------------------------------------------------
+# --- what is proposed ---------------------------------------------------------------------------------------
 
 MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
 
 
-def drawn(search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0) -> list[tuple[Params, float]]:
+def drawn(
+    search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0
+) -> list[tuple[Params, float]]:
     trials: list[tuple[Params, float]] = []
     for _ in range(n):
         params = propose(search, space, trials)
-        create_trial(params=dict(params), distributions=space, value=0.0)  # which refuses what is not in the space
+        # which refuses what is not in the space
+        create_trial(params=dict(params), distributions=space, value=0.0)
         trials.append((params, loss(params)))
     return trials
 
@@ -127,7 +137,10 @@ def drawn(search: Search, space: Space, n: int, loss: Callable[[Params], float] 
 @pytest.mark.parametrize("sampler", Sampler)
 def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
     def params(seed: int) -> list[dict[str, Any]]:
-        return [params for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda found: found["a"])]
+        return [
+            params
+            for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda found: found["a"])
+        ]
 
     n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
     first = params(1)
@@ -145,7 +158,8 @@ def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
     assert {one["b"] for one in found} >= {1, 2, 3, 4}  # by its logarithm half of the trials are below 8
     assert 0.4 < np.mean([one["b"] < 8 for one in found]) < 0.6
     assert 0.4 < np.mean([one["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for one in found]) < 0.6
-    assert all(float(f"{one['optimizer.lr']:.6g}") == one["optimizer.lr"] for one in found)  # what can be typed is what is trained
+    # what can be typed is what is trained
+    assert all(float(f"{one['optimizer.lr']:.6g}") == one["optimizer.lr"] for one in found)
     assert words_of(MIXED, {**found[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
 
 
@@ -153,10 +167,15 @@ def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
     bowl = space("x=tag(log, interval(1e-4, 1e-1))", "y=interval(0, 1)", "z=interval(0, 1)")
 
     def depth(params: Params) -> float:
-        return float((math.log10(params["x"]) + 2.3) ** 2 + (params["y"] - 0.3) ** 2 + (params["z"] - 0.8) ** 2)
+        return float(
+            (math.log10(params["x"]) + 2.3) ** 2 + (params["y"] - 0.3) ** 2 + (params["z"] - 0.8) ** 2
+        )
 
     def lowest(sampler: Sampler) -> float:
-        ends = [min(value for _, value in drawn(Search(sampler=sampler, seed=seed), bowl, 40, depth)) for seed in range(5)]
+        ends = [
+            min(value for _, value in drawn(Search(sampler=sampler, seed=seed), bowl, 40, depth))
+            for seed in range(5)
+        ]
         return float(np.median(ends))
 
     assert lowest(Sampler.tpe) < lowest(Sampler.random) / 2
@@ -176,10 +195,14 @@ def test_a_trial_that_runs_counts_as_bad():
 
 
 def test_the_ends_of_a_space_are_each_tried_once():
-    assert ends(space("a=int(interval(1, 8))", ARM)) == [("a=1", "attention=flash"), ("a=8", "attention=flash"), ("a=1", "attention=gqa")]
+    assert ends(space("a=int(interval(1, 8))", ARM)) == [
+        ("a=1", "attention=flash"),
+        ("a=8", "attention=flash"),
+        ("a=1", "attention=gqa"),
+    ]
 
 
-# --- carried out -------------------------------------------------------------------------------------------------------------------------
+# --- carried out --------------------------------------------------------------------------------------------
 
 OWN = ("optimizer.lr", "seed", "trainer.steps", "trainer.micro_batch", "output_dir")
 
@@ -210,7 +233,8 @@ class Kill(BaseException):
 
 
 class Trainer:
-    """In place of the runner and the records: a run's loss is a function of its config, infinite where it diverges."""
+    """In place of the runner and the records: a run's loss is a function of its config, infinite where it
+    diverges."""
 
     def __init__(self, loss: Callable[[Any], float]) -> None:
         self.loss, self.ends = loss, dict[str, dict[str, Any]]()
@@ -234,7 +258,10 @@ class Trainer:
                     self.trained.append(cell.label)
                     loss = self.loss(cell.plan.run)
                     status = "finished" if math.isfinite(loss) else "diverged"
-                    self.ends[cell.plan.identity] = {"status": status, "val_loss": loss if math.isfinite(loss) else None}
+                    self.ends[cell.plan.identity] = {
+                        "status": status,
+                        "val_loss": loss if math.isfinite(loss) else None,
+                    }
             waiting = []
         return {}
 
@@ -245,14 +272,17 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
         monkeypatch.setattr(searching, "sound", trainer.outcome)
-        monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})  # most of a cell's milliseconds
+        # most of a cell's milliseconds
+        monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})
         return trainer
 
     return made
 
 
 def a_search(out: Path, search: Search, *words: str, fixed: Sequence[str] = ()) -> Searching:
-    return Searching(search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly)
+    return Searching(
+        search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly
+    )
 
 
 def carried(found: Searching, devices: Devices | None = None) -> Searching:
@@ -276,11 +306,20 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     trainer.kill_at = None
     again = carried(a_search(tmp_path / "cut", search)).trials()
     assert [trial.words for trial in again] == [trial.words for trial in whole]
-    assert [trial.val_loss for trial in again] == [trial.val_loss for trial in whole] == sorted(trial.val_loss or 0.0 for trial in whole)
-    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(range(1, 14))  # each once
-    assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15  # more trials are the same search
+    assert (
+        [trial.val_loss for trial in again]
+        == [trial.val_loss for trial in whole]
+        == sorted(trial.val_loss or 0.0 for trial in whole)
+    )
+    # each once
+    assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(range(1, 14))
+    # more trials are the same search
+    assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
     assert len(trainer.trained) == 15
-    assert [one.words for one in a_search(tmp_path / "cut", replace(search, trials=15)).trials()][:1] == [whole[0].words]  # as it is read
+    # as it is read
+    assert [one.words for one in a_search(tmp_path / "cut", replace(search, trials=15)).trials()][:1] == [
+        whole[0].words
+    ]
 
 
 def test_other_questions_are_other_searches(tmp_path: Path):
@@ -304,7 +343,9 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake:
     found.run(one_at_a_time(), log=said.append)
     trials = found.trials()
     assert len(trainer.trained) == 2
-    assert [trial.val_loss for trial in trials] == sorted([2.0 if "attention=mqa" in one.words else 3.0 for one in trials])
+    assert [trial.val_loss for trial in trials] == sorted(
+        [2.0 if "attention=mqa" in one.words else 3.0 for one in trials]
+    )
     assert said == []
     listed = json.loads((found.grid.folder / GRID).read_text())
     assert (len(listed["trials"]), len(listed["cells"])) == (6, 2)
@@ -314,19 +355,27 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
     said: list[str] = []
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
     search = Search(sampler=Sampler.sobol, trials=16)
-    found = a_search(tmp_path, search, LR, "trainer.micro_batch=int(interval(1, 4))")  # of a batch of 64 tokens and a length of 16: not 3
+    # of a batch of 64 tokens and a length of 16: not 3
+    found = a_search(tmp_path, search, LR, "trainer.micro_batch=int(interval(1, 4))")
     found.run(one_at_a_time(), log=said.append)
     trials = found.trials()
     status = {one.number: one.status for one in trials}
     assert {"finished", "diverged", "refused"} == set(status.values())
     for one in trials:
         lr, batch = float(one.words[0].partition("=")[2]), one.words[1]
-        assert one.status == ("refused" if batch == "trainer.micro_batch=3" else "diverged" if lr > 1e-2 else "finished")
+        assert one.status == (
+            "refused" if batch == "trainer.micro_batch=3" else "diverged" if lr > 1e-2 else "finished"
+        )
         assert (one.val_loss == lr) == (one.status == "finished")
-    assert [one.status for one in trials] == sorted(status.values(), key=["finished", "diverged", "refused"].index)
+    assert [one.status for one in trials] == sorted(
+        status.values(), key=["finished", "diverged", "refused"].index
+    )
     reasons = [line.partition(" cannot be trained, which is its result: ")[2] for line in said]
     assert len(reasons) == list(status.values()).count("refused")
-    assert all(reason.startswith("trainer.batch_tokens must be divisible by trainer.micro_batch × ") for reason in reasons)
+    assert all(
+        reason.startswith("trainer.batch_tokens must be divisible by trainer.micro_batch × ")
+        for reason in reasons
+    )
     names, rows = found.table()
     assert (names, len(rows)) == (["trial", "val loss", "optimizer.lr", "trainer.micro_batch", ""], 16)
     assert rows[-1][-1].startswith("cannot be trained: trainer.batch_tokens must")
@@ -336,7 +385,11 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
 
 
 def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: Any):
-    trainer, search, pool = fake(bowl), Search(sampler=Sampler.tpe, trials=15), Devices(jobs=4, units={device: [] for device in Device})
+    trainer, search, pool = (
+        fake(bowl),
+        Search(sampler=Sampler.tpe, trials=15),
+        Devices(jobs=4, units={device: [] for device in Device}),
+    )
     whole = carried(a_search(tmp_path / "whole", search), pool).trials()
     assert len(trainer.trained) == len({trial.words for trial in whole}) == 15
     assert all(trial.status == "finished" for trial in whole)
@@ -344,7 +397,9 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: A
     for trainer.kill_at in (2, 13, None):
         with pytest.raises(Kill) if trainer.kill_at else nullcontext():
             carried(a_search(tmp_path / "cut", search), pool)
-    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == [trial.words for trial in whole]
+    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == [
+        trial.words for trial in whole
+    ]
 
 
 @pytest.mark.parametrize(
@@ -355,13 +410,25 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: A
             ("trainer.batch_tokens=interval(64, 128)",),
             "trainer.batch_tokens: Value '64.0' of type 'float' could not be converted to Integer",
         ),
-        (("trainer.log_every=1,2",), "search must be over keys and values that change the run, got trainer.log_every=2"),
-        ((), "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))', got no such override"),
+        (
+            ("trainer.log_every=1,2",),
+            "search must be over keys and values that change the run, got trainer.log_every=2",
+        ),
+        (
+            (),
+            "search must have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, "
+            "1e-2))', got no such override",
+        ),
     ],
 )
 def test_the_ends_are_checked_before_the_first_trial(tmp_path: Path, words: tuple[str, ...], reason: str):
     with pytest.raises(ValueError) as refused:
-        Searching(Search(sampler=Sampler.tpe), space(*words), fixed=[*TINY, f"output_dir={tmp_path}"], compose=composed)
+        Searching(
+            Search(sampler=Sampler.tpe),
+            space(*words),
+            fixed=[*TINY, f"output_dir={tmp_path}"],
+            compose=composed,
+        )
     assert str(refused.value) == reason
     assert not list(tmp_path.iterdir())
 
@@ -390,7 +457,10 @@ def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: py
 
 
 def test_only_a_search_imports_optuna():
-    code = "import sys, nocap.train, nocap.launch.multirun, nocap.study.__main__; print({'torch', 'optuna'} & set(sys.modules))"
+    code = (
+        "import sys, nocap.train, nocap.launch.multirun, nocap.study.__main__; "
+        "print({'torch', 'optuna'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
 
@@ -404,15 +474,19 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
     assert written["search"] == {"sampler": "sobol", "trials": 4, "seed": 100, "seeds": [100]}
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
     assert [cell["seed"] for cell in written["cells"]] == [100] * 4
-    assert [cell["overrides"][-1] for cell in written["cells"]] == [trial["overrides"][0] for trial in written["trials"]]
+    assert [cell["overrides"][-1] for cell in written["cells"]] == [
+        trial["overrides"][0] for trial in written["trials"]
+    ]
     losses = [trial["val_loss"] for trial in written["trials"]]
     assert losses == sorted(losses)
     page = (found.grid.folder / "report.html").read_text()
     assert "4 trials; the lowest loss is" in page
-    assert not {"confirmed", "refuted", "Better", "verdict"} & set(page.partition("<main>")[2].partition("<script")[0].split())
+    assert not {"confirmed", "refuted", "Better", "verdict"} & set(
+        page.partition("<main>")[2].partition("<script")[0].split()
+    )
 
 
-# --- in whole ----------------------------------------------------------------------------------------------------------------------------
+# --- in whole -----------------------------------------------------------------------------------------------
 
 
 def listed(out: Path) -> dict[str, Any]:
@@ -423,7 +497,16 @@ def listed(out: Path) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_search_in_a_pool(tmp_path: Path, door: Door):
     out = tmp_path / "out"
-    words = ("--multirun", *CELL, "search=tpe", "search.trials=3", LR, ARM, "hydra/launcher=pool", f"output_dir={out}")
+    words = (
+        "--multirun",
+        *CELL,
+        "search=tpe",
+        "search.trials=3",
+        LR,
+        ARM,
+        "hydra/launcher=pool",
+        f"output_dir={out}",
+    )
     words = (*words, "trainer.steps=6", "trainer.threads=1")
     done = door(*words)
     assert (done.code, done.err) == (0, "")
@@ -433,7 +516,9 @@ def test_a_search_in_a_pool(tmp_path: Path, door: Door):
     assert len(trained(done.out)) == 3
     assert "3 finished; 3 trained now" in done.out
     assert "chosen on seed 100: what the settings are worth, other seeds tell" in done.out
-    assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {(100, "finished")}
+    assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {
+        (100, "finished")
+    }
     found = listed(out)
     assert (len(found["cells"]), len(found["trials"])) == (3, 3)
     again = door(*words)
@@ -457,7 +542,10 @@ def test_killed_at_two_moments_a_search_repeats_nothing(tmp_path: Path, door: Do
     out = tmp_path / "out"
 
     def trains(after: int) -> bool:
-        ended, saved = len([*out.glob("runs/*/summary.json")]), {path.parents[1] for path in out.glob("runs/*/checkpoints/step-*")}
+        ended, saved = (
+            len([*out.glob("runs/*/summary.json")]),
+            {path.parents[1] for path in out.glob("runs/*/checkpoints/step-*")},
+        )
         return ended == after and len(saved) > after
 
     for ended in (1, 3):  # in the middle of the second trial, and of the last
@@ -466,7 +554,9 @@ def test_killed_at_two_moments_a_search_repeats_nothing(tmp_path: Path, door: Do
         assert running.end(signal.SIGKILL).code == -signal.SIGKILL
     done = door("--multirun", *words, f"output_dir={out}", timeout=300)
     assert (done.code, done.err, len(trained(done.out))) == (0, "", 1)
-    assert [trial["overrides"] for trial in listed(out)["trials"]] == [trial["overrides"] for trial in listed(tmp_path / "whole")["trials"]]
+    assert [trial["overrides"] for trial in listed(out)["trials"]] == [
+        trial["overrides"] for trial in listed(tmp_path / "whole")["trials"]
+    ]
     assert records(out) == records(tmp_path / "whole")
     assert sorted(summary["attempts"] for summary in summaries(out).values()) == [1, 1, 2, 2]
 

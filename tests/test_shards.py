@@ -17,7 +17,9 @@ from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-def raw_shard(tokens: list[int], *, magic: int = 20240520, version: int = 1, count: int | None = None) -> bytes:
+def raw_shard(
+    tokens: list[int], *, magic: int = 20240520, version: int = 1, count: int | None = None
+) -> bytes:
     """The format, written a second time and without NumPy."""
     count = len(tokens) if count is None else count
     return struct.pack("<256i", magic, version, count, *[0] * 253) + struct.pack(f"<{len(tokens)}H", *tokens)

@@ -1,4 +1,5 @@
-"""The shelf's ideas that change the forward, each against its formula, and against the model without it where it has a neutral setting."""
+"""The shelf's ideas that change the forward, each against its formula, and against the model without it where
+it has a neutral setting."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from tests.test_ideas import BIGRAM, replaced_model, trainee_of
 
 V = 257
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
-SHAPE = ("model.n_layer=4", "model.d_model=32", "model.n_head=2", "model.seq_len=16", "trainer.batch_tokens=256", "trainer.val_tokens=256")
+SHAPE = (
+    "model.n_layer=4",
+    "model.d_model=32",
+    "model.n_head=2",
+    "model.seq_len=16",
+    "trainer.batch_tokens=256",
+    "trainer.val_tokens=256",
+)
 TOKENS_BT = torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(0))
 
 
@@ -43,7 +51,9 @@ def shelf(name: str) -> Idea:
 
 def run_of(*words: str, **ideas: dict[str, Any]) -> Run:
     """A small run with these ideas and their keys."""
-    return replace(composed(*words), ideas={name: replace(shelf(name), **keys) for name, keys in ideas.items()})
+    return replace(
+        composed(*words), ideas={name: replace(shelf(name), **keys) for name, keys in ideas.items()}
+    )
 
 
 def model_of(*words: str, **ideas: dict[str, Any]) -> Any:
@@ -71,7 +81,9 @@ def part(model: Any, name: str, layer: int | None = None) -> Any:
 
 
 def context_of(model: Any, x0_BTC: Tensor) -> Context:
-    return Context(TOKENS_BT, x0_BTC, model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1])), None)
+    return Context(
+        TOKENS_BT, x0_BTC, model.positions.tables(model.position, slice(0, TOKENS_BT.shape[1])), None
+    )
 
 
 def through(x: Tensor, around: Callable[[int, Tensor], Tensor] = lambda layer, x: x) -> Tensor:
@@ -82,7 +94,9 @@ def through(x: Tensor, around: Callable[[int, Tensor], Tensor] = lambda layer, x
     return x
 
 
-def by_hand(x: Tensor, change: Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+def by_hand(
+    x: Tensor, change: Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+) -> Tensor:
     """The plain model's layers with other queries, keys and values."""
     for layer, block in enumerate(plain().blocks):
         a = block.attention.f
@@ -98,7 +112,7 @@ def close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
-# --- formulas ----------------------------------------------------------------------------------------------------------------------
+# --- formulas -----------------------------------------------------------------------------------------------
 
 
 def test_the_reference_is_the_plain_model() -> None:
@@ -110,7 +124,9 @@ def test_the_reference_is_the_plain_model() -> None:
 def test_x0() -> None:
     model, x0 = moved(x0={}), plain().embedding(TOKENS_BT)
     lambdas = [part(model, "x0", layer)["lambdas"] for layer in range(4)]
-    close(model.trunk(TOKENS_BT), through(x0, lambda layer, x: lambdas[layer][0] * x + lambdas[layer][1] * x0))
+    close(
+        model.trunk(TOKENS_BT), through(x0, lambda layer, x: lambdas[layer][0] * x + lambdas[layer][1] * x0)
+    )
 
 
 def test_value_residual() -> None:
@@ -134,7 +150,9 @@ def test_value_embeddings(gate: str) -> None:
         if layer not in (1, 3):  # every second, the last among them
             return q, k, v
         its, out = part(model, "value_embeddings", layer), v.clone()
-        for b, t, h in ((b, t, h) for b in range(v.shape[0]) for t in range(v.shape[1]) for h in range(v.shape[2])):
+        for b, t, h in (
+            (b, t, h) for b in range(v.shape[0]) for t in range(v.shape[1]) for h in range(v.shape[2])
+        ):
             g = 2 * torch.sigmoid(its.gate[h] @ v[b, t, h]) if gate == "head" else its.gate
             out[b, t, h] = v[b, t, h] + g * its.table.weight[TOKENS_BT[b, t]].reshape(v.shape[2:])[h]
         return q, k, out
@@ -144,7 +162,10 @@ def test_value_embeddings(gate: str) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_bigram(exact: bool) -> None:
-    model, x = moved(bigram={"channels": 4, "rows": 97, "exact": 70_000 if exact else 0}), plain().embedding(TOKENS_BT).clone()
+    model, x = (
+        moved(bigram={"channels": 4, "rows": 97, "exact": 70_000 if exact else 0}),
+        plain().embedding(TOKENS_BT).clone(),
+    )
     its = part(model, "bigram")
     assert its.table.weight.shape == (V * V if exact else 97, 4)
     for b, t in ((b, t) for b in range(2) for t in range(1, 16)):
@@ -214,7 +235,9 @@ def test_partial_key_offset() -> None:
     close(model.trunk(TOKENS_BT), by_hand(plain().embedding(TOKENS_BT), offset))
 
 
-@pytest.mark.parametrize("words", [(), ("model.logit_softcap=3",), ("objective.loss_chunks=4", "model.logit_softcap=3")])
+@pytest.mark.parametrize(
+    "words", [(), ("model.logit_softcap=3",), ("objective.loss_chunks=4", "model.logit_softcap=3")]
+)
 @pytest.mark.parametrize("learned", [True, False])
 def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     model = model_of(*words, logit_rescale={"factor": 1.7, "learned": learned})
@@ -241,7 +264,7 @@ def _loss_at(model: Any, x: Tensor, factor: float) -> float:
         return float(model.head(x, TOKENS_BT).total)
 
 
-# --- first weights -----------------------------------------------------------------------------------------------------------------
+# --- first weights ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mlp", ["relu2", "swiglu"])
@@ -264,7 +287,8 @@ def test_blocks_that_start_at_zero_are_the_identity_and_learn(tmp_path: Path) ->
     model: Any = trainee.model
     assert torch.equal(model.trunk(TOKENS_BT), model.embedding(TOKENS_BT))
     average = dict(model.around["averaged_weights"].named_buffers())
-    assert not average["blocks/0/mlp/f/down/weight"].any()  # an idea around the step finds the first weights as they will be
+    # an idea around the step finds the first weights as they will be
+    assert not average["blocks/0/mlp/f/down/weight"].any()
     for step in range(2):
         take_step(job, trainee, Ledger(started=0.0), step=step)
     assert all(p.any() for p in model.parameters())
@@ -292,7 +316,10 @@ def test_shared_layers_are_the_layers_tied_by_hand() -> None:
 def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
     run, C = run_of(shared_layers={"repeat": 4}), 32
     layer = 2 * C * C + 2 * C * 16 + 8 * C * C  # queries and output, keys and values of one head, MLP
-    assert count_parameters(build_model(run, vocab_size=V)) == {"total": layer + V * C, "non_embedding": layer}
+    assert count_parameters(build_model(run, vocab_size=V)) == {
+        "total": layer + V * C,
+        "non_embedding": layer,
+    }
     assert flops_per_token(run, vocab_size=V)[0] == flops_per_token(run_of(), vocab_size=V)[0]
 
 
@@ -303,7 +330,7 @@ def test_shared_layers_keep_what_ideas_have_for_each() -> None:
     assert (blocks, lambdas) == ({"0", "3"}, {"0", "1", "2", "3"})
 
 
-# --- a branch that nothing feeds ---------------------------------------------------------------------------------------------------
+# --- a branch that nothing feeds ----------------------------------------------------------------------------
 
 
 def test_cross_attention_costs_and_changes_nothing() -> None:
@@ -315,11 +342,12 @@ def test_cross_attention_costs_and_changes_nothing() -> None:
     assert sum(p.numel() for p in own) == n * 4 * C * C
     assert not any(p.grad.any() for p in own)
     spent = flops_per_token(run, vocab_size=V)[0] - flops_per_token(run_of(), vocab_size=V)[0]
-    # Queries and output of each token, keys and values of the one token of memory (whose input has no gradient), one key a query.
+    # Queries and output of each token, keys and values of the one token of memory (whose input has no
+    # gradient), one key a query.
     assert spent == n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
 
 
-# --- neutral settings --------------------------------------------------------------------------------------------------------------
+# --- neutral settings ---------------------------------------------------------------------------------------
 
 NEUTRAL: dict[str, dict[str, Any]] = {
     "x0": {},
@@ -338,7 +366,10 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 def two_updates(folder: Path, **ideas: Any) -> tuple[list[float], dict[str, Tensor]]:
     """Their losses, and the weights that the model without ideas has, too."""
     run = run_of(
-        "trainer.grad_clip=null", "model.logit_softcap=15", "objective.loss_chunks=2", **{name: dict(k) for name, k in ideas.items()}
+        "trainer.grad_clip=null",
+        "model.logit_softcap=15",
+        "objective.loss_chunks=2",
+        **{name: dict(k) for name, k in ideas.items()},
     )
     job, trainee = trainee_of(run, folder)
     losses = [take_step(job, trainee, Ledger(started=0.0), step=step).loss for step in range(2)]
@@ -349,31 +380,55 @@ def two_updates(folder: Path, **ideas: Any) -> tuple[list[float], dict[str, Tens
 def test_a_neutral_idea_changes_no_bit(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The idea's own numbers hardly move."""
     folder, still = tmp_path_factory.getbasetemp(), {} if name == "cross_attention" else {"lr": 1e-30}
-    (losses, weights), (others, more) = two_updates(folder), two_updates(folder, **{name: tuple({**NEUTRAL[name], **still}.items())})
+    (losses, weights), (others, more) = (
+        two_updates(folder),
+        two_updates(folder, **{name: tuple({**NEUTRAL[name], **still}.items())}),
+    )
     assert losses == others
     assert weights.keys() == more.keys()
     assert all(torch.equal(p, more[name]) for name, p in weights.items())
 
 
-# --- keys --------------------------------------------------------------------------------------------------------------------------
+# --- keys ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "ideas", "line"),
     [
-        (("model.n_layer=1",), {"value_residual": {}}, "model.n_layer must be at least 2 beside ideas.value_residual, got 1"),
-        (("model.n_layer=1",), {"unet_skips": {}}, "model.n_layer must be at least 2 beside ideas.unet_skips, got 1"),
-        (("model.n_layer=1",), {"backout": {}}, "model.n_layer must be at least 2 beside ideas.backout, got 1"),
+        (
+            ("model.n_layer=1",),
+            {"value_residual": {}},
+            "model.n_layer must be at least 2 beside ideas.value_residual, got 1",
+        ),
+        (
+            ("model.n_layer=1",),
+            {"unet_skips": {}},
+            "model.n_layer must be at least 2 beside ideas.unet_skips, got 1",
+        ),
+        (
+            ("model.n_layer=1",),
+            {"backout": {}},
+            "model.n_layer must be at least 2 beside ideas.backout, got 1",
+        ),
         (
             ("trainer.activation_checkpointing=attention", "trainer.compile=regional"),
             {"value_residual": {}},
-            "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual where trainer.compile is on: ",
+            "trainer.activation_checkpointing must be off or mlp beside ideas.value_residual "
+            "where trainer.compile is on: ",
         ),
         ((), {"backout": {"layer": 3}}, "ideas.backout.layer must be below the last, 3, got 3"),
         ((), {"smear": {"channels": 33}}, "ideas.smear.channels must be at most model.d_model=32, got 33"),
-        ((), {"shared_layers": {"repeat": 5}}, "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5"),
+        (
+            (),
+            {"shared_layers": {"repeat": 5}},
+            "ideas.shared_layers.repeat must be at most model.n_layer=4, got 5",
+        ),
         ((), {"zero_init": {"head": True}}, "ideas.zero_init.head must be false beside model.tie_head: "),
-        (("model.norm_placement=both",), {"zero_init": {}}, "model.norm_placement must be pre or post beside ideas.zero_init: "),
+        (
+            ("model.norm_placement=both",),
+            {"zero_init": {}},
+            "model.norm_placement must be pre or post beside ideas.zero_init: ",
+        ),
         (
             ("model.n_head=16",),
             {"partial_key_offset": {}},
@@ -401,12 +456,18 @@ def test_lr_is_a_factor_on_the_ideas_own_parameters() -> None:
     groups = [group for optimizer in build_optimizers(run, model) for group in optimizer.param_groups]
     rates = {names[id(p)]: group["peak_lr"] for group in groups for p in group["params"]}
     for name, rate in rates.items():
-        assert rate == pytest.approx(0.003 * (7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1))
+        assert rate == pytest.approx(
+            0.003 * (7 if ".x0." in name else 2 if name.startswith("ideas.smear") else 1)
+        )
 
 
 def test_a_renamed_yaml_whose_rate_would_be_lost_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ideas").mkdir()
-    (tmp_path / "ideas" / "fast.yaml").write_text((REPO / "conf" / "ideas" / "x0.yaml").read_text().replace("ideas.x0", "ideas.fast"))
+    (tmp_path / "ideas" / "fast.yaml").write_text(
+        (REPO / "conf" / "ideas" / "x0.yaml").read_text().replace("ideas.x0", "ideas.fast")
+    )
     outside.use([tmp_path])
-    with pytest.raises(ValueError, match=r"ideas.fast must be named x0, as its kind is: so lr finds its parameters, got fast"):
+    with pytest.raises(
+        ValueError, match=r"ideas.fast must be named x0, as its kind is: so lr finds its parameters, got fast"
+    ):
         composed("ideas=[fast]")

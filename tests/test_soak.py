@@ -18,7 +18,16 @@ from tests.attempts import spawn, wait_until
 from tests.conftest import REPO, Undisturbed
 from tests.soak import Soak, differences, left, said
 
-JOB = {"seed": 3, "job": 0, "kind": "pool", "commit": None, "killed": {"parent": 1, "worker": 2}, "moments": 2, "s": 60.0, "lost": None}
+JOB = {
+    "seed": 3,
+    "job": 0,
+    "kind": "pool",
+    "commit": None,
+    "killed": {"parent": 1, "worker": 2},
+    "moments": 2,
+    "s": 60.0,
+    "lost": None,
+}
 
 
 def line(**changed: Any) -> str:
@@ -57,11 +66,22 @@ def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp
     model.write_bytes(content)
     model.with_name("optimizer.safetensors").unlink()
     place = model.parent.relative_to(root)
-    assert differences(left(root), left(twin)) == [f"{place}/optimizer.safetensors is missing", f"{place}/model.safetensors differs"]
+    assert differences(left(root), left(twin)) == [
+        f"{place}/optimizer.safetensors is missing",
+        f"{place}/model.safetensors differs",
+    ]
 
 
 def test_twins_logs_say_the_same_in_the_end() -> None:
-    line = {"event": "run", "arm": "a", "seed": 1, "at": "12:00", "started": "11:59", "previous": ["c"], "val_loss": 3.0}
+    line = {
+        "event": "run",
+        "arm": "a",
+        "seed": 1,
+        "at": "12:00",
+        "started": "11:59",
+        "previous": ["c"],
+        "val_loss": 3.0,
+    }
     other, again = {**line, "seed": 2}, {**line, "at": "12:01", "started": "12:00", "previous": []}
     assert said([line, other]) == said([other, again])
     assert said([line, other]) != said([line])
@@ -70,13 +90,19 @@ def test_twins_logs_say_the_same_in_the_end() -> None:
 
 
 @pytest.mark.parametrize(("value", "lost"), [(1, None), (2, "AssertionError: rows.json differs (see ")])
-def test_a_job_that_ends_elsewhere_is_lost_and_kept(value: int, lost: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disturbed(words: list[str], root: Path, chance: object, *, more: Callable[[], bool]) -> Iterator[list[str]]:
+def test_a_job_that_ends_elsewhere_is_lost_and_kept(
+    value: int, lost: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disturbed(
+        words: list[str], root: Path, chance: object, *, more: Callable[[], bool]
+    ) -> Iterator[list[str]]:
         while more():
             yield ["worker", "parent"]
         (root / "rows.json").write_text(f'{{"loss": {value}}}')
 
-    monkeypatch.setattr("tests.soak.finish", lambda words, root: (root / "rows.json").write_text('{"loss": 1}'))
+    monkeypatch.setattr(
+        "tests.soak.finish", lambda words, root: (root / "rows.json").write_text('{"loss": 1}')
+    )
     monkeypatch.setattr("tests.soak.disturbed", disturbed)
     soak = Soak(folder=tmp_path, seed=0, kills=5)
     soak.run(lanes=1)
@@ -109,7 +135,14 @@ def soaked(folder: Path, *words: str) -> dict[str, Any]:
     """What a soak counted, to its end. It fails where a job was lost."""
     counts = folder / "result.json"
     command = [sys.executable, "-m", "tests.soak", "--folder", str(folder), "--json", str(counts), *words]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(REPO)}, check=False)
+    done = subprocess.run(
+        command,
+        cwd=REPO,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     found: dict[str, Any] = json.loads(counts.read_text())
     return found
@@ -120,7 +153,11 @@ def soaked(folder: Path, *words: str) -> dict[str, Any]:
 def test_a_short_soak_that_is_killed_itself(tmp_path: Path) -> None:
     words = ("--kills", "9", "--lanes", "1", "--seed", "1")  # of which the first job takes eight at most
     first = spawn("-m", "tests.soak", "--folder", str(tmp_path), *words, cwd=REPO)
-    wait_until(lambda: (tmp_path / "state.jsonl").exists() and (tmp_path / "state.jsonl").stat().st_size > 9, "a job's end", limit_s=600)
+    wait_until(
+        lambda: (tmp_path / "state.jsonl").exists() and (tmp_path / "state.jsonl").stat().st_size > 9,
+        "a job's end",
+        limit_s=600,
+    )
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = (tmp_path / "state.jsonl").read_text()
@@ -145,5 +182,7 @@ def test_a_part_of_a_grid_of_the_twin_may_be_left() -> None:
 
     twin = {"grids/a/grid.json": grid("x", "y", "z")}
     assert differences({**twin, "grids/b/grid.json": grid("x", "z")}, twin) == []
-    assert differences({**twin, "grids/b/grid.json": grid("x", "other")}, twin) == ["grids/b/grid.json is left over"]
+    assert differences({**twin, "grids/b/grid.json": grid("x", "other")}, twin) == [
+        "grids/b/grid.json is left over"
+    ]
     assert differences({"grids/b/grid.json": grid("x", "z")}, twin) == ["grids/a/grid.json is missing"]

@@ -1,4 +1,5 @@
-"""`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as, and a real bench of seconds."""
+"""`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as, and a real
+bench of seconds."""
 
 from __future__ import annotations
 
@@ -31,7 +32,13 @@ from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.training import memory
 from tests.conftest import EXPLODING, REPO
 
-NANO = ("model=nano", "trainer.device=cpu", "trainer.precision=fp32", "trainer.micro_batch=2", "trainer.batch_tokens=256")
+NANO = (
+    "model=nano",
+    "trainer.device=cpu",
+    "trainer.precision=fp32",
+    "trainer.micro_batch=2",
+    "trainer.batch_tokens=256",
+)
 
 
 def verdict(log_ratio: Estimate) -> str:
@@ -42,7 +49,7 @@ def nano(overrides: str = "") -> Run:
     return compose_arm(NANO, overrides)[1]
 
 
-# --- the order ---------------------------------------------------------------------------------------------------------------------
+# --- the order ----------------------------------------------------------------------------------------------
 
 
 def test_two_arms_go_a_b_b_a_then_b_a_a_b():
@@ -58,7 +65,9 @@ def test_every_arm_has_every_place_once_in_n_rounds(n: int):
 
 
 def test_neighbours_change_from_cycle_to_cycle():
-    pairs = {pair for r in range(60) for pair in zip(order(4, round_=r), order(4, round_=r)[1:], strict=False)}
+    pairs = {
+        pair for r in range(60) for pair in zip(order(4, round_=r), order(4, round_=r)[1:], strict=False)
+    }
     assert len([pair for pair in pairs if pair[0] != pair[1]]) == 4 * 3
 
 
@@ -89,7 +98,7 @@ def test_an_even_drift_cancels_to_the_last_digit():
     assert [verdict(one) for one in (slow, fast)] == ["worse", "better"]
 
 
-# --- the verdicts ------------------------------------------------------------------------------------------------------------------
+# --- the verdicts -------------------------------------------------------------------------------------------
 
 
 def blocks(logs: np.ndarray[Any, Any]) -> Times:
@@ -111,8 +120,10 @@ def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
         (around(0, 0, -0.1), "no difference shown", "better"),
         (around(0, 0, 0), "no difference shown", "no difference shown"),
         (around(0, 0, 0.1, spread=0.2), "no difference shown", "no difference shown"),
-        (around(0, 0.05, 0.1), "better", "no difference shown"),  # by no more than the baseline differs from itself
-        (around(0, 0.02, 0.02), "better", "no difference shown"),  # as the second instance, to which it is compared
+        # by no more than the baseline differs from itself
+        (around(0, 0.05, 0.1), "better", "no difference shown"),
+        # as the second instance, to which it is compared
+        (around(0, 0.02, 0.02), "better", "no difference shown"),
         (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
     ],
 )
@@ -136,7 +147,9 @@ def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms
     times = around(0, 0.02, 0.1, 0.1)
     logs = np.log(times.mean(axis=2))
     found = estimates(times)[2]
-    assert found == of_pairs(logs[:, 1] - logs[:, 2], bias=float(abs((logs[:, 1] - logs[:, 0]).mean())), comparisons=2)
+    assert found == of_pairs(
+        logs[:, 1] - logs[:, 2], bias=float(abs((logs[:, 1] - logs[:, 0]).mean())), comparisons=2
+    )
     alone = estimates(times[:, :3])[2]
     assert found is not None
     assert alone is not None
@@ -160,10 +173,16 @@ def resembling(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[A
     return noise
 
 
-def stopped(rng: np.random.Generator, noise: Callable[..., np.ndarray[Any, Any]], *, sd: float, effect: float = 0.0) -> str:
+def stopped(
+    rng: np.random.Generator, noise: Callable[..., np.ndarray[Any, Any]], *, sd: float, effect: float = 0.0
+) -> str:
     """The verdict on one arm where rounds go on until the intervals are narrow, at most 200."""
     times = blocks(sd * noise(rng, (200, 3)) + np.array([0, 0, effect]))
-    narrow = (n for n in range(3, 200) if all(each.half_width <= LIMIT[Device.cpu] for each in estimates(times[:n]) if each))
+    narrow = (
+        n
+        for n in range(3, 200)
+        if all(each.half_width <= LIMIT[Device.cpu] for each in estimates(times[:n]) if each)
+    )
     found = estimates(times[: next(narrow, 200)])[2]
     assert found is not None
     return verdict(found)
@@ -179,7 +198,7 @@ def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]
     assert [stopped(rng, noise, sd=0.02, effect=0.1) for _ in range(100)].count("worse") >= 95
 
 
-# --- a bench on a clock of its own -------------------------------------------------------------------------------------------------
+# --- a bench on a clock of its own --------------------------------------------------------------------------
 
 KNOWN = {
     "tokens_per_step": 256,
@@ -197,14 +216,19 @@ LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
 
 
 class Raced:
-    """The command, whose arms take no step: of each the time of a block is given, or an error, once it has been timed so often."""
+    """The command, whose arms take no step: of each the time of a block is given, or an error, once it has
+    been timed so often."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.patch = folder, monkeypatch
         monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
     def __call__(
-        self, block: Callable[[str], Block], *flags: str, fails: dict[str, tuple[int, Exception]] | None = None, warm: Block = lambda: 0.0
+        self,
+        block: Callable[[str], Block],
+        *flags: str,
+        fails: dict[str, tuple[int, Exception]] | None = None,
+        warm: Block = lambda: 0.0,
     ) -> tuple[int, dict[str, Any]]:
         fails, done = fails or {}, dict[str, int]()
 
@@ -226,7 +250,9 @@ class Raced:
         self.patch.setattr(TimedArm, "warm", warmed)
         self.patch.setattr(TimedArm, "block", timed_)
         path = self.folder / "bench.json"
-        code = command.main([*NANO, *(word for label in LABELS for word in ("--arm", label)), *flags, "--json", str(path)])
+        code = command.main(
+            [*NANO, *(word for label in LABELS for word in ("--arm", label)), *flags, "--json", str(path)]
+        )
         return code, json.loads(path.read_text()) if path.exists() else {}
 
 
@@ -245,24 +271,33 @@ def test_a_planted_tenth_comes_out_exactly(raced: Raced, capsys: pytest.CaptureF
     base, slower, same = result["arms"]
     assert (slower["speed"]["ratio"], slower["verdict"]) == (pytest.approx(1 / 1.1), "worse")
     assert (same["speed"]["ratio"], same["verdict"]) == (pytest.approx(1), "no difference shown")
-    assert (result["control"]["speed"]["ratio"], result["control"]["verdict"]) == (pytest.approx(1), "no difference shown")
+    assert (result["control"]["speed"]["ratio"], result["control"]["verdict"]) == (
+        pytest.approx(1),
+        "no difference shown",
+    )
     assert (base["verdict"], base["speed"]) == (None, None)
     assert base["step_ms"] == pytest.approx(2.56 * (1 + 0.001 * machine.blocks / 2), rel=1e-2)
     assert result["rounds"] == 3  # the first look is enough
     assert np.shape(base["seconds_per_token"]) == (3, 2)
-    assert re.search(r"\nmlp=gelu3x .* 9\.1% slower \[8\.6% to 9\.5% slower\] .* worse\n", capsys.readouterr().out)
+    assert re.search(
+        r"\nmlp=gelu3x .* 9\.1% slower \[8\.6% to 9\.5% slower\] .* worse\n", capsys.readouterr().out
+    )
 
 
 def test_an_arm_that_does_not_fit_or_fails_is_a_line(raced: Raced, capsys: pytest.CaptureFixture[str]):
     big = 0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
-    code, result = raced(still, "--rounds", "8", fails={"mlp=gelu3x": big, "attention=mha": (5, OSError("gone"))})
+    code, result = raced(
+        still, "--rounds", "8", fails={"mlp=gelu3x": big, "attention=mha": (5, OSError("gone"))}
+    )
     assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == [
         ("measured", None),
         ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
         ("failed", "OSError: gone"),
     ]
     assert code == 1  # one failed
-    assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in capsys.readouterr().out
+    assert (
+        "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in capsys.readouterr().out
+    )
     assert raced(still, fails={"mlp=gelu3x": big})[0] == 0
 
 
@@ -318,30 +353,76 @@ def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch:
 def test_the_result_has_one_schema(raced: Raced):
     """Whatever became of an arm, and strict JSON."""
     _, result = raced(still, fails={"attention=mha": (0, MemoryError("no more"))})
-    top = {"schema_version", "suite", "words", "kind", "date", "started", "ended", "hardware", "clock", "limit", "rounds", "spent_s"}
+    top = {
+        "schema_version",
+        "suite",
+        "words",
+        "kind",
+        "date",
+        "started",
+        "ended",
+        "hardware",
+        "clock",
+        "limit",
+        "rounds",
+        "spent_s",
+    }
     assert set(result) == top | {"peak_flops", "control", "arms", "measurements"}
-    keys = {"label", "status", "reason", "verdict", "speed", "tokens_per_s", "step_ms", "speed_by_flops", "mfu", "config"}
+    keys = {
+        "label",
+        "status",
+        "reason",
+        "verdict",
+        "speed",
+        "tokens_per_s",
+        "step_ms",
+        "speed_by_flops",
+        "mfu",
+        "config",
+    }
     assert all(set(arm) == keys | set(KNOWN) | {"seconds_per_token"} for arm in result["arms"])
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
     seconds = result["arms"][0]["seconds_per_token"]
-    first = {"arm": "mlp=gelu4x", "repeat": 0, "metric": "tokens_per_s", "unit": "tokens/s", "better": "higher", "ending": "measured"}
+    first = {
+        "arm": "mlp=gelu4x",
+        "repeat": 0,
+        "metric": "tokens_per_s",
+        "unit": "tokens/s",
+        "better": "higher",
+        "ending": "measured",
+    }
     assert result["measurements"][0].items() >= {**first, "value": 2 / sum(seconds[0])}.items()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-# --- arms and refusals -------------------------------------------------------------------------------------------------------------
+# --- arms and refusals --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "--arm must be given at least twice, the baseline first (once beside --arm-external), got 0 of them"),
-        (("--arm-external", "x.py"), "--arm must be given at least twice, the baseline first (once beside --arm-external), got 0 of them"),
-        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice, the baseline first (once beside --arm-external), got 1 of them"),
+        (
+            (),
+            "--arm must be given at least twice, the baseline first (once beside "
+            "--arm-external), got 0 of them",
+        ),
+        (
+            ("--arm-external", "x.py"),
+            "--arm must be given at least twice, the baseline first (once beside "
+            "--arm-external), got 0 of them",
+        ),
+        (
+            ("--arm", "mlp=gelu3x"),
+            "--arm must be given at least twice, the baseline first (once beside "
+            "--arm-external), got 1 of them",
+        ),
         (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': attention/nope is no option"),
         (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
         (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
-        (("--arm", "", "--arm", "attention=flash"), "--arm 'attention=flash' must differ from the others in what a training step executes"),
+        (
+            ("--arm", "", "--arm", "attention=flash"),
+            "--arm 'attention=flash' must differ from the others in what a training step executes",
+        ),
         (
             ("--arm", "seed=0", "--arm", "seed=1 trainer.steps=9"),
             "must differ from the others in what a training step executes, got 'seed=0'",
@@ -352,8 +433,14 @@ def test_the_result_has_one_schema(raced: Raced):
         ),
         (("--arm", "", "--arm", "mlp=gelu3x", "--rounds", "2"), "--rounds must be at least 3, got 2"),
         (("--arm", "", "--arm", "mlp=gelu3x", "--seconds", "nan"), "--seconds must be above 0, got nan"),
-        (("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"), "--json must be a file that can be written, got /dev/null/x"),
-        (("--suite", "cpu", "--arm", "mlp=gelu3x"), "--arm must be left out with --suite, which has its own, got 1 of them"),
+        (
+            ("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"),
+            "--json must be a file that can be written, got /dev/null/x",
+        ),
+        (
+            ("--suite", "cpu", "--arm", "mlp=gelu3x"),
+            "--arm must be left out with --suite, which has its own, got 1 of them",
+        ),
     ],
 )
 def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]):
@@ -368,14 +455,21 @@ def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixtu
 def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
     arms = [TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")]
-    with pytest.raises(ValueError, match=r"trainer\.device must be the same in all arms: they share a clock, got cpu and cuda"):
+    with pytest.raises(
+        ValueError,
+        match=r"trainer\.device must be the same in all arms: they share a clock, got cpu and cuda",
+    ):
         bench(arms, seconds=1)
 
 
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
-    small = compose_arm(["model=small", "trainer.device=cpu"], "")[1].trainer  # a training of it would be compiled
+    # a training of it would be compiled
+    small = compose_arm(["model=small", "trainer.device=cpu"], "")[1].trainer
     assert (small.threads, small.compile) == (1, Compile.off)
-    assert compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional")[1].trainer.compile is Compile.regional
+    assert (
+        compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional")[1].trainer.compile
+        is Compile.regional
+    )
     assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
 
 
@@ -406,11 +500,12 @@ def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPat
         assert f"={option}" in changed
     assert {run.trainer.batch_tokens for run in arms} == {8 * 1024 if name == "gpu" else 512}
     plain, *others = map(step_config, arms)
-    assert all(sum(one[group] != plain[group] for group in plain) == 1 for one in others)  # an arm is one change
+    # an arm is one change
+    assert all(sum(one[group] != plain[group] for group in plain) == 1 for one in others)
     assert {run.trainer.device.value for run in arms} == {"cuda" if name == "gpu" else "cpu"}
 
 
-# --- external arms -----------------------------------------------------------------------------------------------------------------
+# --- external arms ------------------------------------------------------------------------------------------
 
 BIGRAM = """
 import torch
@@ -465,7 +560,9 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
     own, other = TimedArm("", run), external_arm([*NANO, "trainer.steps=5"], str(bigram))
     own.warm(Clock.cpu)
     forward = own.built.forward
-    monkeypatch.setattr(own.built, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y))
+    monkeypatch.setattr(
+        own.built, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y)
+    )
     own.at = 0
     other.warm(Clock.cpu)
     losses = [other.step() for _ in range(8)]
@@ -478,16 +575,39 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)
     other.close()
     facts, table = other.facts, 257**2 * 4 / 2**20
-    assert (facts["params"], facts["flops_per_token"], facts["settings"]) == (257**2, None, {"model": "bigram", "precision": "fp32"})
-    assert [facts["memory_mib"][part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx([table] * 3)
-    assert facts["memory_mib"]["peak"] > 3 * table + 256 * 257 * 4 / 2**20  # the logits, kept for the backward
+    assert (facts["params"], facts["flops_per_token"], facts["settings"]) == (
+        257**2,
+        None,
+        {"model": "bigram", "precision": "fp32"},
+    )
+    assert [facts["memory_mib"][part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx(
+        [table] * 3
+    )
+    # the logits, kept for the backward
+    assert facts["memory_mib"]["peak"] > 3 * table + 256 * 257 * 4 / 2**20
 
 
 @pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_is_timed_and_shown_as_the_others(bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_external_arm_is_timed_and_shown_as_the_others(
+    bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """With the sizes of the baseline."""
     external = ["--arm-external", f"{bigram} scale=1 trainer.precision=bf16"]
-    assert command.main([*NANO, "--arm", "model.seq_len=64", *external, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 0
+    assert (
+        command.main(
+            [
+                *NANO,
+                "--arm",
+                "model.seq_len=64",
+                *external,
+                "--rounds",
+                "8",
+                "--json",
+                str(tmp_path / "r.json"),
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr()
     assert "bigram.py scale=1 trainer.precision=bf16: model bigram, precision bf16" in printed.out
     assert "what a file prints" not in printed.out
@@ -496,7 +616,11 @@ def test_an_external_arm_is_timed_and_shown_as_the_others(bigram: Path, tmp_path
     assert other["status"] == "measured"
     assert other["speed"]["low"] > 2
     assert (own["settings"], other["settings"]) == (None, {"model": "bigram", "precision": "bf16"})
-    assert (other["mfu"], other["speed_by_flops"], other["kernel"]) == ({"nominal": None, "measured": None}, None, None)
+    assert (other["mfu"], other["speed_by_flops"], other["kernel"]) == (
+        {"nominal": None, "measured": None},
+        None,
+        None,
+    )
     config = other["config"]["external"]
     assert (config["file"], config["options"]) == ("bigram.py", {"scale": "1"})
     asked = {
@@ -509,7 +633,14 @@ def test_an_external_arm_is_timed_and_shown_as_the_others(bigram: Path, tmp_path
         "batch_tokens": 256,
         "threads": 1,
     }
-    assert config["request"] == {**asked, "device": "cpu", "precision": "bf16", "compile": "off", "seed": 0, "microbatches": 2}
+    assert config["request"] == {
+        **asked,
+        "device": "cpu",
+        "precision": "bf16",
+        "compile": "off",
+        "seed": 0,
+        "microbatches": 2,
+    }
 
 
 STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def __call__(self, tokens): "
@@ -537,13 +668,19 @@ def test_a_file_that_cannot_be_run_is_refused(source: str, said: str, tmp_path: 
     ("source", "said"),
     [
         ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
-        ("def build(request, *, lr): ...", "TypeError: build() missing 1 required keyword-only argument: 'lr'"),
+        (
+            "def build(request, *, lr): ...",
+            "TypeError: build() missing 1 required keyword-only argument: 'lr'",
+        ),
         ("def build(request):\n raise KeyError('a\\nb')", "KeyError, line 2: 'a\\nb'"),
         ("def build(request):\n raise SystemExit", "SystemExit, line 2: "),
         ("def build(request): ...", "AttributeError: 'NoneType' object has no attribute 'parameters'"),
         (f"{STEP}tokens.nope{BUILD}", "AttributeError, line 4: "),
         (f"{STEP}return None{BUILD}", "TypeError: "),
-        (f"{STEP}return 0.0{BUILD}", "InputError: a step must update its parameters, got one that changes none"),
+        (
+            f"{STEP}return 0.0{BUILD}",
+            "InputError: a step must update its parameters, got one that changes none",
+        ),
         *(
             (f"{STEP}self.parameters[0].add_(1); return 0.0\n {wrong}{BUILD}", said)
             for wrong, said in {
@@ -579,7 +716,9 @@ def test_refused_external_arms(words: str, said: str, bigram: Path):
 
 
 @pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_external_arm_that_fails_later_is_a_line(
+    bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """It stops no other, and a loss that is not finite is no step."""
     reasons = {
         "return 1/0": "ZeroDivisionError, line 25: division by zero",
@@ -588,9 +727,15 @@ def test_an_external_arm_that_fails_later_is_a_line(bigram: Path, tmp_path: Path
     files = []
     for n, last in enumerate(reasons):
         files.append(tmp_path / f"fails{n}.py")
-        files[-1].write_text(BIGRAM.replace("return loss.detach()", f"if len(self.seen) < 9: return loss.detach()\n        {last}"))
+        files[-1].write_text(
+            BIGRAM.replace(
+                "return loss.detach()", f"if len(self.seen) < 9: return loss.detach()\n        {last}"
+            )
+        )
     words = [word for file in files for word in ("--arm-external", str(file))]
-    assert command.main([*NANO, "--arm", "", *words, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 1
+    assert (
+        command.main([*NANO, "--arm", "", *words, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 1
+    )
     base, *failed = json.loads((tmp_path / "r.json").read_text())["arms"]
     assert base["status"] == "measured"
     assert [arm["status"] for arm in failed] == ["failed"] * 2
@@ -605,7 +750,7 @@ def test_the_documented_file_is_the_example():
     assert arm.options == {"rate": "2"}
 
 
-# --- the real thing ----------------------------------------------------------------------------------------------------------------
+# --- the real thing -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -621,11 +766,17 @@ def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Eight layers against two, and an arm that no memory has room for."""
     giant = "model.d_model=1048576"  # matrices of 4 TB
     arms = [word for words in ("", "model.n_layer=8", giant) for word in ("--arm", words)]
-    assert command.main([*NANO, *arms, "--rounds", "8", "--json", str(tmp_path / "deep" / "result.json")]) == 0
+    assert (
+        command.main([*NANO, *arms, "--rounds", "8", "--json", str(tmp_path / "deep" / "result.json")]) == 0
+    )
     out = capsys.readouterr().out
     result = json.loads((tmp_path / "deep" / "result.json").read_text())
     two, eight, none = result["arms"]
-    assert (result["schema_version"], result["suite"], result["clock"]) == (1, None, "process CPU time, one thread")
+    assert (result["schema_version"], result["suite"], result["clock"]) == (
+        1,
+        None,
+        "process CPU time, one thread",
+    )
     assert none["status"] == "does not fit"
     assert f"{giant}: does not fit: " in out
     assert eight["speed"]["high"] < 0.8
@@ -669,15 +820,21 @@ def test_memory_that_is_not_there_is_refused_at_once():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="times a GPU, and there is none")
 def test_a_real_bench_on_a_gpu():
-    arms = compose_arms(["model=small", "trainer.device=cuda", "trainer.compile=off"], ["", "model.n_layer=12"])
+    arms = compose_arms(
+        ["model=small", "trainer.device=cuda", "trainer.compile=off"], ["", "model.n_layer=12"]
+    )
     result = bench([TimedArm(label, run) for label, run in arms.items()], seconds=60, rounds=8)
     one, two = result["arms"]
     assert result["clock"] == "CUDA events"
     assert two["speed"]["high"] < 0.9
-    assert two["memory_mib"]["peak"] > one["memory_mib"]["peak"] > sum(one["memory_mib"][part] for part in ("parameters", "optimizer"))
+    assert (
+        two["memory_mib"]["peak"]
+        > one["memory_mib"]["peak"]
+        > sum(one["memory_mib"][part] for part in ("parameters", "optimizer"))
+    )
 
 
-# --- peaks -------------------------------------------------------------------------------------------------------------------------
+# --- peaks --------------------------------------------------------------------------------------------------
 
 CHIPS = {
     "NVIDIA H200": 989e12,

@@ -1,6 +1,6 @@
-"""The speedrun records: formats read logs of their form and refuse damaged ones, figures come out of a repository of logs, the judging
-agrees with scipy, and the page follows from the committed figures. With MODDED_NANOGPT=PATH they are taken
-again from a checkout."""
+"""The speedrun records: formats read logs of their form and refuse damaged ones, figures come out of a
+repository of logs, the judging agrees with scipy, and the page follows from the committed figures. With
+MODDED_NANOGPT=PATH they are taken again from a checkout."""
 
 from __future__ import annotations
 
@@ -46,13 +46,18 @@ def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
 def log(*ends: float, steps: int = 100, ms: int = 5000, seed: int | None = None, gpus: int = 0) -> str:
     """A log of modded-nanogpt's form, made up: a run for each loss at the end."""
     lines = ['print(f"step:{step}/{steps} val_loss:{loss} train_time:{t}ms step_avg:{a}ms")', "=" * 100]
-    lines += [f"|   {gpu}  Some GPU 80GB          On  |   00000000:8D:00.0 Off |                    0 |" for gpu in range(gpus)]
+    lines += [
+        f"|   {gpu}  Some GPU 80GB          On  |   00000000:8D:00.0 Off |                    0 |"
+        for gpu in range(gpus)
+    ]
     for loss in ends:
         lines += [f"Using seed={seed}"] if seed is not None else []
         for step in (0, steps // 2, steps):
             at = loss + 1 - step / steps
             avg = f"{ms / steps:.2f}" if step else "nan"
-            lines.append(f"step:{step}/{steps} val_loss:{at:.5f} train_time:{ms * step / steps:.0f}ms step_avg:{avg}ms")
+            lines.append(
+                f"step:{step}/{steps} val_loss:{at:.5f} train_time:{ms * step / steps:.0f}ms step_avg:{avg}ms"
+            )
             lines.append(f"step:{step}/{steps} train_time:{ms}ms")
     return "\n".join(lines) + "\n"
 
@@ -68,17 +73,38 @@ Step 00100 | Validation bpb: 1.100000
 LOGS: dict[str, tuple[str, list[dict[str, Any]]]] = {  # a format, a log of its form, and the last of its rows
     "modded": (
         log(3.5, 3.25, seed=7, gpus=2),
-        [{"line": 17, "run": 2, "step": 100, "val_loss": 3.25, "train_s": 5.0, "seed": 7, "hardware": "2 × Some GPU 80GB"}],
+        [
+            {
+                "line": 17,
+                "run": 2,
+                "step": 100,
+                "val_loss": 3.25,
+                "train_s": 5.0,
+                "seed": 7,
+                "hardware": "2 × Some GPU 80GB",
+            }
+        ],
     ),
     "nocap_board": (
-        "compiling\nstep:0/9 | val loss 10.9\nstep:0/9 | loss 0.3 | train_time:7.80s | step_avg:7803.76ms\nstep:1/9 | val loss 9.25\n",
-        [{"line": 2, "step": 0, "val_loss": 10.9, "train_s": 0.0}, {"line": 4, "step": 1, "val_loss": 9.25, "train_s": 7.8}],
+        "compiling\nstep:0/9 | val loss 10.9\nstep:0/9 | loss 0.3 | train_time:7.80s | "
+        "step_avg:7803.76ms\nstep:1/9 | val loss 9.25\n",
+        [
+            {"line": 2, "step": 0, "val_loss": 10.9, "train_s": 0.0},
+            {"line": 4, "step": 1, "val_loss": 9.25, "train_s": 7.8},
+        ],
     ),
     "nanogpt": (
-        "step 0: train loss 4.2, val loss 4.3\niter 0: loss 4.2, time 33ms, mfu -100.00%\nstep 250: train loss 1.9, val loss nan\n",
-        [{"line": 1, "step": 0, "train_loss": 4.2, "val_loss": 4.3}, {"line": 3, "step": 250, "train_loss": 1.9, "val_loss": math.nan}],
+        "step 0: train loss 4.2, val loss 4.3\niter 0: loss 4.2, time 33ms, mfu "
+        "-100.00%\nstep 250: train loss 1.9, val loss nan\n",
+        [
+            {"line": 1, "step": 0, "train_loss": 4.2, "val_loss": 4.3},
+            {"line": 3, "step": 250, "train_loss": 1.9, "val_loss": math.nan},
+        ],
     ),
-    "nanochat": (NANOCHAT, [{"line": 7, "step": 100, "val_bpb": 1.1, "train_s": 45.0, "hardware": "8 × Some GPU 80GB"}]),
+    "nanochat": (
+        NANOCHAT,
+        [{"line": 7, "step": 100, "val_bpb": 1.1, "train_s": 45.0, "hardware": "8 × Some GPU 80GB"}],
+    ),
     "autoresearch": (
         'commit\tval_bpb\tmemory_gb\tstatus\tdescription\na1b2c3d\t0.9979\t44.0\tkeep\tbase"line\ne4f5a6b\t0.0\t0.0\tcrash\tbig\n',
         [{"line": 2, "arm": "a1b2c3d", "val_bpb": "0.9979", "memory_gb": "44.0"}],
@@ -113,7 +139,9 @@ def test_a_format_reads_a_log_of_its_form(name: str, tmp_path: Path) -> None:
     assert list(module_of(name).read(tmp_path / "log")) == []
 
 
-@pytest.mark.parametrize(("name", "line"), [(name, line) for name, lines in DAMAGED.items() for line in lines])
+@pytest.mark.parametrize(
+    ("name", "line"), [(name, line) for name, lines in DAMAGED.items() for line in lines]
+)
 def test_a_damaged_log_is_refused_with_its_line(name: str, line: str, tmp_path: Path) -> None:
     text = "\n".join([*LOGS[name][0].splitlines()[:2], line])
     (tmp_path / "log").write_text(text)
@@ -122,13 +150,16 @@ def test_a_damaged_log_is_refused_with_its_line(name: str, line: str, tmp_path: 
 
 
 def test_a_log_may_have_seconds_and_a_second_loss(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("step:5/9 val_loss:3.5 val_avg_loss:3.5 val_ema_loss:3.25 train_time:1.500s step_avg:1.0ms ema_beta:0\n")
+    (tmp_path / "log").write_text(
+        "step:5/9 val_loss:3.5 val_avg_loss:3.5 val_ema_loss:3.25 train_time:1.500s "
+        "step_avg:1.0ms ema_beta:0\n"
+    )
     (row,) = modded.read(tmp_path / "log")
     assert (row["val_loss"], row["val_ema_loss"], row["train_s"]) == (3.5, 3.25, 1.5)
     assert not row.keys() & {"seed", "hardware"}
 
 
-# --- figures -------------------------------------------------------------------------------------------------------------------------
+# --- figures ------------------------------------------------------------------------------------------------
 
 BOARD_1 = """| # | Record time |
 1 | 45 minutes | base | 05/28/24 | none | @a
@@ -138,7 +169,7 @@ BOARD_1 = """| # | Record time |
 
 ## Speedrun track 2: larger
 3 | 1.1 minutes | other | 07/17/26 | [log](records/track_1_short/two/a.txt) | @c
-"""
+"""  # noqa: E501
 BOARD_3 = """| # | Steps |
 | 1 | 90(!) | 3.2777 (n=1)x | first | 2026/04/26 | [log](results/alone.txt) | @a |
 | 2 | 95 | 3.2777 (n=1)x | no best | 2026/04/27 | [log](results/alone.txt) | @a |
@@ -179,7 +210,9 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(figures: ModuleType, checkout: Path) -> None:
+def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(
+    figures: ModuleType, checkout: Path
+) -> None:
     assert figures.main([str(checkout)]) == 0
     text = figures.FIGURES.read_text()
     assert figures.main([str(checkout.parent / "bare")]) == 0
@@ -187,11 +220,16 @@ def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(figures: Mod
     rows = rows_of(figures.FIGURES)
     found = {
         (track, number, arm): [
-            (row["loss"], row["step"], row["train_s"]) for row in rows if (row["track"], row["record"], row["arm"]) == (track, number, arm)
+            (row["loss"], row["step"], row["train_s"])
+            for row in rows
+            if (row["track"], row["record"], row["arm"]) == (track, number, arm)
         ]
         for track, number, arm in {(row["track"], row["record"], row["arm"]): None for row in rows}
     }
-    times = {arm: [("3.2", "100", str(ms + i / 1000)) for i in range(3)] for arm, ms in (("record", 4.0), ("baseline", 5.0))}
+    times = {
+        arm: [("3.2", "100", str(ms + i / 1000)) for i in range(3)]
+        for arm, ms in (("record", 4.0), ("baseline", 5.0))
+    }
     assert found == {
         ("1", "1", "record"): [("", "", "")],
         ("1", "2", "record"): [("3.27", "100", "5.0"), ("3.28", "100", "4.0")],
@@ -203,13 +241,31 @@ def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(figures: Mod
     whole = {(row["path"], row["run"]): row for row in rows}
     assert whole["track_1_short/two/a.txt", "1"]["hardware"] == "8 × Some GPU 80GB"
     assert whole["track_3_optimization/results/five/a.txt", "2"]["seed"] == "4"
-    commit = subprocess.run(["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    commit = subprocess.run(
+        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout
     assert {row["commit"] for row in rows if row["path"]} == {commit[:12]}
 
 
-def test_no_checkout_and_a_damaged_log_are_refused(figures: ModuleType, checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_checkout_and_a_damaged_log_are_refused(
+    figures: ModuleType, checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (checkout / "records/track_1_short/two/a.txt").write_text("step:5/9 val_loss:3.5 train_ti")
-    subprocess.run(["git", "-c", "user.name=x", "-c", "user.email=x@x.org", "-C", str(checkout), "commit", "-qam", "cut"], check=True)
+    subprocess.run(
+        [
+            "git",
+            "-c",
+            "user.name=x",
+            "-c",
+            "user.email=x@x.org",
+            "-C",
+            str(checkout),
+            "commit",
+            "-qam",
+            "cut",
+        ],
+        check=True,
+    )
     for path, said in ((checkout.parent / "nowhere", "git directory"), (checkout, "two/a.txt: line 1 ")):
         with pytest.raises(SystemExit) as ended:
             figures.main([str(path)])
@@ -232,15 +288,29 @@ def test_the_committed_figures_are_those_of_the_repository(figures: ModuleType) 
     assert rows_of(figures.FIGURES) == kept
 
 
-# --- judging -------------------------------------------------------------------------------------------------------------------------
+# --- judging ------------------------------------------------------------------------------------------------
 
 
 def record(
-    records: ModuleType, number: int, steps: int, losses: Sequence[float], *, seeds: Sequence[object] = (), n: int | None = None
+    records: ModuleType,
+    number: int,
+    steps: int,
+    losses: Sequence[float],
+    *,
+    seeds: Sequence[object] = (),
+    n: int | None = None,
 ) -> Any:
-    whole = {"record": str(number), "stated": f"{statistics.fmean(losses):.4f}", "stated_n": str(n or len(losses)), "steps": str(steps)}
+    whole = {
+        "record": str(number),
+        "stated": f"{statistics.fmean(losses):.4f}",
+        "stated_n": str(n or len(losses)),
+        "steps": str(steps),
+    }
     named = seeds or [""] * len(losses)
-    runs = [{"arm": "record", "path": "a", "loss": str(x), "seed": str(seed)} for x, seed in zip(losses, named, strict=True)]
+    runs = [
+        {"arm": "record", "path": "a", "loss": str(x), "seed": str(seed)}
+        for x, seed in zip(losses, named, strict=True)
+    ]
     return records.Record(str(number), [{**whole, **run} for run in runs])
 
 
@@ -258,17 +328,24 @@ def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
 
 def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     old, new = [3.279, 3.280, 3.2785, 3.281], [3.2781, 3.2789, 3.2776, 3.2801]  # each 0.0009 to 0.0011 lower
-    paired = records.Step(record(records, 2, 100, new, seeds="0123"), record(records, 1, 100, old, seeds="0123")).steps()
+    paired = records.Step(
+        record(records, 2, 100, new, seeds="0123"), record(records, 1, 100, old, seeds="0123")
+    ).steps()
     assert (paired.method, records.word(paired)) == ("pairs", "shown")
     for seeds in ([""] * 4, "4567"):  # none named, none shared
-        step = records.Step(record(records, 2, 100, new, seeds=seeds), record(records, 1, 100, old, seeds="0123"))
+        step = records.Step(
+            record(records, 2, 100, new, seeds=seeds), record(records, 1, 100, old, seeds="0123")
+        )
         assert (step.steps().method, records.word(step.steps())) == ("unpaired (Welch)", "not shown")
-    again = record(records, 2, 100, [*new, new[0] + 0.0002], seeds="01230")  # a seed that ran twice counts once, with its mean
+    # a seed that ran twice counts once, with its mean
+    again = record(records, 2, 100, [*new, new[0] + 0.0002], seeds="01230")
     assert again.values("loss") == pytest.approx({0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]})
     assert records.Step(again, record(records, 1, 100, old, seeds="0123")).steps().n == 4
     few = records.Step(record(records, 2, 100, new[:2]), record(records, 1, 100, old))
     assert (few.judged, records.word(few.steps())) == (False, "no verdict (n=2)")
-    worse = records.Step(record(records, 2, 100, old, seeds="0123"), record(records, 1, 100, new, seeds="0123"))
+    worse = records.Step(
+        record(records, 2, 100, old, seeds="0123"), record(records, 1, 100, new, seeds="0123")
+    )
     assert records.word(worse.steps()) == "worse"
 
 
@@ -305,21 +382,36 @@ def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
     assert [round(end, 4) for end in found] == [-0.0013, 0.0015]
     strict = stats.ttest_ind(base, own, equal_var=False).confidence_interval(0.995)
     (judged,) = [each for each in records.beside() if each.record.number == "89"]
-    assert (judged.time.low, judged.time.high) == pytest.approx((math.exp(strict.low - 0.005), math.exp(strict.high + 0.005)))
-    assert records.p_below(own_loss) == pytest.approx(stats.t.cdf(stats.ttest_1samp(own_loss, 3.28).statistic, len(own_loss) - 1))
+    assert (judged.time.low, judged.time.high) == pytest.approx(
+        (math.exp(strict.low - 0.005), math.exp(strict.high + 0.005))
+    )
+    assert records.p_below(own_loss) == pytest.approx(
+        stats.t.cdf(stats.ttest_1samp(own_loss, 3.28).statistic, len(own_loss) - 1)
+    )
 
 
 def test_other_hardware_is_not_compared(records: ModuleType) -> None:
     rows = [
-        {"record": "1", "arm": arm, "path": "a", "seed": "", "loss": "3.2", "train_s": str(t + i), "hardware": arm if other else "same"}
+        {
+            "record": "1",
+            "arm": arm,
+            "path": "a",
+            "seed": "",
+            "loss": "3.2",
+            "train_s": str(t + i),
+            "hardware": arm if other else "same",
+        }
         for other in (False, True)
         for arm, t in (("record", 90), ("baseline", 120))
         for i in range(3)
     ]
-    assert [records.Faster(records.Record("1", part)).word for part in (rows[:6], rows[6:])] == ["shown", "other hardware"]
+    assert [records.Faster(records.Record("1", part)).word for part in (rows[:6], rows[6:])] == [
+        "shown",
+        "other hardware",
+    ]
 
 
-# --- the page ------------------------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def test_means_of_the_logs_are_those_that_the_board_states(records: ModuleType) -> None:

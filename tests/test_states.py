@@ -1,7 +1,8 @@
-"""A run's life as a state machine: it is trained, asked to stop, killed, met by a full disk, and its files are damaged, in any order.
+"""A run's life as a state machine: it is trained, asked to stop, killed, met by a full disk, and its files
+are damaged, in any order.
 
-Whatever came before, the same command ends in one of two ways: the run is there with the bits of the run that nothing happened to, or it
-is refused in one line that names a file, and nothing is deleted.
+Whatever came before, the same command ends in one of two ways: the run is there with the bits of the run that
+nothing happened to, or it is refused in one line that names a file, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ CODES = {"finished": 0, "preempted": 75}
 REFUSED, CRASHED = 2, 1
 DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
     "flipped": lambda content, at: (
-        content[: at % len(content)] + bytes([content[at % len(content)] ^ 1]) + content[at % len(content) + 1 :]
+        content[: at % len(content)]
+        + bytes([content[at % len(content)] ^ 1])
+        + content[at % len(content) + 1 :]
     ),
     "cut": lambda content, at: content[: at % len(content)],
     "emptied": lambda content, at: b"",
@@ -41,7 +44,8 @@ DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
 
 
 def in_a_child(work: Callable[[], int], told: Path) -> int:
-    """The exit code of `work` in a fork of this process, or minus the signal that killed it; what it says goes to `told`."""
+    """The exit code of `work` in a fork of this process, or minus the signal that killed it; what it says
+    goes to `told`."""
     sys.stdout.flush()
     if (pid := os.fork()) == 0:
         code = CRASHED
@@ -65,14 +69,18 @@ def in_a_child(work: Callable[[], int], told: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def trained(out: Path, *, stop_after: int | None = None, kill_at: int | None = None, full_at: int | None = None) -> int:
-    """One command: what is there already, or an attempt. `kill_at`: SIGKILL at this call to the disk. `full_at`: no file can be longer
-    than so many bytes."""
+def trained(
+    out: Path, *, stop_after: int | None = None, kill_at: int | None = None, full_at: int | None = None
+) -> int:
+    """One command: what is there already, or an attempt. `kill_at`: SIGKILL at this call to the disk.
+    `full_at`: no file can be longer than so many bytes."""
     calls = 0
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal calls
-        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and str(out) in str(arguments[0]):
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and str(out) in str(
+            arguments[0]
+        ):
             calls += 1
             if calls == kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +98,9 @@ def trained(out: Path, *, stop_after: int | None = None, kill_at: int | None = N
 
 def digests(folder: Path) -> dict[str, str]:
     return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.rglob("*")) if path.is_file()
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
     }
 
 
@@ -132,11 +142,15 @@ class Life(RuleBasedStateMachine):
 
     @rule(step=st.integers(0, STEPS - 1))
     def stop(self, step: int) -> None:
-        assert self.give(stop_after=step) in ((0, 75) if not self.damaged else (0, 75, REFUSED)), self.told.read_text()
+        assert self.give(stop_after=step) in ((0, 75) if not self.damaged else (0, 75, REFUSED)), (
+            self.told.read_text()
+        )
 
     @rule(call=st.integers(1, 200))
     def kill(self, call: int) -> None:
-        assert self.give(kill_at=call) in ((0, -signal.SIGKILL) if not self.damaged else (0, REFUSED, -signal.SIGKILL))
+        assert self.give(kill_at=call) in (
+            (0, -signal.SIGKILL) if not self.damaged else (0, REFUSED, -signal.SIGKILL)
+        )
 
     @rule(full_at=st.integers(1, 40_000))
     def fill_the_disk(self, full_at: int) -> None:
@@ -166,7 +180,11 @@ class Life(RuleBasedStateMachine):
         assert self.damaged
         line = self.told.read_text().strip()
         assert str(self.out) in line, line
-        gone = {name for name in before if not (self.out / name).exists() and "checkpoints" in name and "/.step-" not in name}
+        gone = {
+            name
+            for name in before
+            if not (self.out / name).exists() and "checkpoints" in name and "/.step-" not in name
+        }
         assert not gone, line
         assert self.give() == REFUSED
 

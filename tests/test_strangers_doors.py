@@ -33,7 +33,8 @@ def test_a_grid_and_its_comparison(here: Door, tmp_path: Path, name: str):
     compared = here(str(folder), *flags(name), "--json", "out.json", *allowed, module="nocap.compare")
     assert compared.code == 0, compared.err
     arms = json.loads((tmp_path / "out.json").read_text())["arms"]
-    assert [arm["n"] for arm in arms] == ([2] if name == "sqlite_rows" else [2, 2])  # a tracker: the same runs
+    # a tracker: the same runs
+    assert [arm["n"] for arm in arms] == ([2] if name == "sqlite_rows" else [2, 2])
     if len(arms) == 2 and name != "jsonl":
         assert not arms[1]["difference"]["verdict"].startswith("confounded")
 
@@ -50,7 +51,10 @@ def test_profile_and_bench(here: Door, tmp_path: Path, name: str):
     arms = ["--arm", f"{group}={PLAIN[group]}", "--arm", WORDS[name][0]]
     timed = here(*words, *arms, "--rounds", "3", "--json", "bench.json", module="nocap.bench")
     assert timed.code == 0, timed.err
-    assert [arm["status"] for arm in json.loads((tmp_path / "bench.json").read_text())["arms"]] == ["measured", "measured"]
+    assert [arm["status"] for arm in json.loads((tmp_path / "bench.json").read_text())["arms"]] == [
+        "measured",
+        "measured",
+    ]
 
 
 ARMS = {

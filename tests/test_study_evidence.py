@@ -45,17 +45,22 @@ def made(tmp_path: Path, *claims: Json, **changed: Any) -> Study:
     return loaded(tmp_path / "made", study(claims=list(claims), scales=at(lengths=[0.25, 0.5]), **changed))
 
 
-def measured(claim: Claim, study: Study, evidence: Evidence, arm: str) -> dict[int, tuple[float | None, Ending]]:
+def measured(
+    claim: Claim, study: Study, evidence: Evidence, arm: str
+) -> dict[int, tuple[float | None, Ending]]:
     """One arm's primary metric: seed → value and ending."""
     found = [m for m in measurements(claim, study, evidence) if (m.arm, m.metric.name) == (arm, claim.metric)]
     return {m.repeat: (m.value, m.ending) for m in found}
 
 
-# --- steps to a loss ---------------------------------------------------------------------------------------------------------------
+# --- steps to a loss ----------------------------------------------------------------------------------------
 
 
 def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[float]]:
-    return {arm: [value for value, _ in measured(claim, study, evidence, arm).values() if value] for arm in ("mqa", "mha")}
+    return {
+        arm: [value for value, _ in measured(claim, study, evidence, arm).values() if value]
+        for arm in ("mqa", "mha")
+    }
 
 
 def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
@@ -63,17 +68,26 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
     race, steps = one.claims
     evidence = both(by_law("mqa", worse=-0.1), by_law("mha"), pace=pace(1.1))
     needed = 400 * math.exp(-0.1 / B)  # where the arm's law meets the baseline's end
-    assert measured(steps, one, evidence, "mqa") == dict.fromkeys(range(3), (pytest.approx(needed), Ending.measured))
+    assert measured(steps, one, evidence, "mqa") == dict.fromkeys(
+        range(3), (pytest.approx(needed), Ending.measured)
+    )
     assert measured(steps, one, evidence, "mha") == dict.fromkeys(range(3), (400.0, Ending.measured))
-    assert raced(race, one, evidence) == {"mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3), "mha": pytest.approx([4.0] * 3)}
-    never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))  # then it is the baseline that gets there sooner
+    assert raced(race, one, evidence) == {
+        "mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3),
+        "mha": pytest.approx([4.0] * 3),
+    }
+    # then it is the baseline that gets there sooner
+    never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
     assert raced(steps, one, never) == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
     assert measured(race, one, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
     plan = prepare(one, "cpu", output_dir="outputs")
     arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
-    assert measured(steps, one, replace(evidence, arms=arms), "mqa") == {}  # the missing lengths might have been the ones
+    # the missing lengths might have been the ones
+    assert measured(steps, one, replace(evidence, arms=arms), "mqa") == {}
     short = both(by_law("mqa", worse=-0.7), by_law("mha"))  # 400·e^-1.75 = 70 steps would have done
-    assert measured(steps, one, short, "mqa") == dict.fromkeys(range(3), (pytest.approx(100.0), Ending.at_most))
+    assert measured(steps, one, short, "mqa") == dict.fromkeys(
+        range(3), (pytest.approx(100.0), Ending.at_most)
+    )
 
 
 def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
@@ -84,15 +98,26 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     paces = [session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate(speeds, start=1)]
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
     found = measured(one.claims[0], one, evidence, "mqa")
-    assert found == {i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured) for i, speed in enumerate(speeds, start=1)}
+    assert found == {
+        i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
+        for i, speed in enumerate(speeds, start=1)
+    }
 
 
 def test_a_race_with_what_diverged(tmp_path: Path):
     one = made(tmp_path, STEPS)
     (steps,) = one.claims
     evidence = both(by_law("mqa", diverged=1), by_law("mha", diverged=2))
-    assert measured(steps, one, evidence, "mqa") == {0: (pytest.approx(400), Ending.measured), 1: DIVERGED, 2: DIVERGED}
-    assert measured(steps, one, evidence, "mha") == {0: (400.0, Ending.measured), 1: (400.0, Ending.measured), 2: DIVERGED}
+    assert measured(steps, one, evidence, "mqa") == {
+        0: (pytest.approx(400), Ending.measured),
+        1: DIVERGED,
+        2: DIVERGED,
+    }
+    assert measured(steps, one, evidence, "mha") == {
+        0: (400.0, Ending.measured),
+        1: (400.0, Ending.measured),
+        2: DIVERGED,
+    }
     assert measured(steps, one, Evidence(**by_law("mqa")), "mqa") == {}
     lost = both(by_law("mqa", worse=-0.1), by_law("mha"))
     lost.shorter["mqa", 1][200] = record("mqa", 1, 200, None)  # type: ignore[index]
@@ -100,7 +125,7 @@ def test_a_race_with_what_diverged(tmp_path: Path):
     assert measured(steps, one, lost, "mqa") == between  # from 100 and 400 steps
 
 
-# --- profiles ----------------------------------------------------------------------------------------------------------------------
+# --- profiles -----------------------------------------------------------------------------------------------
 
 PARTS: Json = {
     "ms": {"scores": 20.0, "qkv": 10.0, "loss": 10.0},
@@ -132,11 +157,13 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     assert found.per is (Per.session if changed["metric"] in ("share", "part_ms") else Per.exact)
 
 
-# --- bounds ------------------------------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 
 def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
-    return Evidence(sessions={"parts": [session({arm: one}, number=number) for (arm, number), one in profiles.items()]})
+    return Evidence(
+        sessions={"parts": [session({arm: one}, number=number) for (arm, number), one in profiles.items()]}
+    )
 
 
 def bench(arms: dict[str, Any]) -> Evidence:
@@ -145,12 +172,15 @@ def bench(arms: dict[str, Any]) -> Evidence:
 
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:
     mechanism = {"rule": rule, "formula": "f", **({"parts": ["scores"]} if rule == "amdahl" else {})}
-    one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[], **changed), LOSS]))
+    one = loaded(
+        tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[], **changed), LOSS])
+    )
     return bound(one.claims[0], one, evidence)
 
 
 def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Path):
-    """12 layers, 768 wide, T=1024, by hand: a layer's products are 2·(12·d² + T·d), the head's 2·d·V; K and V lose 2/3 of 2·d² each."""
+    """12 layers, 768 wide, T=1024, by hand: a layer's products are 2·(12·d² + T·d), the head's 2·d·V; K and V
+    lose 2/3 of 2·d² each."""
     d, T, V = 768, 1024, 50257
     whole = 12 * (12 * d**2 + T * d) + d * V
     assert whole / (whole - 12 * 2 * d**2 * 2 / 3) == pytest.approx(1.0764, abs=1e-4)
@@ -158,12 +188,18 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
     flops = {name: component_flops(compose([*d12, *own.split()]), vocab_size=V) for name, own in arms.items()}
     counted = {name: {"component_flops": of} for name, of in flops.items()}
-    assert bounded(tmp_path, "flops", bench(counted)) == pytest.approx(whole / (whole - 12 * 2 * d**2 * 2 / 3), rel=1e-9)
-    assert bounded(tmp_path, "flops", Evidence(sessions={"pace": timed([1], counted)})) == pytest.approx(1.0764, abs=1e-4)
+    assert bounded(tmp_path, "flops", bench(counted)) == pytest.approx(
+        whole / (whole - 12 * 2 * d**2 * 2 / 3), rel=1e-9
+    )
+    assert bounded(tmp_path, "flops", Evidence(sessions={"pace": timed([1], counted)})) == pytest.approx(
+        1.0764, abs=1e-4
+    )
     apart = parts({(name, 1): {**PARTS, "component_flops": of} for name, of in flops.items()})
     by_parts = {"metric": "part_ms", "parts": ["qkv", "rotary", "scores", "attention_out"]}
     attention = 4 * d**2 + T * d
-    assert bounded(tmp_path, "flops", apart, **by_parts) == pytest.approx(attention / (attention - 4 / 3 * d**2), rel=1e-9)
+    assert bounded(tmp_path, "flops", apart, **by_parts) == pytest.approx(
+        attention / (attention - 4 / 3 * d**2), rel=1e-9
+    )
     both_of_mlp = {"metric": "part_ms", "parts": ["mlp_up", "mlp_down"]}
     assert bounded(tmp_path, "flops", apart, **both_of_mlp) == pytest.approx(1.0)
 
@@ -176,23 +212,34 @@ def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
     evidence = bench(arms)
     for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
         assert bounded(tmp_path, rule, evidence) == pytest.approx(expected)
-        assert bounded(tmp_path, rule, evidence, metric="part_mib", parts=["scores"]) == pytest.approx(expected)  # of the whole arm
+        # of the whole arm
+        assert bounded(tmp_path, rule, evidence, metric="part_mib", parts=["scores"]) == pytest.approx(
+            expected
+        )
         assert bounded(tmp_path, rule, Evidence()) is None
         assert bounded(tmp_path, rule, bench({"mha": arms["mha"]})) is None
-    broken = bench({"mha": arms["mha"], "mqa": {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": 8.0}})
+    broken = bench(
+        {
+            "mha": arms["mha"],
+            "mqa": {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": 8.0},
+        }
+    )
     assert [bounded(tmp_path, rule, broken) for rule in ("params", "memory")] == [None, None]
 
 
 def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
     slower = {**PARTS, "ms": {"scores": 25.0}}
     evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): {**PARTS, "ms": {"scores": 90.0}}})
-    assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))  # the baseline's, and the largest seen
+    # the baseline's, and the largest seen
+    assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))
     assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
 
 
 def test_a_part_that_is_saved_in_part(tmp_path: Path):
     """A quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms."""
-    evidence = parts({("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}})
+    evidence = parts(
+        {("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}}
+    )
     mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
     one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
     assert bound(one.claims[0], one, evidence) == pytest.approx(1 / (1 - 0.2))
@@ -203,12 +250,13 @@ def test_a_given_bound_is_given(tmp_path: Path):
     assert bound(one.claims[0], one, Evidence()) == 1.08
 
 
-# --- what a claim rests on ---------------------------------------------------------------------------------------------------------
+# --- what a claim rests on ----------------------------------------------------------------------------------
 
 
 def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
     one = made(tmp_path, RACE)
-    runs = {(arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)}  # 7 is no seed of the claim
+    # 7 is no seed of the claim
+    runs = {(arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)}
     short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
     sessions = {"pace": pace(1.0, numbers=[1]), "bench": timed([1], {"mqa": {}})}  # a race needs no bench
     assert sorted(Evidence(runs=runs, shorter=short, sessions=sessions).used(one.claims[0], one)) == [
@@ -218,11 +266,15 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
     ]
 
 
-# --- noise -------------------------------------------------------------------------------------------------------------------------
+# --- noise --------------------------------------------------------------------------------------------------
 
 
 def test_sigma_is_pooled_within_arms() -> None:
     groups = {"mha": [3.0, 3.1, 3.2], "mqa": [2.0, 2.0, 2.3]}
-    runs = {(arm, seed): record(arm, seed, 400, x) for arm, values in groups.items() for seed, x in enumerate(values)}
+    runs = {
+        (arm, seed): record(arm, seed, 400, x)
+        for arm, values in groups.items()
+        for seed, x in enumerate(values)
+    }
     assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
     assert sigma({}) is None

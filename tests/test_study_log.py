@@ -1,4 +1,5 @@
-"""What binds a claim, and what its study's log keeps: each way to move a claim after its result, and to measure until it fits."""
+"""What binds a claim, and what its study's log keeps: each way to move a claim after its result, and to
+measure until it fits."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ AFTER = "registered after 3 runs (mqa, seed 0 and 2 more)"
 AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)"
 
 
-# --- what binds --------------------------------------------------------------------------------------------------------------------
+# --- what binds ---------------------------------------------------------------------------------------------
 
 
 def hashes(lab: Lab, folder: str = "made", **changed: Json) -> list[str]:
@@ -48,9 +49,15 @@ DECIDES: dict[str, tuple[Json, Json]] = {
         {"claims": [LOSS]},
         {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})},
     ),
-    "a trial": ({"tune": SEARCH}, {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]], "mqa": LRS}}}),
+    "a trial": (
+        {"tune": SEARCH},
+        {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]], "mqa": LRS}}},
+    ),
     "the search's seeds": ({"tune": SEARCH}, {"tune": {**SEARCH, "seeds": [8]}}),
-    "the lengths": ({"claims": [RACE], "scales": at(lengths=[0.25, 0.5])}, {"claims": [RACE], "scales": at(lengths=[0.5])}),
+    "the lengths": (
+        {"claims": [RACE], "scales": at(lengths=[0.25, 0.5])},
+        {"claims": [RACE], "scales": at(lengths=[0.5])},
+    ),
 }
 
 
@@ -61,8 +68,14 @@ def test_what_decides_a_claim_is_what_is_registered(lab: Lab, first: Json, then:
 
 MARGINS = claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.1, "gpu": 1.2}}])
 READ: dict[str, Json] = {
-    "texts": {"question": "Is it?", "method": "So.", "claims": [claim(one, statement="It helps.", source="a talk") for one in BOTH]},
-    "a formula": {"claims": [claim(one, mechanism={**one["mechanism"], "formula": "better said"}) for one in BOTH]},
+    "texts": {
+        "question": "Is it?",
+        "method": "So.",
+        "claims": [claim(one, statement="It helps.", source="a talk") for one in BOTH],
+    },
+    "a formula": {
+        "claims": [claim(one, mechanism={**one["mechanism"], "formula": "better said"}) for one in BOTH]
+    },
     "the rest of a scale": {"scales": at(limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)},
     "another scale": {"scales": {**at(), "gpu": at()["cpu"]}, "claims": [MARGINS, LOSS]},
     "another claim": {"claims": [*BOTH, claim(LOSS, id="M.more")]},
@@ -70,7 +83,10 @@ READ: dict[str, Json] = {
     "names": {
         "arms": {"flash": ARMS["mha"], "few": ARMS["mqa"]},
         "baseline": "flash",
-        "claims": [claim(SPEED, id="a", arm="few", guards=[{**GUARD, "margins": {"slow": 1.1}}]), claim(LOSS, id="b", arm="few")],
+        "claims": [
+            claim(SPEED, id="a", arm="few", guards=[{**GUARD, "margins": {"slow": 1.1}}]),
+            claim(LOSS, id="b", arm="few"),
+        ],
         "scales": {"slow": at()["cpu"]},
     },
 }
@@ -82,7 +98,9 @@ def test_what_only_a_reader_sees_may_be_changed(lab: Lab, then: Json):
 
 
 def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.MonkeyPatch):
-    plain = [word for word in STUDY["overrides"] if not word.startswith(("trainer.precision", "trainer.threads"))]
+    plain = [
+        word for word in STUDY["overrides"] if not word.startswith(("trainer.precision", "trainer.threads"))
+    ]
     first = hashes(lab, overrides=plain)
     monkeypatch.setattr("nocap.config.defaults.precision", lambda *work: (Precision.bf16, "another CPU"))
     assert lab.plan(overrides=plain).train["mha"].run.trainer.precision is Precision.bf16
@@ -90,19 +108,32 @@ def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.
     assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first
 
 
-# --- exploratory, in each way ------------------------------------------------------------------------------------------------------
+# --- exploratory, in each way -------------------------------------------------------------------------------
 
 
 def test_a_claim_that_was_registered_before_its_results_is_confirmatory(lab: Lab):
     rows = lab.carry()
-    assert [(row["word"], row["exploratory"], row["notes"]) for row in rows.values()] == [("confirmed", None, [])] * 2
+    assert [(row["word"], row["exploratory"], row["notes"]) for row in rows.values()] == [
+        ("confirmed", None, [])
+    ] * 2
     lines = lab.lines()
-    assert [line["event"] for line in lines] == [*["registration"] * 2, *["run"] * 6, *["session"] * 3, *["analysis"] * 2]
-    assert [(line["claim"], line["hash"]) for line in lines[:2]] == [(name, row["hash"]) for name, row in rows.items()]
+    assert [line["event"] for line in lines] == [
+        *["registration"] * 2,
+        *["run"] * 6,
+        *["session"] * 3,
+        *["analysis"] * 2,
+    ]
+    assert [(line["claim"], line["hash"]) for line in lines[:2]] == [
+        (name, row["hash"]) for name, row in rows.items()
+    ]
     assert {row["registered"] for row in rows.values()} == {lines[0]["at"]}
     runs = {(line["arm"], line["seed"], line["val_loss"]) for line in lab.lines("run")}
     assert runs == {(arm, seed, 3.0 + 0.001 * seed) for arm in ("mha", "mqa") for seed in range(3)}
-    assert [(line["place"], line["number"], line["measured"]["mqa"]) for line in lab.lines("session")][1] == ("bench", 2, 1252.0)
+    assert [(line["place"], line["number"], line["measured"]["mqa"]) for line in lab.lines("session")][1] == (
+        "bench",
+        2,
+        1252.0,
+    )
     before = lab.log.read_text()
     assert lab.carry(out="out") == rows
     assert lab.log.read_text() == before
@@ -110,21 +141,37 @@ def test_a_claim_that_was_registered_before_its_results_is_confirmatory(lab: Lab
 
 WAYS: dict[str, tuple[Json, str | None]] = {
     "looser ends": ({"claims": [LOOSE]}, f"{AFTER}; {OTHER_ENDS}"),
-    "another margin": ({"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 2.0}}])]}, f"{AFTER_ALL}; {OTHER_ENDS}"),
-    "looser ends of what is timed": ({"claims": [claim(SPEED, expected=[1.05, None])]}, f"{AFTER_ALL}; {OTHER_ENDS}"),
+    "another margin": (
+        {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 2.0}}])]},
+        f"{AFTER_ALL}; {OTHER_ENDS}",
+    ),
+    "looser ends of what is timed": (
+        {"claims": [claim(SPEED, expected=[1.05, None])]},
+        f"{AFTER_ALL}; {OTHER_ENDS}",
+    ),
     "another metric": ({"claims": [claim(LOSS, scale="ratio", expected=[0.5, None])]}, AFTER),
     "other names": (
-        {"arms": {"a": ARMS["mha"], "b": ARMS["mqa"]}, "baseline": "a", "claims": [claim(LOOSE, id="U", arm="b")]},
+        {
+            "arms": {"a": ARMS["mha"], "b": ARMS["mqa"]},
+            "baseline": "a",
+            "claims": [claim(LOOSE, id="U", arm="b")],
+        },
         f"{AFTER.replace('mqa', 'b')}; {OTHER_ENDS}",
     ),
     "another scale": ({"scales": {"laptop": at()["cpu"]}, "claims": [LOOSE]}, f"{AFTER}; {OTHER_ENDS}"),
-    "another baseline": ({"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}, "claims": [LOSS]}, AFTER),
+    "another baseline": (
+        {"arms": {**ARMS, "mha": ["attention=flash", "optimizer.lr=1e-6"]}, "claims": [LOSS]},
+        AFTER,
+    ),
     "the worst seed left out": (
         {"seeds": [1, 2, 3], "claims": [LOSS]},
         f"registered after 2 runs (mqa, seed 1, mqa, seed 2); {OTHER_ENDS}",
     ),
     "fresh seeds": ({"seeds": [4, 5, 6], "claims": [LOSS]}, OTHER_ENDS),
-    "another arm, which has no results": ({"arms": {**ARMS, "mqa": ["attention=gqa"]}, "claims": [LOSS]}, None),
+    "another arm, which has no results": (
+        {"arms": {**ARMS, "mqa": ["attention=gqa"]}, "claims": [LOSS]},
+        None,
+    ),
     "more seeds": ({"seeds": list(range(6)), "claims": [LOSS]}, None),
 }
 
@@ -136,7 +183,8 @@ def test_a_claim_that_was_moved_after_its_result_is_exploratory(lab: Lab, then: 
     for out in ("fresh", "out"):
         (row,) = lab.carry(out, **then).values()
         assert row["exploratory"] == label
-    assert all(row["exploratory"] is None for row in lab.carry().values())  # its own registration is the older one
+    # its own registration is the older one
+    assert all(row["exploratory"] is None for row in lab.carry().values())
 
 
 def test_what_a_study_beside_it_trained_is_known(lab: Lab):
@@ -149,7 +197,10 @@ def test_what_a_study_beside_it_trained_is_known(lab: Lab):
 def test_runs_that_no_log_has_are_known_by_their_start(lab: Lab):
     lab.killed(2, claims=[LOSS])
     assert lab.lines("run") == []
-    assert lab.carry(claims=[LOOSE])["M.loss"]["exploratory"] == f"registered after 1 run (mqa, seed 0); {OTHER_ENDS}"
+    assert (
+        lab.carry(claims=[LOOSE])["M.loss"]["exploratory"]
+        == f"registered after 1 run (mqa, seed 0); {OTHER_ENDS}"
+    )
     lab.log.unlink()
     assert {row["exploratory"] for row in lab.carry(run=False).values()} == {"not registered"}
     assert [row["exploratory"] for row in lab.carry().values()] == [AFTER, AFTER]
@@ -172,11 +223,18 @@ def test_a_log_that_was_edited_is_in_the_verdict(lab: Lab):
     assert row["exploratory"].endswith(f"; its log's line {number} does not follow: edited, or one is gone")
 
 
-def test_a_study_that_cannot_be_written_says_so_and_is_not_registered(lab: Lab, monkeypatch: pytest.MonkeyPatch):
+def test_a_study_that_cannot_be_written_says_so_and_is_not_registered(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
     may = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).startswith(str(lab.root / "made")) and may(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not str(path).startswith(str(lab.root / "made")) and may(path, mode)
+    )
     assert lab.carry()["M.loss"]["exploratory"] == "not registered"
-    assert lab.said[0] == f"{lab.root / 'made'} cannot be written: nothing is registered, and no README or results are left there"
+    assert (
+        lab.said[0] == f"{lab.root / 'made'} cannot be written: nothing is registered, and no README or "
+        "results are left there"
+    )
     assert not lab.log.exists()
 
 
@@ -191,7 +249,7 @@ def test_judging_writes_nothing(lab: Lab):
     assert changed == {str(lab.root / "made" / "study.yaml")}  # by the test
 
 
-# --- what a reader is told beside a verdict ----------------------------------------------------------------------------------------
+# --- what a reader is told beside a verdict -----------------------------------------------------------------
 
 
 def test_what_was_measured_again_is_told(lab: Lab):
@@ -205,7 +263,10 @@ def test_what_was_measured_again_is_told(lab: Lab):
     assert [row["exploratory"] for row in rows.values()] == [None, None]
     assert rows["M.loss"]["notes"] == ["measured again, and otherwise: mqa, seed 1"]
     assert rows["M.speed"]["notes"] == ["measured again, and otherwise: mqa, seed 1, bench session 1"]
-    assert [line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)] == [3.001, 2.0]
+    assert [line["val_loss"] for line in lab.lines("run") if (line["arm"], line["seed"]) == ("mqa", 1)] == [
+        3.001,
+        2.0,
+    ]
 
 
 def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
@@ -215,11 +276,15 @@ def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
     here = lab.lines("registration")[0]["machine"]
     lab.host, lab.loss = "there", lambda run: 3.0 + 2 * (run.arm == "mqa") + 0.001 * run.seed
     row = lab.carry("there", claims=[LOSS])["M.loss"]
-    assert (row["word"], row["exploratory"], row["notes"]) == ("refuted", None, [f"confirmed on another machine ({here})"])
+    assert (row["word"], row["exploratory"], row["notes"]) == (
+        "refuted",
+        None,
+        [f"confirmed on another machine ({here})"],
+    )
     assert len(lab.lines("registration")) == 2
 
 
-# --- the file ----------------------------------------------------------------------------------------------------------------------
+# --- the file -----------------------------------------------------------------------------------------------
 
 
 def registered(name: str) -> Json:
@@ -241,7 +306,9 @@ EDITS: dict[str, tuple[Callable[[list[str]], list[str]], int]] = {
 
 
 @pytest.mark.parametrize(("change", "number"), EDITS.values(), ids=EDITS)
-def test_a_line_that_was_changed_is_named(tmp_path: Path, change: Callable[[list[str]], list[str]], number: int):
+def test_a_line_that_was_changed_is_named(
+    tmp_path: Path, change: Callable[[list[str]], list[str]], number: int
+):
     path = lines_in(tmp_path / FILE)
     path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
     assert read(path).broken[0] == number
@@ -270,12 +337,21 @@ def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path
         assert read(first).broken
 
 
-NAIVE = json.dumps({"at": "2026-11-22T12:00:00", **HERE, **registered("a"), "previous": []}) + "\n"  # no time zone
-BARE = json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1, "previous": []}) + "\n"
+# no time zone
+NAIVE = json.dumps({"at": "2026-11-22T12:00:00", **HERE, **registered("a"), "previous": []}) + "\n"
+BARE = (
+    json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1, "previous": []})
+    + "\n"
+)
 
 
-@pytest.mark.parametrize("damage", ["nothing\n", "[1]\n", '{"event": "party"}\n', NAIVE, BARE, '{"event": "run", "at": "now"}\n', '{"eve'])
-def test_a_damaged_line_is_refused_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str):
+@pytest.mark.parametrize(
+    "damage",
+    ["nothing\n", "[1]\n", '{"event": "party"}\n', NAIVE, BARE, '{"event": "run", "at": "now"}\n', '{"eve'],
+)
+def test_a_damaged_line_is_refused_by_its_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+):
     path = lines_in(written(tmp_path / "made", study(claims=[LOSS])) / FILE)
     with path.open("a") as file:
         file.write(damage)

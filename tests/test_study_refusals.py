@@ -18,10 +18,14 @@ STEPS_TO_LOSS = claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1
 def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that comes too late fails here, not minutes later."""
     for place in ("conduct.train", "tasks.Session.run"):
-        monkeypatch.setattr(f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started"))
+        monkeypatch.setattr(
+            f"nocap.study.{place}", lambda *args, **more: pytest.fail("something was started")
+        )
 
 
-def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, folder: Path | None = None) -> str:
+def refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, folder: Path | None = None
+) -> str:
     """The one line."""
     out = tmp_path / "out"
     before = sorted(tmp_path.rglob("*"))
@@ -41,9 +45,15 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"claims": [claim(LOSS, metric="val_los")]}, "val_los"),
         ({"claims": [claim(LOSS, metric="train_s")]}, "claim M.loss: metric must be one of val_loss, "),
         ({"claims": [claim(LOSS, arm="gqa")]}, "claim M.loss: arm must be one of mha, mqa, got gqa"),
-        ({"claims": [claim(LOSS, expected=[0.5, 0.5])]}, "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]"),
+        (
+            {"claims": [claim(LOSS, expected=[0.5, 0.5])]},
+            "claim M.loss: expected must hold something: low below high, got [0.5, 0.5]",
+        ),
         ({"claims": [claim(LOSS, arm="mha")]}, "claim M.loss: arm must not be its own baseline, got mha"),
-        ({"claims": [claim(LOSS, seeds=[0, 1, 7])]}, "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]"),
+        (
+            {"claims": [claim(LOSS, seeds=[0, 1, 7])]},
+            "claims[0].seeds must be left out: they are the study's, got [0, 1, 7]",
+        ),
         ({"max_seeds": 12}, "max_seeds is no key of study"),
         ({"scales": at(sessions=0)}, "sessions must be at least 1, got 0"),
         ({"scales": at(apart_min=-1)}, "apart_min must be at least 0, got -1"),
@@ -52,15 +62,44 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
         ({"claims": [claim(LOSS, threshold="mine")]}, "threshold"),
         (
-            {"claims": [claim(SPEED, mechanism={"rule": "amdahl", "parts": ["scores"], "saved": {"qkv": 0.5}, "formula": "f"})]},
+            {
+                "claims": [
+                    claim(
+                        SPEED,
+                        mechanism={
+                            "rule": "amdahl",
+                            "parts": ["scores"],
+                            "saved": {"qkv": 0.5},
+                            "formula": "f",
+                        },
+                    )
+                ]
+            },
             "mechanism.saved must be of scores, got qkv",
         ),
         (
-            {"claims": [claim(SPEED, mechanism={"rule": "amdahl", "parts": ["scores"], "saved": {"scores": 1.0}, "formula": "f"})]},
-            "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got {'scores': 1.0}",
+            {
+                "claims": [
+                    claim(
+                        SPEED,
+                        mechanism={
+                            "rule": "amdahl",
+                            "parts": ["scores"],
+                            "saved": {"scores": 1.0},
+                            "formula": "f",
+                        },
+                    )
+                ]
+            },
+            "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got "
+            "{'scores': 1.0}",
         ),
         (
-            {"claims": [claim(SPEED, guards=[{"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}])]},
+            {
+                "claims": [
+                    claim(SPEED, guards=[{"metric": "val_loss", "scale": "ratio", "margins": {"gpu": 1.1}}])
+                ]
+            },
             "name the scale cpu, got gpu",
         ),
         ({"seeds": [0, 1]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
@@ -70,27 +109,48 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
         ({"arms": {**STUDY["arms"], "gqa": ["attention=gqa"]}}, "arms must each be in a claim, got gqa"),
         ({"arms": {**STUDY["arms"], "mqa": ["attention=none"]}}, "arm mqa: "),
-        ({"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "engine=warp"]}}, "arm mqa: engine must be one of"),
-        ({"claims": [STEPS_TO_LOSS]}, "claim M.loss: target must be baseline for a claim about time or steps to target, and null"),
+        (
+            {"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "engine=warp"]}},
+            "arm mqa: engine must be one of",
+        ),
+        (
+            {"claims": [STEPS_TO_LOSS]},
+            "claim M.loss: target must be baseline for a claim about time or steps to target, and null",
+        ),
         (
             {"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "data.train_tokens=50000"]}},
             "arm mqa: data.train_tokens must be the baseline's (mha: ",
         ),
-        ({"arms": {**STUDY["arms"], "mqa": ["trainer.val_tokens=2048"]}}, "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)"),
+        (
+            {"arms": {**STUDY["arms"], "mqa": ["trainer.val_tokens=2048"]}},
+            "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)",
+        ),
         (
             {"arms": {**STUDY["arms"], "mqa": ["model.seq_len=64"]}},
             "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
         ),
-        ({"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}}, "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
+        (
+            {"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}},
+            "arm mqa: tokenizer.vocabulary must be the baseline's (mha: ",
+        ),
         ({"metod": "a slip"}, "metod is no key of study (did you mean method?)"),
         ({"scales": at(round=3)}, "scales.cpu.round is no key of scaleconfig (did you mean rounds?)"),
-        ({"claims": [claim(LOSS), claim(LOSS, expcted=[1, 2])]}, "claims[1].expcted is no key of claim (did you mean expected?)"),
+        (
+            {"claims": [claim(LOSS), claim(LOSS, expcted=[1, 2])]},
+            "claims[1].expcted is no key of claim (did you mean expected?)",
+        ),
         ({"claims": [claim(LOSS, expected=1.2)]}, "claims[0].expected must be a list, as in [a, b]"),
         ({"claims": [claim(LOSS, scale="rato")]}, "claims[0].scale: Invalid value 'rato', expected one of "),
         ({"claims": [3]}, "claims[0] must hold keys and values, got 3"),
-        ({"scales": at(decode={"prompt": 0, "new": 1, "vocab_size": 9})}, "decode.prompt must be at least 1, got 0"),
         (
-            {"claims": [LOSS, claim(LOSS, id="M.ms", metric="decode_ms")], "scales": at(decode={"prompt": 30, "new": 3, "vocab_size": 9})},
+            {"scales": at(decode={"prompt": 0, "new": 1, "vocab_size": 9})},
+            "decode.prompt must be at least 1, got 0",
+        ),
+        (
+            {
+                "claims": [LOSS, claim(LOSS, id="M.ms", metric="decode_ms")],
+                "scales": at(decode={"prompt": 30, "new": 3, "vocab_size": 9}),
+            },
             "scales.cpu.decode must be a text that arm mha has positions for: model.seq_len=32, got 33",
         ),
         ({"scales": at(rounds=0)}, "rounds must be at least 1, got 0"),
@@ -103,13 +163,24 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], *words: str, fol
         ({"scales": at(own={"gqa": ["mlp=relu2"]})}, "scales.cpu.own must be one of mha, mqa, got gqa"),
         ({"scales": at(claims=["M.lost"])}, "scales.cpu.claims must be one of M.speed, M.loss, got M.lost"),
         ({"scales": at(own={"mqa": ["engine=warp"]})}, "engine must be one of"),
-        ({"scales": at(bench=[])}, "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none"),
-        ({"scales": at(train=[])}, "scales.cpu.train must be given for claim M.speed, about val_loss, got none"),
+        (
+            {"scales": at(bench=[])},
+            "scales.cpu.bench must be given for claim M.speed, about tokens_per_s, got none",
+        ),
+        (
+            {"scales": at(train=[])},
+            "scales.cpu.train must be given for claim M.speed, about val_loss, got none",
+        ),
         ({"question": "${oc.env:HOME}"}, "values must be plain, got the interpolation ${oc.env:HOME}"),
-        ({"overrides": [*OVERRIDES, "tracker=${oc.env:HOME}"]}, "values must be plain, got the interpolation"),
+        (
+            {"overrides": [*OVERRIDES, "tracker=${oc.env:HOME}"]},
+            "values must be plain, got the interpolation",
+        ),
     ],
 )
-def test_invalid_studies(tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], reason: str):
+def test_invalid_studies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], reason: str
+):
     written(tmp_path / "made", study(**changed))
     line = refused(tmp_path, capsys)
     assert line.startswith("nocap: ")
@@ -122,15 +193,24 @@ TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
 @pytest.mark.parametrize(
     ("tune", "reason"),
     [
-        ({"seeds": [2, 3], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must not be the study's: a winner chosen on them"),
+        (
+            {"seeds": [2, 3], "trials": {"mha": TRIALS, "mqa": TRIALS}},
+            "tune.seeds must not be the study's: a winner chosen on them",
+        ),
         (
             {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS, ["optimizer.lr=1e-2"]]}},
             "tune.trials must give every arm as many trials",
         ),
-        ({"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}}, "at least two: an arm that was searched less is handicapped"),
+        (
+            {"seeds": [3], "trials": {"mha": TRIALS[:1], "mqa": TRIALS[:1]}},
+            "at least two: an arm that was searched less is handicapped",
+        ),
         ({"seeds": [], "trials": {"mha": TRIALS, "mqa": TRIALS}}, "tune.seeds must have at least one"),
         ({"seeds": [3], "trials": {"mha": TRIALS}}, "tune.trials must be for every trained arm, got mqa"),
-        ({"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}}, "tune.trials must be one of mha, mqa, got gqa"),
+        (
+            {"seeds": [3], "trials": {"mha": TRIALS, "gqa": TRIALS}},
+            "tune.trials must be one of mha, mqa, got gqa",
+        ),
         (
             {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [["optimizer.lr=-1"], ["optimizer.lr=1e-3"]]}},
             "mqa, trial 1: optimizer.lr must be above 0",
@@ -141,7 +221,9 @@ TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
         ),
     ],
 )
-def test_invalid_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str], tune: dict[str, Any], reason: str):
+def test_invalid_searches(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tune: dict[str, Any], reason: str
+):
     written(tmp_path / "made", study(tune=tune))
     assert reason in refused(tmp_path, capsys)
 
@@ -158,14 +240,18 @@ def test_invalid_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str], tu
         (("--judge", "--rows"), "--rows must be given where a study is carried out"),
     ],
 )
-def test_invalid_command_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], reason: str):
+def test_invalid_command_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], reason: str
+):
     written(tmp_path / "made", study())
     assert reason in refused(tmp_path, capsys, *words)
 
 
 def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "made").mkdir()
-    assert "made must be a study's folder, with a study.yaml (No such file or directory)" in refused(tmp_path, capsys)
+    assert "made must be a study's folder, with a study.yaml (No such file or directory)" in refused(
+        tmp_path, capsys
+    )
     assert "nowhere must be a study's folder" in refused(tmp_path, capsys, folder=tmp_path / "nowhere")
     (tmp_path / "made" / "study.yaml").write_text("question: [")
     assert "study.yaml: while parsing a flow node" in refused(tmp_path, capsys)
@@ -182,7 +268,9 @@ def test_a_leaderboard_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert "--board must be a folder of studies that were carried out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [("made", "--plan", "--judge"), ("--board", "made", "--judge"), ("--judge",)])
+@pytest.mark.parametrize(
+    "words", [("made", "--plan", "--judge"), ("--board", "made", "--judge"), ("--judge",)]
+)
 def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]):
     with pytest.raises(SystemExit) as left:
         main([*words])

@@ -1,4 +1,5 @@
-"""Results as people read them: the sentence of each verdict, a study's README, the board. From made evidence."""
+"""Results as people read them: the sentence of each verdict, a study's README, the board. From made
+evidence."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses
 
 def resulted(one: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> Json:
     plan = prepare(one, "cpu", output_dir="outputs")
-    done = Done(part=plan, evidence=evidence, stands={claim.id: stands for claim in one.claims}, seeds=one.seeds)
+    done = Done(
+        part=plan, evidence=evidence, stands={claim.id: stands for claim in one.claims}, seeds=one.seeds
+    )
     content = results(done, hardware=MACHINE, command="made")
     assert "host" not in content["hardware"]
     return content
@@ -54,7 +57,9 @@ def resulted(one: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> 
 def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
     arms = [{"mha": 1000.0, "mqa": 1000.0 * ratio} for ratio in ratios]
     bench = [
-        session({name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()}, number=number)
+        session(
+            {name: {**SEEN, "step_ms": 1.0, "tokens_per_s": x} for name, x in speeds.items()}, number=number
+        )
         for number, speeds in enumerate(arms, start=1)
     ]
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in range(3)}
@@ -83,7 +88,9 @@ def rendered(one: Study, found: Json) -> str:
         (FAST, [3.0, 3.0, None], ": its validation loss is worse: "),
     ],
 )
-def test_what_is_said_of_each_verdict(tmp_path: Path, ratios: list[float], losses: list[float | None], start: str):
+def test_what_is_said_of_each_verdict(
+    tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
+):
     one = loaded(tmp_path / "made", study(claims=[SPEED]))
     said = rendered(one, resulted(one, speeds(ratios, losses), stands=LATE))
     head, facts = said.split("\n\n")[1].split("\n", 1)
@@ -121,17 +128,36 @@ NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     noise = {"val_loss": NOISE_OF_A_PAIR}
-    one = loaded(tmp_path / "made", study(scales=at(noise=noise), claims=[claim(LOSS, expected=[-0.1, None]), SPEED]))
+    one = loaded(
+        tmp_path / "made", study(scales=at(noise=noise), claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
+    )
     content = resulted(one, speeds(FAST, SAME))
     loss, speed = content["claims"]
-    assert (loss["noise"], speed["noise"], speed["guards"][0]["noise"]) == (NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR)  # as it was declared
+    # as it was declared
+    assert (loss["noise"], speed["noise"], speed["guards"][0]["noise"]) == (
+        NOISE_OF_A_PAIR,
+        None,
+        NOISE_OF_A_PAIR,
+    )
     guard = speed["guards"][0]["measured"]  # a ratio of losses of 3
-    assert math.log(guard["high"] / guard["mid"]) == pytest.approx(0.02 / 3 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4), rel=1e-3)
-    assert judged(content, Log())["claims"] == [{**row, "exploratory": "not in its study's log"} for row in content["claims"]]
-    assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4))
-    assert words.noise(loss) == ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
-    loud = [3.0, 3.1, 2.9]  # five times as wide: the declared one is dropped, and nothing says that it was used
-    (dropped,) = resulted(loaded(tmp_path / "loud", study(scales=at(noise=noise), claims=[LOSS])), speeds(FAST, [*loud]))["claims"]
+    assert math.log(guard["high"] / guard["mid"]) == pytest.approx(
+        0.02 / 3 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4), rel=1e-3
+    )
+    assert judged(content, Log())["claims"] == [
+        {**row, "exploratory": "not in its study's log"} for row in content["claims"]
+    ]
+    assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(
+        0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
+    )
+    assert (
+        words.noise(loss)
+        == ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
+    )
+    # five times as wide: the declared one is dropped, and nothing says that it was used
+    loud = [3.0, 3.1, 2.9]
+    (dropped,) = resulted(
+        loaded(tmp_path / "loud", study(scales=at(noise=noise), claims=[LOSS])), speeds(FAST, [*loud])
+    )["claims"]
     assert (dropped["noise"], words.noise(dropped)) == (None, "")
 
 
@@ -154,9 +180,15 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
     one = loaded(folder, study(claims=[SPEED]))
     confirmed, refuted = (resulted(one, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW))
-    assert [path.name for path in pages.write(one, folder, confirmed)] == ["results.cpu.abc.json", "README.md"]
+    assert [path.name for path in pages.write(one, folder, confirmed)] == [
+        "results.cpu.abc.json",
+        "README.md",
+    ]
     first = (folder / "README.md").read_text()
-    head = "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head do?\n\n**Method.** Made for a test.\n"
+    head = (
+        "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head "
+        "do?\n\n**Method.** Made for a test.\n"
+    )
     assert first.startswith(head)
     assert first.endswith("## What was learnt\n\nNothing is written here yet.\n")
     assert "| confirmed at 16 × 32 tokens, CPU | above what arithmetic allows: " in first
@@ -172,7 +204,11 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     assert (folder / "README.md").read_text() == second
 
     pages.write(one, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}})
-    assert (folder / "README.md").read_text().startswith("# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n")
+    assert (
+        (folder / "README.md")
+        .read_text()
+        .startswith("# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n")
+    )
     assert len(pages.all_results(folder)) == 2
 
     (folder / "README.md").write_text("my own\n")
@@ -184,9 +220,15 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     experiments = tmp_path / "experiments"
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
         one = loaded(experiments / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
-        pages.write(one, experiments / name, resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))))
+        pages.write(
+            one,
+            experiments / name,
+            resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))),
+        )
     (experiments / "empty").mkdir()
-    (experiments / "not_built.yaml").write_text("- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n")
+    (experiments / "not_built.yaml").write_text(
+        "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
+    )
     (experiments / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
     files = [
         experiments / "README.md",
@@ -195,7 +237,8 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
         experiments / "slow" / "README.md",
     ]
     assert pages.write_board(experiments) == files
-    assert files[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")  # anew, from its results
+    # anew, from its results
+    assert files[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")
     assert files[2].read_text().endswith("## What was learnt\n\nMuch.\n")
 
     page = (experiments / "README.md").read_text()

@@ -1,4 +1,5 @@
-"""A study from its file to its verdicts, of a model that trains in a second: what it leaves, does not do again, and labels."""
+"""A study from its file to its verdicts, of a model that trains in a second: what it leaves, does not do
+again, and labels."""
 
 from __future__ import annotations
 
@@ -83,8 +84,14 @@ def carried(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Carrie
     with shared_folder(tmp_path_factory, "carried") as root:
         if not (root / "done.json").exists():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(roofline.PRODUCT, Device.cpu, 256)  # the machine's peak is nothing that is asked here
-                done = called(*words_of(root), cwd=root, module="nocap.study.__main__", env={"NOCAP_CACHE": str(cache_dir)})
+                # the machine's peak is nothing that is asked here
+                patch.setitem(roofline.PRODUCT, Device.cpu, 256)
+                done = called(
+                    *words_of(root),
+                    cwd=root,
+                    module="nocap.study.__main__",
+                    env={"NOCAP_CACHE": str(cache_dir)},
+                )
             (root / "done.json").write_text(json.dumps([done.code, done.out, done.err]))
         return Carried(root, Finished(*json.loads((root / "done.json").read_text())))
 
@@ -109,33 +116,47 @@ def rewrite(it: Carried, **changed: object) -> None:
 def shown(out: str) -> dict[str, str]:
     """Claim → what the screen says of it."""
     blocks = (block for block in out.split("\n\n") if block.startswith("M."))
-    return {name: block for block in blocks if not (name := block.split()[0]).endswith(":")}  # `M.speed: …` is a warning
+    # `M.speed: …` is a warning
+    return {name: block for block in blocks if not (name := block.split()[0]).endswith(":")}
 
 
-# --- once --------------------------------------------------------------------------------------------------------------------------
+# --- once ---------------------------------------------------------------------------------------------------
 
 
 def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
     assert (carried.process.code, carried.process.err) == (0, "")
     speed, loss = carried.results["claims"]
-    assert [(one["id"], one["exploratory"], one["notes"], one["missing"], one["n"]) for one in (speed, loss)] == [
-        (name, None, [], [], 3) for name in ("M.speed", "M.loss")
-    ]
+    assert [
+        (one["id"], one["exploratory"], one["notes"], one["missing"], one["n"]) for one in (speed, loss)
+    ] == [(name, None, [], [], 3) for name in ("M.speed", "M.loss")]
     assert loss["word"] == "confirmed"
     assert (speed["per"], loss["per"]) == ("session", "seed")
     mha, mqa = carried.results["arms"]
     assert speed["bound"] == pytest.approx(mha["flops_per_token"] / mqa["flops_per_token"])
-    rows = {(row["claim"], row["metric"], row["arm"], row["repeat"]): row["value"] for row in carried.results["measurements"]}
+    rows = {
+        (row["claim"], row["metric"], row["arm"], row["repeat"]): row["value"]
+        for row in carried.results["measurements"]
+    }
     for number, path in enumerate(carried.sessions, start=1):
         assert path.name.startswith(f"bench-{number}-")
         for arm, row in json_of(path)["measured"]["arms"].items():
             assert rows["M.speed", "tokens_per_s", arm, number] == row["tokens_per_s"]
     losses = sorted(json_of(carried.out / "runs" / run / "summary.json")["val_loss"] for run in carried.runs)
-    assert losses == sorted(rows["M.loss", "val_loss", arm, seed] for arm in ("mha", "mqa") for seed in range(3))
-    gains = [rows["M.loss", "val_loss", "mha", seed] - rows["M.loss", "val_loss", "mqa", seed] for seed in range(3)]
+    assert losses == sorted(
+        rows["M.loss", "val_loss", arm, seed] for arm in ("mha", "mqa") for seed in range(3)
+    )
+    gains = [
+        rows["M.loss", "val_loss", "mha", seed] - rows["M.loss", "val_loss", "mqa", seed] for seed in range(3)
+    ]
     assert loss["measured"]["mid"] == pytest.approx(sum(gains) / 3)
-    assert (carried.folder / "README.md").read_text().startswith(f"# made: M.speed {speed['word']}, M.loss confirmed (cpu, ")
-    assert {f"M.speed {speed['word']}", "M.loss confirmed"} <= {" ".join(text.split()[:2]) for text in shown(carried.process.out).values()}
+    assert (
+        (carried.folder / "README.md")
+        .read_text()
+        .startswith(f"# made: M.speed {speed['word']}, M.loss confirmed (cpu, ")
+    )
+    assert {f"M.speed {speed['word']}", "M.loss confirmed"} <= {
+        " ".join(text.split()[:2]) for text in shown(carried.process.out).values()
+    }
     assert (len(carried.runs), len(carried.sessions)) == (6, 3)
 
 
@@ -143,8 +164,15 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     log = read(carried.folder / FILE)
     assert log.broken == []
     registered = log.lines[:2]
-    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {line["claim"]: line["hash"] for line in registered}
-    assert [line["event"] for line in log.lines] == [*["registration"] * 2, *["run"] * 6, *["session"] * 3, *["analysis"] * 2]
+    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {
+        line["claim"]: line["hash"] for line in registered
+    }
+    assert [line["event"] for line in log.lines] == [
+        *["registration"] * 2,
+        *["run"] * 6,
+        *["session"] * 3,
+        *["analysis"] * 2,
+    ]
     runs = {line["identity"]: line for line in log.of("run", status="finished", short=0)}
     for run in carried.runs:
         line, manifest = runs.pop(run[-12:]), json_of(carried.out / "runs" / run / "manifest.json")
@@ -153,14 +181,20 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     sessions = {f"{line['place']}-{line['number']}-{line['key']}.json": line for line in log.of("session")}
     for path in carried.sessions:
         line, content = sessions.pop(path.name), json_of(path)
-        assert line["measured"] == {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()}
+        assert line["measured"] == {
+            arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()
+        }
         assert line["started"] == content["started"]
     began = [datetime.fromisoformat(line["started"]) for line in log.of("run", "session")]
     assert max(datetime.fromisoformat(line["at"]) for line in registered) <= min(began)
-    assert [(line["claim"], line["word"]) for line in log.of("analysis")] == [(one["id"], one["word"]) for one in carried.results["claims"]]
+    assert [(line["claim"], line["word"]) for line in log.of("analysis")] == [
+        (one["id"], one["word"]) for one in carried.results["claims"]
+    ]
 
 
-def test_the_second_time_nothing_is_trained_timed_or_written(copied: Carried, capsys: pytest.CaptureFixture[str]):
+def test_the_second_time_nothing_is_trained_timed_or_written(
+    copied: Carried, capsys: pytest.CaptureFixture[str]
+):
     """But what is said of it, with the words of a reader that were changed."""
     before, results, log = tree(copied.out), copied.results, (copied.folder / FILE).read_text()
     rewrite(copied, question="Does it?", method="In other words.")
@@ -178,10 +212,19 @@ def test_the_second_time_nothing_is_trained_timed_or_written(copied: Carried, ca
     assert (copied.folder / "README.md").read_text().endswith("\nA word more.\n")
 
 
-def test_a_claim_that_was_changed_after_its_runs_is_exploratory(copied: Carried, capsys: pytest.CaptureFixture[str]):
+def test_a_claim_that_was_changed_after_its_runs_is_exploratory(
+    copied: Carried, capsys: pytest.CaptureFixture[str]
+):
     """On the screen, in the results and on the page; whatever is trained is not trained again."""
     before = tree(copied.out / "runs", copied.place / "sessions")
-    rewrite(copied, claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, claim(LOSS, id="M.late", scale="ratio", expected=[0.5, None])])
+    rewrite(
+        copied,
+        claims=[
+            claim(SPEED, expected=[1.05, 1.3]),
+            LOSS,
+            claim(LOSS, id="M.late", scale="ratio", expected=[0.5, None]),
+        ],
+    )
     assert main(asked(copied)) == 0
     labels = {name: "exploratory: " in text for name, text in shown(capsys.readouterr().out).items()}
     assert labels == {"M.speed": True, "M.loss": False, "M.late": True}
@@ -195,7 +238,9 @@ def test_a_claim_that_was_changed_after_its_runs_is_exploratory(copied: Carried,
 
 
 @pytest.mark.slow
-def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch):
+def test_runs_of_a_grid_and_of_another_study_are_the_baseline(
+    tmp_path: Path, door: Door, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     out = tmp_path / "out"
     baseline = [*MADE["overrides"], *MADE["scales"]["cpu"]["train"], "attention=flash", f"output_dir={out}"]
@@ -209,14 +254,20 @@ def test_runs_of_a_grid_and_of_another_study_are_the_baseline(tmp_path: Path, do
         content = study(arms={"mha": ["attention=flash"], "mqa": [arm]}, claims=[LOSS])
         assert main([str(written(tmp_path / name, content)), f"output_dir={out}"]) == 0
         (row,) = results_of(tmp_path / name)["claims"]
-        assert (row["n"], row["exploratory"], row["notes"]) == (3, None, ["older baseline: mha, seed 0 and 2 more"])
+        assert (row["n"], row["exploratory"], row["notes"]) == (
+            3,
+            None,
+            ["older baseline: mha, seed 0 and 2 more"],
+        )
         assert "older baseline: mha, seed 0 and 2 more" in (tmp_path / name / "README.md").read_text()
-        assert sorted(run.rsplit("-")[-1] for run in older) == sorted(results_of(tmp_path / name)["arms"][0]["runs"])
+        assert sorted(run.rsplit("-")[-1] for run in older) == sorted(
+            results_of(tmp_path / name)["arms"][0]["runs"]
+        )
     assert len(list((out / "runs").iterdir())) == 3 + 3 + 3
     assert {path: when for path, when in tree(out / "runs").items() if path in at} == at
 
 
-# --- what is missing ---------------------------------------------------------------------------------------------------------------
+# --- what is missing ----------------------------------------------------------------------------------------
 
 
 def test_judging_names_what_is_missing(copied: Carried, capsys: pytest.CaptureFixture[str]):
@@ -225,7 +276,9 @@ def test_judging_names_what_is_missing(copied: Carried, capsys: pytest.CaptureFi
     before = tree(copied.root)
     assert main(asked(copied, "--judge")) == 1
     told = shown(capsys.readouterr().out)
-    assert all("inconclusive" in text and "1 missing (val_loss of mqa, seed 1)" in text for text in told.values())
+    assert all(
+        "inconclusive" in text and "1 missing (val_loss of mqa, seed 1)" in text for text in told.values()
+    )
     assert tree(copied.root) == before
     (copied.root / gone).rename(copied.out / "runs" / gone)
     copied.sessions[2].unlink()
@@ -249,7 +302,9 @@ def test_a_session_that_fails_is_named_and_the_rest_is_judged(
 
 
 @pytest.mark.slow
-def test_planning_trains_nothing_and_counts_what_is_there(copied: Carried, capsys: pytest.CaptureFixture[str]):
+def test_planning_trains_nothing_and_counts_what_is_there(
+    copied: Carried, capsys: pytest.CaptureFixture[str]
+):
     before = tree(copied.out)
     assert main(asked(copied, "--plan")) == 0
     out = capsys.readouterr().out
@@ -260,11 +315,14 @@ def test_planning_trains_nothing_and_counts_what_is_there(copied: Carried, capsy
     assert tree(copied.out) == before
 
 
-# --- another machine ---------------------------------------------------------------------------------------------------------------
+# --- another machine ----------------------------------------------------------------------------------------
 
 
-def test_another_machine_takes_the_runs_of_this_one(copied: Carried, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    """With the log and the rows committed, and a fresh output_dir: it trains nothing, and both runs of a pair are of one machine."""
+def test_another_machine_takes_the_runs_of_this_one(
+    copied: Carried, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """With the log and the rows committed, and a fresh output_dir: it trains nothing, and both runs of a pair
+    are of one machine."""
     rewrite(copied, claims=[LOSS])
     assert main(asked(copied, "--rows")) == 0
     assert f"written: {copied.folder / ROWS}" in capsys.readouterr().out
@@ -274,7 +332,9 @@ def test_another_machine_takes_the_runs_of_this_one(copied: Carried, capsys: pyt
     monkeypatch.setattr("nocap.study.tasks.Runner", lambda *args, **more: pytest.fail("something is trained"))
     assert main(asked(copied)) == 0
     there = next(
-        results for results in map(json_of, copied.folder.glob("results.cpu.*.json")) if results["hardware"]["fingerprint"] != here
+        results
+        for results in map(json_of, copied.folder.glob("results.cpu.*.json"))
+        if results["hardware"]["fingerprint"] != here
     )
     (loss,) = there["claims"]
     assert (loss["word"], loss["exploratory"], loss["n"]) == ("confirmed", None, 3)
@@ -292,12 +352,14 @@ def test_another_machine_takes_the_runs_of_this_one(copied: Carried, capsys: pyt
     assert err.count("\n") == 1
 
 
-# --- processes ---------------------------------------------------------------------------------------------------------------------
+# --- processes ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_study_that_is_killed_at_six_random_moments_ends_as_one_that_is_not(carried: Carried, tmp_path: Path):
+def test_a_study_that_is_killed_at_six_random_moments_ends_as_one_that_is_not(
+    carried: Carried, tmp_path: Path
+):
     """The same runs with the same losses, bit for bit; in the log no task twice."""
     chance, kills = random.Random(0), 0
     while kills < 6:
@@ -316,7 +378,9 @@ def test_a_study_that_is_killed_at_six_random_moments_ends_as_one_that_is_not(ca
         assert [path.name for path in it.sessions] == [path.name for path in carried.sessions]
         log, twin = (read(one.folder / FILE) for one in (it, carried))
         assert log.broken == []
-        assert sorted(map(name_of, log.of("run", "session"))) == sorted(map(name_of, twin.of("run", "session")))
+        assert sorted(map(name_of, log.of("run", "session"))) == sorted(
+            map(name_of, twin.of("run", "session"))
+        )
         losses = [{(line["identity"], line["val_loss"]) for line in one.of("run")} for one in (log, twin)]
         assert losses[0] == losses[1]
         assert [(one["hash"], one["exploratory"], one["n"]) for one in it.results["claims"]] == [
@@ -331,12 +395,23 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     arms = {"made": "attention=mqa", "other": "mlp=relu2"}
     for name, arm in arms.items():
         apart = at(apart_min=0.05)  # sessions lie between the runs
-        written(tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart))
-    commands = [soak.start(["-m", "nocap.study", name, "scale=cpu", "output_dir=out"], tmp_path / "root") for name in arms]
-    assert [command.wait(soak.DEADLINE_S) for command in commands] == [0, 0], (tmp_path / "root.err").read_text()
+        written(
+            tmp_path / "root" / name, study(arms={"mha": ["attention=flash"], "mqa": [arm]}, scales=apart)
+        )
+    commands = [
+        soak.start(["-m", "nocap.study", name, "scale=cpu", "output_dir=out"], tmp_path / "root")
+        for name in arms
+    ]
+    assert [command.wait(soak.DEADLINE_S) for command in commands] == [0, 0], (
+        tmp_path / "root.err"
+    ).read_text()
     logs = {name: read(tmp_path / "root" / name / FILE) for name in arms}
-    began = {name: [line["started"] for line in log.of("run", "session") if line.get("arm") != "mha"] for name, log in logs.items()}
-    assert max(map(min, began.values())) <= min(map(max, began.values()))  # neither waited for the whole of the other
+    began = {
+        name: [line["started"] for line in log.of("run", "session") if line.get("arm") != "mha"]
+        for name, log in logs.items()
+    }
+    # neither waited for the whole of the other
+    assert max(map(min, began.values())) <= min(map(max, began.values()))
     files = map(json_of, tmp_path.glob("root/out/studies/*/cpu/sessions/*.json"))
     spans = sorted([datetime.fromisoformat(one[end]) for end in ("started", "ended")] for one in files)
     assert len(spans) == 6

@@ -21,7 +21,14 @@ from tests.attempts import spawn, wait_until
 from tests.conftest import REPO
 from tests.soak import processes
 
-NANO = ("model=nano", "model.seq_len=32", "trainer.device=cpu", "trainer.threads=1", "trainer.precision=fp32", "trainer.micro_batch=2")
+NANO = (
+    "model=nano",
+    "model.seq_len=32",
+    "trainer.device=cpu",
+    "trainer.threads=1",
+    "trainer.precision=fp32",
+    "trainer.micro_batch=2",
+)
 BATCH = (*NANO, "trainer.batch_tokens=64")
 HEADS = 4  # of the nano model
 
@@ -40,7 +47,12 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(session, "bench", bench)
     found = session.steps(
-        runs(mha="attention=flash", late="attention=flash schedule=cosine seed=7", mqa="attention=mqa", few="attention=mqa data=synthetic"),
+        runs(
+            mha="attention=flash",
+            late="attention=flash schedule=cosine seed=7",
+            mqa="attention=mqa",
+            few="attention=mqa data=synthetic",
+        ),
         rounds=1,
     )
     assert asked == [["mha", "mqa"]]
@@ -56,7 +68,9 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_windows_cache_is_its_window():
     counted = session.counts(compose([*BATCH, "attention=sliding", "attention.window=8"]))
-    assert counted["kv_bytes"] == pytest.approx(session.counts(compose([*BATCH, "attention=flash"]))["kv_bytes"] * 8 / 32)
+    assert counted["kv_bytes"] == pytest.approx(
+        session.counts(compose([*BATCH, "attention=flash"]))["kv_bytes"] * 8 / 32
+    )
 
 
 def test_parameters_by_part_are_all_parameters():
@@ -73,14 +87,18 @@ def test_a_step_taken_apart():
     found = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
     assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(found["ms"])
     assert all(math.isfinite(x) and x >= 0 for x in found["ms"].values())
-    assert 0 < sum(found["ms"].values()) + found["unattributed_ms"] == pytest.approx(found["step_ms"], rel=0.05)
+    assert (
+        0 < sum(found["ms"].values()) + found["unattributed_ms"] == pytest.approx(found["step_ms"], rel=0.05)
+    )
     assert set(found["memory_mib"]) >= {"parameters", "gradients", "optimizer", "activations"}
     assert found["mib"]["scores"] > 0
 
 
 @pytest.mark.slow
 def test_attention_over_lengths():
-    found = session.lengths(runs(mha="attention=mha", near="attention=sliding attention.window=8"), T=[32, 64, 128])
+    found = session.lengths(
+        runs(mha="attention=mha", near="attention=sliding attention.window=8"), T=[32, 64, 128]
+    )
     for one, window in zip(found.values(), (None, 8), strict=True):
         assert one["T"] == [32, 64, 128]
         assert all(ms > 0 for ms in one["attention_ms"])
@@ -116,20 +134,39 @@ def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch)
 
 
 def asked(*overrides: str, place: str = "parts") -> Session:
-    return Session(place=place, how={"repeats": 1} if place == "parts" else {}, arms={"mha": composed([*BATCH, *overrides])})
+    return Session(
+        place=place,
+        how={"repeats": 1} if place == "parts" else {},
+        arms={"mha": composed([*BATCH, *overrides])},
+    )
 
 
 def test_a_session_is_run_again_when_its_result_could_differ():
     one = asked()
     assert one.key == asked("schedule=cosine").key == asked("data=synthetic").key == asked("seed=3").key
-    assert len({one.key, asked("attention=mqa").key, asked(place="bench").key, replace(one, how={"rounds": 2}).key}) == 4
+    assert (
+        len(
+            {
+                one.key,
+                asked("attention=mqa").key,
+                asked(place="bench").key,
+                replace(one, how={"rounds": 2}).key,
+            }
+        )
+        == 4
+    )
 
 
 def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     before = datetime.now().astimezone().replace(microsecond=0)
     first = asked().run(tmp_path)
-    assert before <= datetime.fromisoformat(first["started"]) <= datetime.fromisoformat(first["ended"]) <= datetime.now().astimezone()
+    assert (
+        before
+        <= datetime.fromisoformat(first["started"])
+        <= datetime.fromisoformat(first["ended"])
+        <= datetime.now().astimezone()
+    )
     assert first["measured"]["arms"]["mha"]["step_ms"] > 0
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"parts-mha-1-{asked().key}.json"]
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("it was run again"))

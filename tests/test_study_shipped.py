@@ -36,7 +36,9 @@ def test_every_study_of_the_checkout_has_a_name() -> None:
 
 
 @pytest.mark.parametrize("word", ["order_short", "experiments/order_short"])
-def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(word: str, tmp_path: Path, plans: list[StudyPlan]) -> None:
+def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(
+    word: str, tmp_path: Path, plans: list[StudyPlan]
+) -> None:
     own = tmp_path / "experiments" / "order_short"
     for mode in ("--plan", "--judge"):
         main([word, "scale=cpu", mode])

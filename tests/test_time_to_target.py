@@ -1,4 +1,5 @@
-"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, and crossings of a curve."""
+"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, and
+crossings of a curve."""
 
 from __future__ import annotations
 
@@ -23,10 +24,16 @@ def law(steps: float, gain: float = 1.0) -> float:
     return A - B * math.log(steps * gain)
 
 
-def curve(rng: np.random.Generator, *, gain: float, lengths: Sequence[float], sd: float, n: int = 3) -> dict[int, list[float]]:
+def curve(
+    rng: np.random.Generator, *, gain: float, lengths: Sequence[float], sd: float, n: int = 3
+) -> dict[int, list[float]]:
     """Losses of n seeds: one part of the noise moves a seed's whole curve, one is each run's own."""
     shared = rng.normal(0, sd, n)
-    return {steps: (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist() for x in (*lengths, 1.0) for steps in [round(x * WHOLE)]}
+    return {
+        steps: (law(steps, gain) + shared + rng.normal(0, sd, n)).tolist()
+        for x in (*lengths, 1.0)
+        for steps in [round(x * WHOLE)]
+    }
 
 
 def exact(gain: float, *lengths: int) -> dict[int, list[float]]:
@@ -37,7 +44,7 @@ def gains(mine: Finish, theirs: Finish) -> list[float]:
     return [math.log(b / a) for a, b in zip(mine.steps, theirs.steps, strict=True)]
 
 
-# --- the estimator -----------------------------------------------------------------------------------------------------------------
+# --- the estimator ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
@@ -53,7 +60,8 @@ def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
     mine = {steps: (law(steps, 2.5) + noise).tolist() for steps in (300, WHOLE)}
     first, last = race(mine, exact(1.0))
     assert first.ending is Ending.at_most
-    assert np.log(first.steps) == pytest.approx(math.log(300) + noise / B)  # with the noise that the loss there has
+    # with the noise that the loss there has
+    assert np.log(first.steps) == pytest.approx(math.log(300) + noise / B)
     assert last == Finish(steps=[WHOLE] * 3)
 
 
@@ -73,7 +81,11 @@ def test_each_seed_has_the_noise_of_its_three_losses():
     high, low, goal = (np.array(of) for of in (mine[200], mine[400], base[400]))
     share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
     slope = (high.mean() - low.mean()) / math.log(2)
-    by_hand = share * math.log(200) + (1 - share) * math.log(400) + (share * high + (1 - share) * low - goal) / slope
+    by_hand = (
+        share * math.log(200)
+        + (1 - share) * math.log(400)
+        + (share * high + (1 - share) * low - goal) / slope
+    )
     assert np.log(first.steps) == pytest.approx(by_hand)
     assert np.log(first.steps).mean() == pytest.approx(share * math.log(200) + (1 - share) * math.log(400))
 
@@ -86,13 +98,16 @@ def simulated(studies: int, *, gain: float, lengths: Sequence[float], sd: float)
         assert {mine.ending, theirs.ending} == {Ending.measured}
         each = np.array(gains(mine, theirs))
         found.append(each.mean())
-        held += abs(each.mean() - math.log(gain)) <= scipy_stats.t.ppf(0.975, 2) * each.std(ddof=1) / math.sqrt(3)
+        held += abs(each.mean() - math.log(gain)) <= scipy_stats.t.ppf(0.975, 2) * each.std(
+            ddof=1
+        ) / math.sqrt(3)
     return math.exp(float(np.mean(found))), held / studies
 
 
 @pytest.mark.parametrize(("lengths", "sd"), [((0.375, 0.5, 0.75), 0.025), ((0.25, 0.5), 0.003)])
 def test_an_arm_raced_against_itself_has_a_mean_of_one_and_covers(lengths: Sequence[float], sd: float):
-    """Before, a running minimum over noisy lengths, against the baseline's own noisy end at exact steps, had a mean of up to 1.06."""
+    """Before, a running minimum over noisy lengths, against the baseline's own noisy end at exact steps, had
+    a mean of up to 1.06."""
     mean, covered = simulated(1000, gain=1.0, lengths=lengths, sd=sd)
     assert mean == pytest.approx(1.0, abs=0.006)
     assert 0.93 <= covered <= 0.97
@@ -106,14 +121,25 @@ def test_a_gain_is_found_and_covered(gain: float):
     assert 0.93 <= covered <= 0.97
 
 
-# --- the judge ---------------------------------------------------------------------------------------------------------------------
+# --- the judge ----------------------------------------------------------------------------------------------
 
 
 def judged(mine: Finish, theirs: Finish, *, low: float) -> Verdict:
-    made: dict[str, Any] = {"id": "r", "statement": "s", "source": "s", "arm": "arm", "metric": "steps_to_target", "target": "baseline"}
-    claim = Claim(**made, scale=Scale.ratio, expected=[low, None], mechanism=Mechanism(formula="none"), seeds=[0, 1, 2])
+    made: dict[str, Any] = {
+        "id": "r",
+        "statement": "s",
+        "source": "s",
+        "arm": "arm",
+        "metric": "steps_to_target",
+        "target": "baseline",
+    }
+    claim = Claim(
+        **made, scale=Scale.ratio, expected=[low, None], mechanism=Mechanism(formula="none"), seeds=[0, 1, 2]
+    )
     found = [
-        Measurement(arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending)
+        Measurement(
+            arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending
+        )
         for arm, finish in (("arm", mine), ("base", theirs))
         for seed, steps in enumerate(finish.steps)
     ]
@@ -121,27 +147,36 @@ def judged(mine: Finish, theirs: Finish, *, low: float) -> Verdict:
 
 
 def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
-    """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said refuted, at 1.333 ± 0."""
+    """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said refuted, at
+    1.333 ± 0."""
     rng = np.random.default_rng(3)
     for _ in range(200):
-        finishes = race(curve(rng, gain=2.5, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
+        finishes = race(
+            curve(rng, gain=2.5, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003)
+        )
         found = judged(*finishes, low=1.5)
         assert found.word is Word.inconclusive
         assert found.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
         assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
-        bracketed = race(curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
+        bracketed = race(
+            curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003),
+            curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
+        )
         assert judged(*bracketed, low=1.5).word is Word.confirmed
 
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
-    mine, base = curve(rng, gain=0.4, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003)
+    mine, base = (
+        curve(rng, gain=0.4, lengths=(0.75,), sd=0.003),
+        curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
+    )
     found = judged(*race(mine, base), low=1.0)
     assert (found.word, found.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
     assert judged(*race(mine, base), low=0.5).word is Word.inconclusive
 
 
-# --- on a curve --------------------------------------------------------------------------------------------------------------------
+# --- on a curve ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,4 +190,6 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     ],
 )
 def test_crossing(y: list[float], expected: float | None):
-    assert crossing([0, 100, 200, 300], y, target=3.5) == (None if expected is None else pytest.approx(expected))
+    assert crossing([0, 100, 200, 300], y, target=3.5) == (
+        None if expected is None else pytest.approx(expected)
+    )

@@ -1,6 +1,8 @@
-"""Every idea of the shelf, alone and beside every other: found in its folder, so that a new one is tried without a word here.
+"""Every idea of the shelf, alone and beside every other: found in its folder, so that a new one is tried
+without a word here.
 
-Ideas are on or off: in a few sets, of every two that may stand beside each other both are on once, and each is on once without the other.
+Ideas are on or off: in a few sets, of every two that may stand beside each other both are on once, and each
+is on once without the other.
 """
 
 from __future__ import annotations
@@ -32,34 +34,48 @@ from tests.test_ideas import V, saved_and_loaded, trainee_of
 FOLDERS = (REPO / "conf" / "ideas", Path(ATLAS_IDEAS[1]) / "ideas")
 IDEAS = {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))}
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
-SHAPE = ("model.n_layer=3", "model.d_model=32", "model.seq_len=32", "trainer.batch_tokens=512", "trainer.val_tokens=512")
+SHAPE = (
+    "model.n_layer=3",
+    "model.d_model=32",
+    "model.seq_len=32",
+    "trainer.batch_tokens=512",
+    "trainer.val_tokens=512",
+)
 BESIDE = (  # what sets of ideas meet in turn
     (),
     ("optimizer=muon", "attention=gqa"),
     ("trainer.precision=bf16", "model.residual_precision=bf16", "model.fp8_head=true"),
     ("trainer.activation_checkpointing=block", "objective.loss_chunks=4", "model.logit_softcap=15"),
     ("attention=hybrid", "position=learned", "norm=layernorm", "optimizer=muon"),
-    ("trainer.activation_checkpointing=attention", "mlp=swiglu", "attention.merge_qkv=true", "model.qk_norm=true"),
+    (
+        "trainer.activation_checkpointing=attention",
+        "mlp=swiglu",
+        "attention.merge_qkv=true",
+        "model.qk_norm=true",
+    ),
 )
 
 Set = frozenset[str]
 
 
-# --- the design --------------------------------------------------------------------------------------------------------------------
+# --- the design ---------------------------------------------------------------------------------------------
 
 
 def covering(names: Iterable[str], apart: frozenset[Set] = frozenset(), tries: int = 40) -> list[Set]:
-    """Sets in which every two names that are not kept `apart` meet, and each is once without the other: by turns the best of some sets,
-    each grown name by name, in or out as more of what is missing asks for it."""
+    """Sets in which every two names that are not kept `apart` meet, and each is once without the other: by
+    turns the best of some sets, each grown name by name, in or out as more of what is missing asks for it."""
     names, chance = sorted(names), random.Random(0)
-    missing = {(a, b, *states) for a, b in itertools.combinations(names, 2) for states in ((1, 0), (0, 1), (1, 1))}
+    missing = {
+        (a, b, *states) for a, b in itertools.combinations(names, 2) for states in ((1, 0), (0, 1), (1, 1))
+    }
     missing -= {(*sorted(pair), 1, 1) for pair in apart}
     found: list[Set] = []
     while missing:
         grown = [_grown(chance.sample(names, len(names)), missing, apart, chance) for _ in range(tries)]
         best = max(grown, key=lambda one: len(missing & _met(one, names)))
         a, b, with_a, with_b = min(missing)
-        if not missing & _met(best, names):  # nothing was asked for where it could be given: give the first what it asks
+        # nothing was asked for where it could be given: give the first what it asks
+        if not missing & _met(best, names):
             best = frozenset([*[a] * with_a, *[b] * with_b])
         missing -= _met(best, names)
         found.append(best)
@@ -76,7 +92,10 @@ def _grown(order: list[str], missing: set[Any], apart: frozenset[Set], chance: r
         free = not any(frozenset((name, other)) in apart for other, on in state.items() if on)
 
         def asked(on: int, name: str = name) -> float:
-            pairs = ((name, other, on, its) if name < other else (other, name, its, on) for other, its in state.items())
+            pairs = (
+                (name, other, on, its) if name < other else (other, name, its, on)
+                for other, its in state.items()
+            )
             return sum(pair in missing for pair in pairs) + chance.random()
 
         state[name] = int(free and asked(1) > asked(0))
@@ -102,7 +121,7 @@ def test_every_idea_of_the_shelf_has_its_yaml() -> None:
     assert set(outside.options("ideas")) == {kind for kinds in chosen for kind in kinds}
 
 
-# --- together ----------------------------------------------------------------------------------------------------------------------
+# --- together -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -126,7 +145,8 @@ def refusal(names: Iterable[str], *words: str) -> str | None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path: Path) -> None:
-    refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}  # it needs a key: a file, a run
+    # it needs a key: a file, a run
+    refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}
     usable = [name for name in IDEAS if frozenset([name]) not in refused]
     pairs = {frozenset(pair): line for pair in itertools.combinations(usable, 2) if (line := refusal(pair))}
     assert [line for line in (*refused.values(), *pairs.values()) if "\n" in line] == []
@@ -134,7 +154,9 @@ def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path: Path) -> None:
     assert len(sets) <= 14
     for number, (names, words) in enumerate(zip(sets, itertools.cycle(BESIDE), strict=False)):
         try:
-            _trains_and_resumes(with_ideas(names, *(() if refusal(names, *words) else words)), tmp_path / str(number))
+            _trains_and_resumes(
+                with_ideas(names, *(() if refusal(names, *words) else words)), tmp_path / str(number)
+            )
         except Exception as error:
             error.add_note(f"ideas=[{','.join(sorted(names))}] {' '.join(words)}")
             raise
@@ -156,7 +178,7 @@ def _trains_and_resumes(run: Run, folder: Path) -> None:
     assert losses[0] == losses[1]
 
 
-# --- what `nocap check` runs -------------------------------------------------------------------------------------------------------
+# --- what `nocap check` runs --------------------------------------------------------------------------------
 
 
 def as_many_as_fit(ideas: Sequence[str] = tuple(IDEAS)) -> list[str]:
@@ -179,7 +201,15 @@ def sets_of_all() -> list[list[str]]:
 
 @pytest.mark.parametrize("name", ["plain", "é" * 100], ids=["short", "long"])
 def test_their_run_has_a_folder_that_a_file_system_takes(name: str, tmp_path: Path) -> None:
-    run = compose([*SMALL, *SHAPE, f"ideas=[{','.join(as_many_as_fit())}]", f"output_dir={tmp_path}", f"seed={2**63 - 1}"])
+    run = compose(
+        [
+            *SMALL,
+            *SHAPE,
+            f"ideas=[{','.join(as_many_as_fit())}]",
+            f"output_dir={tmp_path}",
+            f"seed={2**63 - 1}",
+        ]
+    )
     planned = plan(run, choices={"model": name})
     planned.run_dir.mkdir(parents=True)
     assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")

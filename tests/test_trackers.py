@@ -25,8 +25,10 @@ from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
 from nocap.store.tracking import gathered, open_tracker
 
-rows = [{{"step": i, "tokens": 10 * i, "val/loss": 3.0 - i if i % 2 else None, "clock/train_s": i / 2}} for i in range(4)]
-facts = RunFacts(**{FACTS!r}, run_dir=Path.cwd(), config={{"a": {{"b": 1}}}}, options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
+rows = [{{"step": i, "tokens": 10 * i, "val/loss": 3.0 - i if i % 2 else None,
+    "clock/train_s": i / 2}} for i in range(4)]
+facts = RunFacts(**{FACTS!r}, run_dir=Path.cwd(), config={{"a": {{"b": 1}}}},
+    options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
 for attempt in ("killed", "resumed"):  # the second has the first's rows again
     session = open_tracker(NoTracker(also=["tensorboard", "trackio"]), facts, rows=rows[:2])
     for row in rows[2:]:
@@ -47,7 +49,8 @@ from trackio.sqlite_storage import SQLiteStorage
 board = EventAccumulator("tensorboard")
 board.Reload()
 (run,) = Api().runs("nocap")
-shown = [{key: value for key, value in row.items() if key != "timestamp"} for row in SQLiteStorage.get_logs("nocap", run.name)]
+shown = [{key: value for key,
+    value in row.items() if key != "timestamp"} for row in SQLiteStorage.get_logs("nocap", run.name)]
 found = {
     "hint": session.url_or_hint,
     "board": {tag: [(at.step, at.value) for at in board.Scalars(tag)] for tag in board.Tags()["scalars"]},
@@ -60,21 +63,37 @@ print(json.dumps(found))
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
     board, rows = found["board"], found["trackio"]["rows"]
-    assert board["val/loss"] == [[1, 2.0], [3, 0.0]] == [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
-    assert board["tokens"] == [[i, 10.0 * i] for i in range(4)] == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    assert (
+        board["val/loss"]
+        == [[1, 2.0], [3, 0.0]]
+        == [[row["step"], row["val/loss"]] for row in rows if "val/loss" in row]
+    )
+    assert (
+        board["tokens"]
+        == [[i, 10.0 * i] for i in range(4)]
+        == [[row["step"], row["tokens"]] for row in rows if "tokens" in row]
+    )
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
     assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")} == ends
     assert rows[-1] == {**ends, "step": 3}
-    assert (found["trackio"]["name"], found["trackio"]["options"]) == ("gqa lr=0.1 s0 0123ab", {"attention": "gqa"})
+    assert (found["trackio"]["name"], found["trackio"]["options"]) == (
+        "gqa lr=0.1 s0 0123ab",
+        {"attention": "gqa"},
+    )
 
 
-def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.chdir(tmp_path)
-    runs = {label: tmp_path / "runs" / name for label, name in (("lr=0.1 seed=0", "a"), ("path=x/y seed=0", "b"), ("none", "c"))}
+    runs = {
+        label: tmp_path / "runs" / name
+        for label, name in (("lr=0.1 seed=0", "a"), ("path=x/y seed=0", "b"), ("none", "c"))
+    }
     for run in list(runs.values())[:2]:
         writer = SummaryWriter(log_dir=str(run / "tensorboard"))
         writer.add_scalar("val/loss", 3.0, global_step=1)
@@ -101,19 +120,24 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "trackio", None)
-    session = open_tracker(NoTracker(also=["tensorboard", "trackio"]), RunFacts(**FACTS, run_dir=tmp_path, config={}))  # type: ignore[arg-type]
+    session = open_tracker(
+        NoTracker(also=["tensorboard", "trackio"]), RunFacts(**FACTS, run_dir=tmp_path, config={})
+    )  # type: ignore[arg-type]
     session.log({"step": 0})
     session.finish(summary={}, status="finished")
     assert session.url_or_hint is None
     assert capsys.readouterr().err.splitlines() == [
-        f"nocap: tracker={name}: no mirror of this run from here on: it needs {name}: pip install 'nocap[{name}]'"
+        f"nocap: tracker={name}: no mirror of this run from here on: it needs {name}: pip "
+        f"install 'nocap[{name}]'"
         for name in ("tensorboard", "trackio")
     ]
 
 
 @pytest.mark.parametrize("also", ["[wandb]", "[none]", "[trackio,trackio]", "[nothing]"])
 def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
-    with pytest.raises(ValueError, match=r"^tracker.also must hold trackers beside tracker=none that need no keys: "):
+    with pytest.raises(
+        ValueError, match=r"^tracker.also must hold trackers beside tracker=none that need no keys: "
+    ):
         compose(["tracker=none", f"tracker.also={also}"])
     assert compose(["tracker=wandb", "tracker.also=[none,trackio]"]).tracker.also == ["none", "trackio"]
 

@@ -1,6 +1,7 @@
 """The mirror against the record it mirrors. Nothing leaves this machine: the only servers are on 127.0.0.1.
 
-wandb keeps one process and one login per Python process, so every scenario is a child with an environment of its own.
+wandb keeps one process and one login per Python process, so every scenario is a child with an environment of
+its own.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ IDENTITY = "0123abcd4567"
 KEY = "f" * 40
 ROWS = 40
 
-# What every child starts with. `mirror(...)` opens the tracker as the trainer does; `record(n)` gives the first n rows.
+# What every child starts with. `mirror(...)` opens the tracker as the trainer does; `record(n)` gives the
+# first n rows.
 PRELUDE = f"""
 import json, os, signal, sys, time
 from pathlib import Path
@@ -45,7 +47,8 @@ def record(n):
     return [json.loads(line) for line in Path("metrics.jsonl").read_text().splitlines()[:n]]
 
 def mirror(*, mode="auto", timeout_s=4, rows=(), config=None):
-    tracker = Wandb(project="p", entity=None, group="g", tags=["t"], mode=WandbMode(mode), init_timeout_s=timeout_s)
+    tracker = Wandb(project="p", entity=None, group="g", tags=["t"], mode=WandbMode(mode),
+        init_timeout_s=timeout_s)
     facts = RunFacts(identity="{IDENTITY}", name="d12-{IDENTITY}", arm="gqa", seed=0, run_dir=Path.cwd(),
                      config=config or {{"model": {{"n_layer": 2}}}})
     return open_tracker(tracker, facts, rows=rows)
@@ -59,7 +62,12 @@ def run_dir(tmp_path: Path) -> Path:
     folder.mkdir()
     lines = []
     for step in range(ROWS):
-        row: dict[str, object] = {"step": step * 3, "tokens": step * 3 * 524_288, "train/loss": 11 / (step + 3), "train/lr": 1e-7 * step}
+        row: dict[str, object] = {
+            "step": step * 3,
+            "tokens": step * 3 * 524_288,
+            "train/loss": 11 / (step + 3),
+            "train/lr": 1e-7 * step,
+        }
         row |= {
             "perf/mfu": None,
             "perf/tokens_per_s": 1e5 / 3 + step,
@@ -80,21 +88,31 @@ def environment(tmp_path: Path, **extra: str) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.upper().startswith(left_out)}
     home = str(tmp_path)
     root = str(Path(__file__).resolve().parents[1])
-    environ |= {"HOME": home, "NETRC": f"{home}/netrc", "WANDB_DIR": home, "WANDB_CACHE_DIR": home, "WANDB_CONFIG_DIR": home}
+    environ |= {
+        "HOME": home,
+        "NETRC": f"{home}/netrc",
+        "WANDB_DIR": home,
+        "WANDB_CACHE_DIR": home,
+        "WANDB_CONFIG_DIR": home,
+    }
     return environ | {"PYTHONPATH": root, "WANDB_BASE_URL": "http://127.0.0.1:9"} | extra
 
 
 def child(code: str, run_dir: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "error", "-c", PRELUDE + code]
     environ = environment(run_dir.parent, **extra)
-    return subprocess.run(command, cwd=run_dir, env=environ, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(
+        command, cwd=run_dir, env=environ, capture_output=True, text=True, timeout=90, check=False
+    )
 
 
 def inspect(run_dir: Path) -> list[dict[str, dict]]:
     """The records of the one offline run, as wandb's own reader gives them."""
     (folder,) = (run_dir / "wandb").glob("*run-*-*")
     command = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(folder)]
-    lines = subprocess.run(command, env=environment(run_dir.parent), capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        command, env=environment(run_dir.parent), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [json.loads(line) for line in lines]
 
 
@@ -115,7 +133,8 @@ tracker = mirror(config={"data": {"path": ["a", "hub-" + os.environ["HF_TOKEN"]]
 for row in record(None):
     tracker.log(row)
 tracker.finish(summary={
-    "val_loss": 3.25, "clock_s": {"train": 2.5}, "mfu": None, "arm": "gqa", "params": {"total": 7}, "step_ms": {"median": 31.5},
+    "val_loss": 3.25, "clock_s": {"train": 2.5}, "mfu": None, "arm": "gqa", "params": {"total": 7},
+        "step_ms": {"median": 31.5},
 }, status="finished")
 print(tracker.url_or_hint)
 """
@@ -138,23 +157,48 @@ print(tracker.url_or_hint)
     summary: dict[str, object] = {}
     for record in records:
         summary |= record.get("summary", {}).get("update", {})
-    last = {key: summary.get(key) for key in ("val/loss", "clock/train_s", "params/total", "perf/step_ms", "val_loss", "arm", "perf/mfu")}
+    last = {
+        key: summary.get(key)
+        for key in (
+            "val/loss",
+            "clock/train_s",
+            "params/total",
+            "perf/step_ms",
+            "val_loss",
+            "arm",
+            "perf/mfu",
+        )
+    }
     assert list(last.values()) == [3.25, 2.5, 7, 31.5, None, None, None]
-    assert not [key for key in summary if "loss" in key and key not in ("val/loss", "train/loss")], "the final loss has one name"
+    assert not [key for key in summary if "loss" in key and key not in ("val/loss", "train/loss")], (
+        "the final loss has one name"
+    )
     assert records[-1]["exit"]["exit_code"] == 0
     everything = json.dumps(records)
     assert "hf_secret_value" not in everything
     assert "hub-<redacted:HF_TOKEN>" in everything
     metrics = [record["metric"] for record in records if record["type"] == "metric"]
-    axes = {metric.get("name"): bool(metric.get("options", {}).get("hidden")) for metric in metrics if "name" in metric}
-    assert {name for name, is_hidden in axes.items() if is_hidden} >= {"step", "tokens", "clock/train_s", "clock/val_s"}
-    assert all(is_hidden for name, is_hidden in axes.items() if name.startswith("clock/")), "no panels of seconds before the loss"
+    axes = {
+        metric.get("name"): bool(metric.get("options", {}).get("hidden"))
+        for metric in metrics
+        if "name" in metric
+    }
+    assert {name for name, is_hidden in axes.items() if is_hidden} >= {
+        "step",
+        "tokens",
+        "clock/train_s",
+        "clock/val_s",
+    }
+    assert all(is_hidden for name, is_hidden in axes.items() if name.startswith("clock/")), (
+        "no panels of seconds before the loss"
+    )
     assert any(metric.get("glob_name") == "*" and metric.get("step_metric") == "step" for metric in metrics)
 
 
 @pytest.mark.slow
 def test_what_a_grid_sweeps_names_its_runs(run_dir: Path) -> None:
-    """The W&B run of a cell, as its worker makes it of the manifest; and the command that uploads all of a grid."""
+    """The W&B run of a cell, as its worker makes it of the manifest; and the command that uploads all of a
+    grid."""
     code = """
 import shlex, subprocess
 from nocap.config.compose import composed
@@ -163,7 +207,8 @@ from nocap.launch.head import manifest
 from nocap.launch.head import run_facts
 from nocap.launch.multirun import upload_all
 words = ["model=nano", "data=synthetic", "tracker.mode=offline", "tracker.tags=[mine]", "output_dir=out"]
-cells = [[*words, "attention=gqa", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in (("1e-3", 0), ("3e-3", 1))]
+cells = [[*words, "attention=gqa", f"optimizer.lr={lr}", f"seed={seed}"] for lr, seed in (("1e-3", 0),
+    ("3e-3", 1))]
 grid = check(cells, swept=("optimizer.lr", "seed", "attention"), compose=composed, log=print)
 for cell in grid.cells:
     plan = cell.plan
@@ -181,7 +226,10 @@ print(json.dumps([grid.name, uploaded]))
     grid, uploaded = json.loads(done.stdout)
     folders = sorted(str(path) for path in run_dir.glob("out/runs/*/wandb/offline-run-*"))
     assert (len(folders), sorted(uploaded.split())) == (2, folders)
-    runs = [next(record["run"] for record in inspect(folder) if record["type"] == "run") for folder in run_dir.glob("out/runs/*")]
+    runs = [
+        next(record["run"] for record in inspect(folder) if record["type"] == "run")
+        for folder in run_dir.glob("out/runs/*")
+    ]
     assert sorted(run["display_name"] for run in runs) == ["lr=0.001 gqa s0", "lr=0.003 gqa s1"]
     for run in runs:
         lr, seed = run["display_name"].split()[0], int(run["display_name"][-1])
@@ -189,13 +237,18 @@ print(json.dumps([grid.name, uploaded]))
         assert (run["run_group"], run["job_type"], config["arm"]) == (grid, f"{lr} gqa", f"{lr} gqa")
         assert config["swept"] == {"lr": float(lr.partition("=")[2]), "attention": "gqa", "seed": seed}
         assert (config["options"]["attention"], config["attention"]["kind"]) == ("gqa", "global")
-        assert {"mine", f"{lr} gqa", "attention=gqa", "optimizer=adamw", "data=synthetic", "model=nano"} <= {*run["tags"]}
+        assert {"mine", f"{lr} gqa", "attention=gqa", "optimizer=adamw", "data=synthetic", "model=nano"} <= {
+            *run["tags"]
+        }
         assert not [tag for tag in run["tags"] if tag.startswith("tracker")]
 
 
 def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
     words = (*TINY, "tracker=none", f"output_dir={tmp_path}")
-    cells = [[*words, *arm] for arm in (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))]
+    cells = [
+        [*words, *arm]
+        for arm in (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
+    ]
     grid = check(cells, swept=("optimizer.lr", "ideas", "seed"), compose=compose.composed, log=print)
     found = [run_facts(cell.plan.run, cell.plan.run_dir, manifest(cell.plan, [])) for cell in grid.cells]
     assert [facts.name for facts in found] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
@@ -203,16 +256,34 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
     ]
-    assert {"lr=0.001 smear,x0", "ideas=x0", "ideas=smear", "attention=flash", "data=synthetic", "model=nano"} <= {*found[0].tags}
+    assert {
+        "lr=0.001 smear,x0",
+        "ideas=x0",
+        "ideas=smear",
+        "attention=flash",
+        "data=synthetic",
+        "model=nano",
+    } <= {*found[0].tags}
     assert "tracker" not in found[0].options
 
 
 def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
-    words = ("model=nano", "data=synthetic", "attention=gqa", "optimizer.lr=0.002", "tracker=none", "tracker.also=[]", "seed=3")
+    words = (
+        "model=nano",
+        "data=synthetic",
+        "attention=gqa",
+        "optimizer.lr=0.002",
+        "tracker=none",
+        "tracker.also=[]",
+        "seed=3",
+    )
     composed = compose.composed(words)
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed.run, words))
     facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
-    assert (facts.name, facts.arm) == ("nano-gqa-gelu4x-wsd-adamw lr=0.002 s3", "nano-gqa-gelu4x-wsd-adamw lr=0.002")
+    assert (facts.name, facts.arm) == (
+        "nano-gqa-gelu4x-wsd-adamw lr=0.002 s3",
+        "nano-gqa-gelu4x-wsd-adamw lr=0.002",
+    )
     assert (facts.group, facts.swept) == (None, {"lr": 0.002})
 
 
@@ -242,14 +313,17 @@ tracker.finish(summary={}, status="preempted")
     assert inspect(run_dir)[-1]["exit"]["exit_code"] == 1
 
 
-OFFLINE = {  # case → mode, environment, reason, seconds to open: 2 for the server, up to 2 for wandb to let go of it
+# case → mode, environment, reason, seconds to open: 2 for the server, up to 2 for wandb to let go of it
+OFFLINE = {
     "no network": ("auto", {"WANDB_API_KEY": KEY}, "", 8),
     "a server that never answers": ("auto", {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "{url}"}, "", 8),
     "no login": ("online", {"WANDB_MODE": "offline"}, "no login\n", 4),
 }
 
 
-@pytest.mark.parametrize("case", ["no network", "a server that never answers", pytest.param("no login", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "case", ["no network", "a server that never answers", pytest.param("no login", marks=pytest.mark.slow)]
+)
 def test_what_keeps_the_mirror_offline_is_one_warning(run_dir: Path, case: str) -> None:
     mode, extra, reason, limit_s = OFFLINE[case]
     code = f"""
@@ -269,7 +343,9 @@ tracker.finish(summary={{}}, status="finished")
 
 
 def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
-    code = PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, status='finished')"
+    code = (
+        PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, status='finished')"
+    )
     assert on_a_terminal("-c", code, cwd=run_dir, env=environment(run_dir.parent)) == (0, "")
     assert history(run_dir) == recorded(run_dir)
 
@@ -337,14 +413,17 @@ from tests.made_grid import made
 comparison = made(3).json()
 Path("report.html").write_text("the report")
 tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, init_timeout_s=4)
-facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={}, group="grid")
+facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={},
+    group="grid")
 track_comparison(tracker, facts, comparison=comparison, report=Path("report.html"))
 said = [(a["difference"] or {}).get("verdict", "baseline") for a in comparison["arms"]]
-print(json.dumps([[a["label"], a["n"], a["val_loss"], verdict] for a, verdict in zip(comparison["arms"], said)]))
+print(json.dumps([[a["label"], a["n"], a["val_loss"], verdict] for a, verdict in zip(comparison["arms"],
+    said)]))
 """
     done = child(code, run_dir, XDG_DATA_HOME=str(run_dir), WANDB_DATA_DIR=str(run_dir))
     assert done.returncode == 0
-    assert "nocap:" not in done.stderr  # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
+    # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
+    assert "nocap:" not in done.stderr
     (file,) = run_dir.glob("wandb/offline-run-*/files/media/table/*.json")
     table = json.loads(file.read_text())
     columns = [table["columns"].index(name) for name in ("arm", "n", "val_loss", "verdict")]
@@ -354,7 +433,12 @@ print(json.dumps([[a["label"], a["n"], a["val_loss"], verdict] for a, verdict in
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
     assert (run["run_group"], run["job_type"]) == ("grid", "comparison")
-    held = [entry["path"] for record in records if record["type"] == "artifact" for entry in record["artifact"]["manifest"]["contents"]]
+    held = [
+        entry["path"]
+        for record in records
+        if record["type"] == "artifact"
+        for entry in record["artifact"]["manifest"]["contents"]
+    ]
     assert "report.html" in held
 
 
@@ -373,8 +457,18 @@ assert not {"wandb", "torch"} & set(sys.modules)
 
 
 def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = {"WANDB_API_KEY": "abcdefgh", "LONG_TOKEN": "abcdefgh-and-more", "MY_PASSWORD": "short", "PATH": "/visible/path"}
-    config = {"a": "abcdefgh-and-more", "b": ["x=abcdefgh;", {"c": "short", "d": 3}], "e": None, "f": "/visible/path"}
+    environ = {
+        "WANDB_API_KEY": "abcdefgh",
+        "LONG_TOKEN": "abcdefgh-and-more",
+        "MY_PASSWORD": "short",
+        "PATH": "/visible/path",
+    }
+    config = {
+        "a": "abcdefgh-and-more",
+        "b": ["x=abcdefgh;", {"c": "short", "d": 3}],
+        "e": None,
+        "f": "/visible/path",
+    }
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     assert redact(config) == {

@@ -1,6 +1,8 @@
-"""What four users come for, each a script of `tests/users` written from the pages alone: every command ends well, and the answer is there.
+"""What four users come for, each a script of `tests/users` written from the pages alone: every command ends
+well, and the answer is there.
 
-`# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make them short.
+`# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make them
+short.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def _reader(where: Path, said: str) -> None:
 
 
 def _researcher(where: Path, said: str) -> None:
-    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [("slow", "worse")]
+    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [
+        ("slow", "worse")
+    ]
     assert set(_words(where / "comparison.json")) == {"my_attention"}
     flash, idea = _read(where / "bench.json")["arms"]
     assert flash["verdict"] is None
@@ -66,22 +70,32 @@ def _lab(where: Path, said: str) -> None:
     assert set(words.values()) <= verdicts
     assert len((where / "runs.csv").read_text().splitlines()) == 10
     runs = _read(where / "runs.json")["runs"]
-    assert len(runs) == 10  # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
+    # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
+    assert len(runs) == 10
     assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert _read(where / "dashboard.json")
 
 
 def _program(where: Path, said: str) -> None:
-    accepted, again, not_shown = (_read(where / f"{name}.json") for name in ("accepted", "again", "not-shown"))
+    accepted, again, not_shown = (
+        _read(where / f"{name}.json") for name in ("accepted", "again", "not-shown")
+    )
     assert (accepted["word"], not_shown["word"]) == ("accepted", "not shown")
     assert accepted == again
     assert (where / "failed.json").read_text() == ""
-    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [("slow", "worse")]
+    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [
+        ("slow", "worse")
+    ]
     assert _words(where / "comparison.json") == {"gqa": "no difference shown"}
     assert _read(where / "api.json") == ["flash", "gqa"]
 
 
-ANSWERS: dict[str, Callable[[Path, str], None]] = {"reader": _reader, "researcher": _researcher, "lab": _lab, "program": _program}
+ANSWERS: dict[str, Callable[[Path, str], None]] = {
+    "reader": _reader,
+    "researcher": _researcher,
+    "lab": _lab,
+    "program": _program,
+}
 
 
 @pytest.mark.slow
@@ -114,7 +128,8 @@ def test_the_pages_show_what_a_user_types(user: str) -> None:
     parts = re.split(r"^# ((?:docs/)?\w[\w-]*\.md)$", (USERS / f"{user}.sh").read_text(), flags=re.MULTILINE)
     assert len(parts) > 2
     for page, script in zip(parts[1::2], parts[2::2], strict=True):
-        text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()  # what all commands have
+        # what all commands have
+        text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()
         for words in (words for command in split_commands(script) for words in simple_commands(command)):
             if words[:2] == ["python", "-m"] or words[0] == "nocap":
                 name = words[2] if words[0] == "python" else f"nocap {words[1]}"

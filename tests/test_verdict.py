@@ -1,4 +1,5 @@
-"""Claims and the words that they are given: every branch of the rule, against scipy's quantiles and cases worked out by hand."""
+"""Claims and the words that they are given: every branch of the rule, against scipy's quantiles and cases
+worked out by hand."""
 
 from __future__ import annotations
 
@@ -35,7 +36,12 @@ SPEED = {
     "seeds": [1, 2, 3],
 }
 LOSS_GUARD = Guard(metric="val_loss", scale=Scale.difference, margins={"cpu": 0.01, "gpu": 0.005})
-LOSS: dict[str, Any] = {"metric": "val_loss", "scale": Scale.difference, "expected": [0.0, None], "mechanism": NO_BOUND}
+LOSS: dict[str, Any] = {
+    "metric": "val_loss",
+    "scale": Scale.difference,
+    "expected": [0.0, None],
+    "mechanism": NO_BOUND,
+}
 SHARE: dict[str, Any] = {"metric": "share", "parts": ["scores"], "scale": Scale.value, "mechanism": NO_BOUND}
 RACE: dict[str, Any] = {"metric": "time_to_target_s", "target": "baseline", "mechanism": NO_BOUND}
 QUIET = {"val_loss": Declared(sd=0.01, df=8, source="made")}
@@ -45,14 +51,20 @@ def claim(n: int = 3, **changed: Any) -> Claim:
     return Claim(**{**SPEED, "seeds": list(range(1, n + 1)), **changed})
 
 
-def measured(arm: str, metric: str, values: Values, *, per: Per = Per.seed, at_most: float | None = None) -> list[Measurement]:
-    """One arm's, with the seeds 1, 2, …: null diverged, NaN is missing, `at_most` is a value that is more than was needed."""
+def measured(
+    arm: str, metric: str, values: Values, *, per: Per = Per.seed, at_most: float | None = None
+) -> list[Measurement]:
+    """One arm's, with the seeds 1, 2, …: null diverged, NaN is missing, `at_most` is a value that is more
+    than was needed."""
 
     def ending(value: float | None) -> Ending:
         return Ending.diverged if value is None else Ending.at_most if value == at_most else Ending.measured
 
     numbered = [(i, v) for i, v in enumerate(values, start=1) if v is None or not math.isnan(v)]
-    return [Measurement(arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per) for i, v in numbered]
+    return [
+        Measurement(arm=arm, repeat=i, metric=METRICS[metric], value=v, ending=ending(v), per=per)
+        for i, v in numbered
+    ]
 
 
 def judge(
@@ -63,12 +75,21 @@ def judge(
     **how: Any,
 ) -> Verdict:
     """The verdict on made measurements: metric, values of gqa, values of the baseline."""
-    found = [m for name, *sides in metrics for arm, of in zip(("gqa", "mha"), sides, strict=True) for m in measured(arm, name, of, **how)]
+    found = [
+        m
+        for name, *sides in metrics
+        for arm, of in zip(("gqa", "mha"), sides, strict=True)
+        for m in measured(arm, name, of, **how)
+    ]
     return verdict.judge(made, found, against="mha", at=at, noise=noise)
 
 
 def speeds(gains: Values, base: Values | None = None) -> tuple[str, Values, Values]:
-    return "tokens_per_s", [None if gain is None else 100 * gain for gain in gains], base or [100.0] * len(gains)
+    return (
+        "tokens_per_s",
+        [None if gain is None else 100 * gain for gain in gains],
+        base or [100.0] * len(gains),
+    )
 
 
 def losses(*gains: float) -> tuple[str, Values, Values]:
@@ -96,7 +117,7 @@ def half(values: Any, *, analysis: int = 1, bias: float = 0.0) -> float:
 CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
 
 
-# --- metrics -----------------------------------------------------------------------------------------------------------------------
+# --- metrics ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -123,7 +144,7 @@ def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
     assert words_of.gain(gain, METRICS[metric], scale) == words
 
 
-# --- claims ------------------------------------------------------------------------------------------------------------------------
+# --- claims -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -142,7 +163,8 @@ def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
             {"expected": [None, 1.2]},
             "expected must have a low end, below no change for what is worse, got [None, 1.2]",
         ),
-        ({"metric": "train_s"}, "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target, "),  # no instrument of a claim
+        # no instrument of a claim
+        ({"metric": "train_s"}, "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target, "),
         ({"metric": "share"}, "scale must be value for share, got ratio"),
         ({"metric": "time_to_target_s"}, "target must be baseline for a claim about time or steps to target"),
         ({"target": "baseline"}, "and null for others, got baseline"),
@@ -202,7 +224,11 @@ def test_a_claim_is_read_from_yaml_and_checked():
         return "\n".join([*(other for other in YAML.splitlines() if not other.startswith(f"{key}:")), line])
 
     found = read(YAML)
-    assert (found.metric, found.expected, found.guards[0].margin("cpu")) == ("tokens_per_s", [1.2, None], 0.01)
+    assert (found.metric, found.expected, found.guards[0].margin("cpu")) == (
+        "tokens_per_s",
+        [1.2, None],
+        0.01,
+    )
     for line, reason in (
         ("metric: speed", "speed"),
         ("alpha: 0.05", "alpha is no key"),
@@ -215,7 +241,7 @@ def test_a_claim_is_read_from_yaml_and_checked():
         assert "\n" not in explain(refused.value)
 
 
-# --- words -------------------------------------------------------------------------------------------------------------------------
+# --- words --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("two_sided", [False, True])
@@ -224,7 +250,10 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     rng, seen = np.random.default_rng(5), set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
     for _ in range(300):
-        gain, better = rng.normal(rng.uniform(0.1, 0.35), 0.004, 3), rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3)
+        gain, better = (
+            rng.normal(rng.uniform(0.1, 0.35), 0.004, 3),
+            rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3),
+        )
         base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
         found = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
@@ -271,16 +300,29 @@ FINE, BAD, UNSURE = [0.0, 0.001, -0.001], [-0.02, -0.021, -0.019], [-0.01, -0.01
         *((each, BAD, REFUTED, Reason.guard) for each in (IN, OVER, UNDER, SPLIT)),
     ],
 )
-def test_each_place_of_a_claim_beside_each_of_its_guard(gains: list[float], guard: list[float], word: Word, reason: Reason | None):
+def test_each_place_of_a_claim_beside_each_of_its_guard(
+    gains: list[float], guard: list[float], word: Word, reason: Reason | None
+):
     assert shown(judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))) == (word, reason)
 
 
 def test_above_what_was_stated():
     assert shown(judge(claim(two_sided=True), speeds(OVER))) == (REFUTED, Reason.above)
-    assert shown(judge(claim(**SHARE, expected=[0.4, 0.5]), ("share", around(0.6), []))) == (REFUTED, Reason.above)
-    own = {"metric": "decode_tokens_per_s", "scale": Scale.value, "expected": [27.0, 31.0], "mechanism": NO_BOUND}
+    assert shown(judge(claim(**SHARE, expected=[0.4, 0.5]), ("share", around(0.6), []))) == (
+        REFUTED,
+        Reason.above,
+    )
+    own = {
+        "metric": "decode_tokens_per_s",
+        "scale": Scale.value,
+        "expected": [27.0, 31.0],
+        "mechanism": NO_BOUND,
+    }
     assert shown(judge(claim(**own), ("decode_tokens_per_s", around(40.0), []))) == (EXCEEDED, None)
-    assert shown(judge(claim(**{**own, "two_sided": True}), ("decode_tokens_per_s", around(40.0), []))) == (REFUTED, Reason.above)
+    assert shown(judge(claim(**{**own, "two_sided": True}), ("decode_tokens_per_s", around(40.0), []))) == (
+        REFUTED,
+        Reason.above,
+    )
 
 
 def test_above_what_arithmetic_allows():
@@ -298,7 +340,8 @@ def test_each_scale_of_a_study_has_its_margin():
     with pytest.raises(ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"):
         judge(made, *metrics, at="slurm")
     ratio = claim(guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})])
-    assert [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)] == [CONFIRMED, REFUTED]  # 1% of 3.4 is 0.034
+    # 1% of 3.4 is 0.034
+    assert [judge(ratio, speeds(IN), losses(*around(-x))).word for x in (0.03, 0.04)] == [CONFIRMED, REFUTED]
 
 
 def test_what_agrees_but_for_rounding_is_within():
@@ -306,10 +349,14 @@ def test_what_agrees_but_for_rounding_is_within():
     made = claim(metric="memory_mib", expected=[3.0, None])
     for factor, word in ((1.0, CONFIRMED), (1 - 5e-7, CONFIRMED), (1 - 5e-6, REFUTED)):
         assert judge(made, ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)).word is word
-    large = claim(metric="held_mib", parts=["parameters"], scale=Scale.value, expected=[None, 1e4], mechanism=NO_BOUND)
+    large = claim(
+        metric="held_mib", parts=["parameters"], scale=Scale.value, expected=[None, 1e4], mechanism=NO_BOUND
+    )
     words = [judge(large, ("held_mib", [1e4 + x] * 3, [])).word for x in (0.005, 0.05)]
     assert words == [CONFIRMED, REFUTED]
-    exact = claim(metric="held_mib", parts=["parameters"], scale=Scale.value, expected=[1e4, 2e4], mechanism=NO_BOUND)
+    exact = claim(
+        metric="held_mib", parts=["parameters"], scale=Scale.value, expected=[1e4, 2e4], mechanism=NO_BOUND
+    )
     assert judge(exact, ("held_mib", [1e4 - 0.005] * 3, [])).word is CONFIRMED
 
 
@@ -323,7 +370,7 @@ def test_what_is_counted_needs_one_value_and_has_no_noise():
     assert shown(judge(made, ("kv_bytes", [128.0], []), per=Per.exact)) == (INCONCLUSIVE, Reason.missing)
 
 
-# --- analyses ----------------------------------------------------------------------------------------------------------------------
+# --- analyses -----------------------------------------------------------------------------------------------
 
 
 def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
@@ -340,7 +387,9 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
         gains = [math.nan if seed in seeds else 0.01 + 0.001 * (seed % 3) for seed in range(1, 7)]
         return judge(claim(6, **LOSS), losses(*gains))
 
-    assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == [(CONFIRMED, n) for n in (6, 3, 3)]
+    assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == [
+        (CONFIRMED, n) for n in (6, 3, 3)
+    ]
     found = without(2)  # five pairs are there, and the second is not
     assert (*shown(found), found.n, found.primary.enough) == (INCONCLUSIVE, Reason.missing, 1, False)
     assert found.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
@@ -362,18 +411,22 @@ def test_what_is_missing_is_named_and_decides_nothing():
     assert (*shown(guard), guard.failed) == (INCONCLUSIVE, Reason.missing, ["val_loss"])
 
 
-# --- runs that did not end as others -----------------------------------------------------------------------------------------------
+# --- runs that did not end as others ------------------------------------------------------------------------
 
 
 def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     found = judge(claim(), speeds([1.25, 1.26, None]))
     assert (*shown(found), found.n, found.endings["diverged"]) == (REFUTED, Reason.below, 3, ["gqa, seed 3"])
     assert math.isnan(found.primary.interval().mid)
-    for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):  # a baseline that breaks is no gain of the arm's
+    # a baseline that breaks is no gain of the arm's
+    for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
         assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (INCONCLUSIVE, Reason.undecided)
     guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), ("val_loss", [3.4, None, 3.4], [3.4] * 3))
     assert (*shown(guard), guard.endings["diverged"]) == (REFUTED, Reason.guard, ["gqa, seed 2"])
-    value = judge(claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND), ("val_loss", [3.4, None, 3.4], []))
+    value = judge(
+        claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND),
+        ("val_loss", [3.4, None, 3.4], []),
+    )
     assert shown(value) == (INCONCLUSIVE, Reason.undecided)  # a value has no worst
 
 
@@ -404,27 +457,51 @@ def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     def found(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
         sides = (("gqa", 300.0, arm), ("mha", 400.0, base))
         rows = [
-            Measurement(arm=name, repeat=i, metric=METRICS["steps_to_target"], value=x + spread * i * (x == 300), ending=end)
+            Measurement(
+                arm=name,
+                repeat=i,
+                metric=METRICS["steps_to_target"],
+                value=x + spread * i * (x == 300),
+                ending=end,
+            )
             for name, x, end in sides
             for i in (1, 2, 3)
         ]
-        return verdict.judge(claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]}), rows, against="mha", at="cpu")
+        return verdict.judge(
+            claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]}),
+            rows,
+            against="mha",
+            at="cpu",
+        )
 
     for low in (0.5, 2.0):
-        for sides in ((Ending.at_most, Ending.measured), (Ending.measured, Ending.at_most), (Ending.at_most, Ending.at_most)):
+        for sides in (
+            (Ending.at_most, Ending.measured),
+            (Ending.measured, Ending.at_most),
+            (Ending.at_most, Ending.at_most),
+        ):
             assert found(*sides, low, 0.0).word is INCONCLUSIVE
-    assert found(Ending.measured, Ending.measured, 1.3, 0.0).word is CONFIRMED  # two arms that are one run agree to the last bit
-    low_end, high_end = found(Ending.at_most, Ending.measured, 1.2, 0.1), found(Ending.measured, Ending.at_most, 1.5, 0.1)
-    assert (low_end.word, high_end.word) == (CONFIRMED, REFUTED)  # at most 300 steps for 400; 300 steps for at most 400
+    # two arms that are one run agree to the last bit
+    assert found(Ending.measured, Ending.measured, 1.3, 0.0).word is CONFIRMED
+    low_end, high_end = (
+        found(Ending.at_most, Ending.measured, 1.2, 0.1),
+        found(Ending.measured, Ending.at_most, 1.5, 0.1),
+    )
+    # at most 300 steps for 400; 300 steps for at most 400
+    assert (low_end.word, high_end.word) == (CONFIRMED, REFUTED)
     assert low_end.endings["at_most"] == ["gqa, seed 1", "gqa, seed 2", "gqa, seed 3"]
 
 
-# --- scales ------------------------------------------------------------------------------------------------------------------------
+# --- scales -------------------------------------------------------------------------------------------------
 
 
 def test_a_value_needs_no_baseline():
     made = claim(expected=[0.4, 0.5], two_sided=True, **SHARE)
-    for word, values in {CONFIRMED: around(0.45), REFUTED: around(0.15), INCONCLUSIVE: [0.3, 0.45, 0.6]}.items():
+    for word, values in {
+        CONFIRMED: around(0.45),
+        REFUTED: around(0.15),
+        INCONCLUSIVE: [0.3, 0.45, 0.6],
+    }.items():
         assert judge(made, ("share", values, [])).word is word
 
 
@@ -433,7 +510,8 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     value = claim(metric="decode_ms", scale=Scale.value, expected=[None, 100.0], mechanism=NO_BOUND)
     found = judge(value, ("decode_ms", times, [])).primary.interval()
     logs = np.log(times)
-    assert ends(found) == pytest.approx((logs.mean() - half(logs), logs.mean() + half(logs)))  # no bias: no second instance
+    # no bias: no second instance
+    assert ends(found) == pytest.approx((logs.mean() - half(logs), logs.mean() + half(logs)))
     plain = judge(claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])).primary.interval()
     assert plain.mid == pytest.approx(0.4)
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
@@ -449,18 +527,23 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     for factor, word in ((math.exp(-1e-4), REFUTED), (math.exp(1e-4), INCONCLUSIVE)):
         assert judge(made, speeds([factor / g for g in gains])).word is word
     step = claim(metric="step_ms", scale=Scale.difference, expected=[1.0, None], mechanism=NO_BOUND)
-    assert judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width == pytest.approx(0.005 * 201)
+    assert judge(step, ("step_ms", [200.0] * 3, [202.0] * 3)).primary.interval().half_width == pytest.approx(
+        0.005 * 201
+    )
     steps = claim(metric="steps_to_target", expected=[1.0, None], target="baseline")  # counted, not timed
     assert judge(steps, ("steps_to_target", [399.0] * 3, [400.0] * 3)).word is CONFIRMED
 
 
 def test_a_measurement_is_a_finite_number_unless_it_diverged():
     for value, ending in ((math.nan, Ending.measured), (None, Ending.measured), (1.0, Ending.diverged)):
-        with pytest.raises(ValueError, match="a measurement of val_loss must be a finite number, or null where the run diverged"):
+        with pytest.raises(
+            ValueError,
+            match="a measurement of val_loss must be a finite number, or null where the run diverged",
+        ):
             Measurement(arm="a", repeat=1, metric=METRICS["val_loss"], value=value, ending=ending)
 
 
-# --- a declared noise --------------------------------------------------------------------------------------------------------------
+# --- a declared noise ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -476,7 +559,13 @@ def test_a_measurement_is_a_finite_number_unless_it_diverged():
     ],
 )
 def test_a_declared_noise_is_translated_to_the_claims_scale(metric: str, scale: Scale, sd: float | None):
-    own = {"parts": ["scores"]} if metric == "share" else {"target": "baseline"} if metric == "steps_to_target" else {}
+    own = (
+        {"parts": ["scores"]}
+        if metric == "share"
+        else {"target": "baseline"}
+        if metric == "steps_to_target"
+        else {}
+    )
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
     found = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
@@ -486,13 +575,22 @@ def test_a_declared_noise_is_translated_to_the_claims_scale(metric: str, scale: 
 def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     gains = [0.012, 0.018, 0.015]  # sd 0.003
     alone, known = (judge(claim(**LOSS), losses(*gains), noise=noise) for noise in ({}, QUIET))
-    assert (alone.word, known.word) == (CONFIRMED, INCONCLUSIVE)  # a noise of 0.01 is wider than what these three had
+    # a noise of 0.01 is wider than what these three had
+    assert (alone.word, known.word) == (CONFIRMED, INCONCLUSIVE)
     assert alone.primary.interval().half_width == pytest.approx(half(gains))
     assert known.primary.interval().half_width == pytest.approx(stats.t.isf(0.005, 10) * 0.01 / math.sqrt(3))
     assert judge(claim(**LOSS), losses(*(g + 0.01 for g in gains)), noise=QUIET).word is CONFIRMED
     loud = [0.01, 0.03, 0.02]
-    assert [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)] == [INCONCLUSIVE, CONFIRMED]
-    for spread, method in ((0.02, "pairs, noise declared"), (0.022, "pairs"), (1.01e-4, "pairs, noise declared"), (9.9e-5, "pairs")):
+    assert [judge(claim(**LOSS), losses(*loud), noise=noise).word for noise in ({}, QUIET)] == [
+        INCONCLUSIVE,
+        CONFIRMED,
+    ]
+    for spread, method in (
+        (0.02, "pairs, noise declared"),
+        (0.022, "pairs"),
+        (1.01e-4, "pairs, noise declared"),
+        (9.9e-5, "pairs"),
+    ):
         found = judge(claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET).primary.interval()
         assert found.method == method  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
         if method == "pairs":
@@ -513,11 +611,12 @@ def test_invalid_noises(changed: dict[str, Any], reason: str):
     assert reason == str(refused.value)
 
 
-# --- how many pairs would decide ---------------------------------------------------------------------------------------------------
+# --- how many pairs would decide ----------------------------------------------------------------------------
 
 
 def test_how_many_more_pairs_would_decide():
-    """Gains of 1 ± 1 (sd 1) against an end, to the next analysis whose interval clears it in nine cases of ten."""
+    """Gains of 1 ± 1 (sd 1) against an end, to the next analysis whose interval clears it in nine cases of
+    ten."""
 
     def more(expected: list[float | None], **changed: Any) -> int | None:
         found = judge(claim(**{**LOSS, "expected": expected, **changed}), losses(0.0, 1.0, 2.0))
@@ -528,7 +627,9 @@ def test_how_many_more_pairs_would_decide():
         return next(
             n - 3
             for k, n in enumerate((6, 12, 24, 48, 96), start=2)
-            if (1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05 / k**2, n - 1) / math.sqrt(n) + stats.norm.isf(0.1) / math.sqrt(n) <= distance
+            if (1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05 / k**2, n - 1) / math.sqrt(n)
+            + stats.norm.isf(0.1) / math.sqrt(n)
+            <= distance
         )
 
     assert [wanted(x) for x in (1.5, 1.0, 0.6)] == [21, 45, 93]
@@ -538,7 +639,11 @@ def test_how_many_more_pairs_would_decide():
     assert more([2.0, 2.5]) == wanted(1.0)  # outside: the end that it is outside of
     assert more([1.0, None]) is None  # on the end itself no number would
     bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})  # whose 45 would not do
-    both = judge(claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]), losses(0.0, 1.0, 2.0), ("val_bpb", [2.0, 1.0, 0.0], [2.0] * 3))
+    both = judge(
+        claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]),
+        losses(0.0, 1.0, 2.0),
+        ("val_bpb", [2.0, 1.0, 0.0], [2.0] * 3),
+    )
     assert both.more() == {"seed": wanted(0.6)}
     guarded = claim(guards=[LOSS_GUARD])
     assert judge(guarded, speeds(IN), losses(-0.01, -0.011, -0.009)).more() is None
@@ -547,12 +652,16 @@ def test_how_many_more_pairs_would_decide():
 
 def test_seeds_and_sessions_that_would_decide_are_counted_apart():
     """A speed that three sessions show, beside a loss that three seeds do not."""
-    made = claim(expected=[1.2, None], guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})])
+    made = claim(
+        expected=[1.2, None], guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})]
+    )
     rows = [*measured("gqa", "val_loss", [3.4, 3.3, 3.5]), *measured("mha", "val_loss", [3.4] * 3)]
 
     def more(*speed: float) -> dict[str, int] | None:
         timed = [*measured("gqa", "tokens_per_s", speed), *measured("mha", "tokens_per_s", [1.0] * 3)]
-        found = verdict.judge(made, [*(replace(one, per=Per.session) for one in timed), *rows], against="mha", at="cpu")
+        found = verdict.judge(
+            made, [*(replace(one, per=Per.session) for one in timed), *rows], against="mha", at="cpu"
+        )
         assert found.word is INCONCLUSIVE
         return found.more()
 

@@ -18,7 +18,14 @@ from tests.tools import mutants
 def test_every_mutant_dies(module: str) -> None:
     """In a process of its own, which has imported nothing of nocap yet."""
     command = [sys.executable, "-m", "tests.tools.mutants", module]
-    done = subprocess.run(command, cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=REPO,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 

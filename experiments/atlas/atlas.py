@@ -1,12 +1,13 @@
-"""The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they stopped, on any machine.
+"""The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they
+stopped, on any machine.
 
-    python experiments/atlas/atlas.py run PHASE      # trains what runs.jsonl lacks, as many runs at once as there are cores
-    python experiments/atlas/atlas.py steps          # what a step of each arm costs here: steps.json
-    python experiments/atlas/atlas.py tell           # the table of README.md
+    python experiments/atlas/atlas.py run PHASE      # trains what runs.jsonl lacks, as many runs at once as
+    there are cores python experiments/atlas/atlas.py steps          # what a step of each arm costs here:
+    steps.json python experiments/atlas/atlas.py tell           # the table of README.md
 
-A run's line in runs.jsonl is its evidence: loss, training curve, config, identity, times, machine. Losses are compared within a block,
-which is a machine with a seed and a length: an arm meets the baseline of its own block, so that lines of several machines may lie in one
-file. Times are compared within one bench only.
+A run's line in runs.jsonl is its evidence: loss, training curve, config, identity, times, machine. Losses are
+compared within a block, which is a machine with a seed and a length: an arm meets the baseline of its own
+block, so that lines of several machines may lie in one file. Times are compared within one bench only.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ TEACHER: jobs.Job = (jobs.TUNED_ON, jobs.SCREEN, jobs.BASELINE)
 
 @cache
 def of_arm(arm: str, output_dir: str) -> Composed:
-    words = [jobs.SCALE, f"output_dir={output_dir}", *(with_teacher(word, output_dir) for word in jobs.words_of(arm))]
+    words = [
+        jobs.SCALE,
+        f"output_dir={output_dir}",
+        *(with_teacher(word, output_dir) for word in jobs.words_of(arm)),
+    ]
     return composed(words) if arm == jobs.BASELINE else as_in(of_arm(jobs.BASELINE, output_dir), words)
 
 
@@ -108,7 +113,9 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
         runs = [wanted(job, output_dir) for job in alike]
         by_identity = {run.plan.identity: run for run in runs}
 
-        def watch(cell: Cell, event: str, share: float = share, by_identity: Mapping[str, Training] = by_identity) -> None:
+        def watch(
+            cell: Cell, event: str, share: float = share, by_identity: Mapping[str, Training] = by_identity
+        ) -> None:
             if event in ("finished", "diverged"):
                 add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir), share=share))
 
@@ -124,7 +131,9 @@ def add(line: Mapping[str, Any]) -> None:
     with jobs.RUNS.open("a") as file:
         file.write(json.dumps(line) + "\n")
     print(
-        f"{line['arm']:20} seed {line['seed']} × {line['share']}: {line['status']}, {line['val_loss']}, {line['train_s']:.0f} s", flush=True
+        f"{line['arm']:20} seed {line['seed']} × {line['share']}: {line['status']}, "
+        f"{line['val_loss']}, {line['train_s']:.0f} s",
+        flush=True,
     )
 
 
@@ -149,7 +158,11 @@ def compact(run: Training, record: Record, *, share: float) -> dict[str, Any]:
         "commit": (record.manifest.get("git") or {}).get("commit"),
         "identity": record.identity,
         "with": jobs.words_of(run.arm),
-        "config": {key: value for key, value in record.config.items() if value != baseline_config().get(key) and not key.endswith(".run")},
+        "config": {
+            key: value
+            for key, value in record.config.items()
+            if value != baseline_config().get(key) and not key.endswith(".run")
+        },
     }
 
 
@@ -167,16 +180,18 @@ def baseline_config() -> dict[str, Any]:
     return dict(flat(to_plain(of_arm(jobs.BASELINE, "outputs").run)))
 
 
-# --- steps ---------------------------------------------------------------------------------------------------------------------------
+# --- steps --------------------------------------------------------------------------------------------------
 
-KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")  # of one in a bench
+# of one in a bench
+KEPT = ("status", "reason", "speed", "speed_by_flops", "step_ms", "flops_per_token", "params")
 TOGETHER = 11  # in one interleaved bench, each beside the baseline's
-APART = timedelta(minutes=10)  # from the beginning of a session to the next: between two times of a step, whose order is the same
+# from the beginning of a session to the next: between two times of a step, whose order is the same
+APART = timedelta(minutes=10)
 
 
 def steps(sessions: int, rounds: int, output_dir: str) -> int:
-    """Time what fewer sessions have than asked for, in sessions that lie apart: what one says of a shared machine need not hold an hour
-    later. Each bench is a process of its own, and is written as it ends.
+    """Time what fewer sessions have than asked for, in sessions that lie apart: what one says of a shared
+    machine need not hold an hour later. Each bench is a process of its own, and is written as it ends.
 
     Errors:
         ValueError: steps.json is of another machine.
@@ -184,11 +199,20 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
     kept = (read_json(jobs.STEPS) or {"sessions": []})["sessions"]
     here = hardware.describe(Device.cpu, 1)
     machines = {one["hardware"]["fingerprint"] for one in kept}
-    require(machines <= {here["fingerprint"]}, str(jobs.STEPS), "be of this machine, whose steps alone can be compared", machines)
+    require(
+        machines <= {here["fingerprint"]},
+        str(jobs.STEPS),
+        "be of this machine, whose steps alone can be compared",
+        machines,
+    )
     asked = [words for arm in jobs.arms() for _, words in stages(jobs.arms()[arm])]
     asked += [shlex.join(jobs.words_of(arm)) for arm in jobs.together()]
     teach(asked, output_dir)
-    while left := [words for words in dict.fromkeys(asked) if words and sum(words in one["steps"] for one in kept) < sessions]:
+    while left := [
+        words
+        for words in dict.fromkeys(asked)
+        if words and sum(words in one["steps"] for one in kept) < sessions
+    ]:
         if kept:
             wait_until(datetime.fromisoformat(kept[-1]["started"]) + APART)
         print(f"session {len(kept) + 1}: {len(left)} steps", flush=True)
@@ -218,7 +242,17 @@ def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[s
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bench.json"
         arms = [part for one in ("", *words) for part in ("--arm", with_teacher(one, output_dir))]
-        command = [sys.executable, "-m", "nocap.bench", jobs.SCALE, *arms, "--rounds", str(rounds), "--json", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "nocap.bench",
+            jobs.SCALE,
+            *arms,
+            "--rounds",
+            str(rounds),
+            "--json",
+            str(out),
+        ]
         print(shlex.join(command), flush=True)
         code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
         found = read_json(out)
@@ -232,7 +266,11 @@ def files_of(arm: str) -> set[str]:
     run = of_arm(arm, "outputs").run
     options = [getattr(run, field.name) for field in fields(run)]
     chosen = [type(option) for option in [*options, *run.ideas.values()]]
-    return {inspect.getfile(cls) for cls in chosen if cls.__module__.startswith(("nocap.options", "nocap.outside"))}
+    return {
+        inspect.getfile(cls)
+        for cls in chosen
+        if cls.__module__.startswith(("nocap.options", "nocap.outside"))
+    }
 
 
 def lines_of(arm: str) -> int:
@@ -253,7 +291,10 @@ def of_recipe() -> dict[str, list[str]]:
     steps, words = timed(), {arm: shlex.join(jobs.words_of(arm)) for arm in jobs.together()}
     fresh = [one for one in jobs.known() if one["seed"] != jobs.TUNED_ON]
     parts, larger = Blocks(jobs.RACED, fresh), Blocks(jobs.SHORT, fresh)
-    rows = [[part, *added(parts, jobs.recipe(), without, words, steps)] for part, without in jobs.left_out().items()]
+    rows = [
+        [part, *added(parts, jobs.recipe(), without, words, steps)]
+        for part, without in jobs.left_out().items()
+    ]
     over = added(larger, jobs.large(*jobs.stack()), jobs.large(), words, steps, jobs.large(), jobs.LARGES)
     return {"the parts": markdown(("part", *ADDED), rows), "the larger size": markdown(ADDED, [over])}
 
@@ -271,15 +312,30 @@ def timed() -> Steps:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("run", "steps", "tell"))
     parser.add_argument("phase", nargs="?", choices=jobs.phases())
-    parser.add_argument("--sessions", type=int, default=3, metavar="N", help="of timing, ten minutes apart or more (default: 3)")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=3,
+        metavar="N",
+        help="of timing, ten minutes apart or more (default: 3)",
+    )
     parser.add_argument("--rounds", type=int, default=10, metavar="N", help="of each bench (default: 10)")
-    parser.add_argument("--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)")
+    parser.add_argument(
+        "--output-dir", default="outputs", metavar="DIR", help="of the runs (default: outputs)"
+    )
     options = parser.parse_args()
     with refusals():
-        require((options.phase is None) is (options.what != "run"), "PHASE", "be given to run, and to nothing else", options.phase)
+        require(
+            (options.phase is None) is (options.what != "run"),
+            "PHASE",
+            "be given to run, and to nothing else",
+            options.phase,
+        )
         try:
             if options.what == "run":
                 return run_phase(options.phase, options.output_dir)

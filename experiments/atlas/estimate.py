@@ -1,5 +1,5 @@
-"""The atlas's own intervals: t-intervals with a noise that its arms share (Smyth 2004), their sums and quotients, and what of many
-comparisons is left after a correction."""
+"""The atlas's own intervals: t-intervals with a noise that its arms share (Smyth 2004), their sums and
+quotients, and what of many comparisons is left after a correction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ class Estimate:
     @property
     def p(self) -> float:
         """How often a mean so far from 0 would come of none."""
-        return 2 * float(special.stdtr(self.df, -abs(self.mid) / self.se)) if self.se else float(self.mid == 0)
+        return (
+            2 * float(special.stdtr(self.df, -abs(self.mid) / self.se)) if self.se else float(self.mid == 0)
+        )
 
     def plus(self, other: Estimate) -> Estimate:
         """The sum of two that are independent."""
@@ -67,8 +69,8 @@ def quantile(df: float) -> float:
 
 
 def joined(mid: float, *errors: tuple[float, float]) -> Estimate:
-    """Of several independent errors, each with its degrees of freedom (Welch and Satterthwaite); it is known no better than the best
-    known of them, for much of what they know is of other arms."""
+    """Of several independent errors, each with its degrees of freedom (Welch and Satterthwaite); it is known
+    no better than the best known of them, for much of what they know is of other arms."""
     variance, best = sum(se**2 for se, _ in errors), max(df for _, df in errors)
     fourth = sum(se**4 / df for se, df in errors)
     return Estimate(mid=mid, se=math.sqrt(variance), df=min(best, variance**2 / fourth) if fourth else best)
@@ -82,7 +84,8 @@ def pooled(groups: Sequence[Sequence[float]]) -> Noise:
 
 
 def interval(values: Sequence[float], noise: Noise | None = None) -> Estimate:
-    """Student's t, of at least two values; of one with a noise, which joins theirs and is the least that they can have."""
+    """Student's t, of at least two values; of one with a noise, which joins theirs and is the least that they
+    can have."""
     n = len(values)
     mid, variance, df = float(np.mean(values)), float(np.var(values, ddof=1)) if n > 1 else 0.0, float(n - 1)
     if noise is not None and not (n >= 3 and variance < (SAME * noise.sd) ** 2):
@@ -93,7 +96,8 @@ def interval(values: Sequence[float], noise: Noise | None = None) -> Estimate:
 
 
 def holm(of: Mapping[str, float]) -> set[str]:
-    """Whose difference is left at 5% for all p-values together (Holm 1979): not one false among them, in 95%."""
+    """Whose difference is left at 5% for all p-values together (Holm 1979): not one false among them, in
+    95%."""
     left: set[str] = set()
     for i, (name, p) in enumerate(sorted(of.items(), key=lambda each: each[1])):
         if p > ERROR / (len(of) - i):

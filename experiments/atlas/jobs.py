@@ -1,6 +1,8 @@
-"""Which arms there are, what each is made of, and which runs each phase of the atlas asks for. Nothing here trains.
+"""Which arms there are, what each is made of, and which runs each phase of the atlas asks for. Nothing here
+trains.
 
-An arm is an idea of arms.yaml, several of them joined by +, or these after what sets their size, rate or batch.
+An arm is an idea of arms.yaml, several of them joined by +, or these after what sets their size, rate or
+batch.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ RUNS = HERE / "runs.jsonl"
 SCALE = "experiment=atlas_cpu"
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
 LARGES = (0.125, SHORT)  # lengths of the larger size
-GOES_ON = {1: -0.04, 2: 0.01}  # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
+# nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
+GOES_ON = {1: -0.04, 2: 0.01}
 IDEAS = "ideas=["
 
 LARGE, SEARCHED, BATCH = (
@@ -32,7 +35,8 @@ LARGE, SEARCHED, BATCH = (
     "searched",
     "batch",
 )  # before ideas' names: six times the arithmetic; the recipe's; without its batch
-RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}  # of the baseline's, after LARGE: a wider model may want a lower one
+# of the baseline's, after LARGE: a wider model may want a lower one
+RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}
 STEPS, TUNED, STACK, RECIPE = (HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe"))
 RACED = 0.6  # of the tokens: the recipe's in experiments/recipe_tuned
 
@@ -79,7 +83,10 @@ def left_out() -> dict[str, str]:
 def large(*ideas: str) -> str:
     """At the best of the rates on a seed that nothing is compared on."""
     of = losses()
-    return min((joined(LARGE, rate, *ideas) for rate in RATES), key=lambda arm: of.get((TUNED_ON, SHORT, arm)) or math.inf)
+    return min(
+        (joined(LARGE, rate, *ideas) for rate in RATES),
+        key=lambda arm: of.get((TUNED_ON, SHORT, arm)) or math.inf,
+    )
 
 
 def losses() -> dict[Job, float | None]:
@@ -100,7 +107,11 @@ def goes_on(arm: str, seed: int) -> bool:
     """Whether the screening has this seed of an idea, by those before it. The baseline has all."""
     if arm == BASELINE or seed == 0:
         return True
-    both = [of for (_, other), of in Blocks(SCREEN, known()).losses.items() if other < seed and {BASELINE, arm} <= of.keys()]
+    both = [
+        of
+        for (_, other), of in Blocks(SCREEN, known()).losses.items()
+        if other < seed and {BASELINE, arm} <= of.keys()
+    ]
     return len(both) >= seed and sum(of[BASELINE] - of[arm] for of in both) / len(both) > GOES_ON[seed]
 
 
@@ -112,8 +123,19 @@ def phases() -> dict[str, list[Job]]:
         "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in arms() if goes_on(arm, seed)],
         "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
         "large": [
-            *(rates := [(TUNED_ON, SHORT, joined(LARGE, rate, *ideas)) for rate in RATES for ideas in ((), stack())]),
-            *((seed, LARGES[1], arm) for seed in range(3) if ended(rates) for arm in (large(), large(*stack()))),
+            *(
+                rates := [
+                    (TUNED_ON, SHORT, joined(LARGE, rate, *ideas))
+                    for rate in RATES
+                    for ideas in ((), stack())
+                ]
+            ),
+            *(
+                (seed, LARGES[1], arm)
+                for seed in range(3)
+                if ended(rates)
+                for arm in (large(), large(*stack()))
+            ),
             *((seed, LARGES[0], large()) for seed in range(3) if ended(rates)),
         ],
         "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in arms()],
@@ -126,15 +148,23 @@ def known() -> list[dict[str, Any]]:
 
 def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
     """What no machine has run, with the baselines of their blocks that this machine lacks, before them."""
-    done = {(one["seed"], one["share"], one["arm"]) for one in known() if one["arm"] != BASELINE or one["machine"] == here}
+    done = {
+        (one["seed"], one["share"], one["arm"])
+        for one in known()
+        if one["arm"] != BASELINE or one["machine"] == here
+    }
     left = [job for job in asked if job not in done]
-    with_baselines = [job for seed, share, arm in left for job in ((seed, share, BASELINE), (seed, share, arm))]
+    with_baselines = [
+        job for seed, share, arm in left for job in ((seed, share, BASELINE), (seed, share, arm))
+    ]
     return [job for job in dict.fromkeys(with_baselines) if job not in done]
 
 
 def words_of(arm: str) -> list[str]:
     """Its overrides; of several ideas joined by + those of all, where a later one wins."""
-    words = list(dict.fromkeys(word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"]))
+    words = list(
+        dict.fromkeys(word for part in arm.split("+") for word in settings_of(part) or arms()[part]["with"])
+    )
     ideas = [idea for word in words if word.startswith(IDEAS) for idea in word[len(IDEAS) : -1].split(",")]
     others = {word.partition("=")[0]: word for word in words if not word.startswith(IDEAS)}
     return [*([f"{IDEAS}{','.join(ideas)}]"] if ideas else []), *others.values()]

@@ -1,9 +1,11 @@
-"""What an idea is worth, from the lines of runs.jsonl: lower loss, steps saved, time saved, each with its interval.
+"""What an idea is worth, from the lines of runs.jsonl: lower loss, steps saved, time saved, each with its
+interval.
 
-A block is a machine with a seed and a length. An arm's gain is taken against the baseline of its own block, and all arms share the noise of
-a pair. The baseline's loss at several lengths shows what a logarithm of steps is worth: less beyond this length, which is the rate for what
-ends lower, than before it, which is the rate for what ends higher. A gain divided by that is the logarithm of the equivalent speedup in
-steps; times the step's own speed, over sessions of timing, it is one in time.
+A block is a machine with a seed and a length. An arm's gain is taken against the baseline of its own block,
+and all arms share the noise of a pair. The baseline's loss at several lengths shows what a logarithm of steps
+is worth: less beyond this length, which is the rate for what ends lower, than before it, which is the rate
+for what ends higher. A gain divided by that is the logarithm of the equivalent speedup in steps; times the
+step's own speed, over sessions of timing, it is one in time.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from nocap.report.table import markdown
 
 HERE = Path(__file__).resolve().parent
 README, FIGURE, MARK, CORRECTION = HERE / "README.md", HERE / "atlas.svg", "the table", "the correction"
-GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}  # grey: what has no verdict
+# grey: what has no verdict
+GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
 BASELINE = "baseline"
-LENGTHS = (0.25, 0.5, 0.71, 1.0)  # of the baseline's schedules, in shares of the scale's steps: what steps are worth
+# of the baseline's schedules, in shares of the scale's steps: what steps are worth
+LENGTHS = (0.25, 0.5, 0.71, 1.0)
 SAME = 1e-4  # nats: an arm whose gains differ by less computes the same but for rounding
 Line = Mapping[str, Any]
 
@@ -56,7 +60,9 @@ class Blocks:
     def noise(self) -> Noise | None:
         """Of one pair; `None`: fewer than three arms with two pairs."""
         names = dict.fromkeys(arm for of in self.losses.values() for arm in of if arm != BASELINE)
-        groups = [gains for arm in names if len(gains := self.gains(arm)) > 1 and all(map(math.isfinite, gains))]
+        groups = [
+            gains for arm in names if len(gains := self.gains(arm)) > 1 and all(map(math.isfinite, gains))
+        ]
         groups = [gains for gains in groups if max(gains) - min(gains) > SAME]
         return pooled(groups) if len(groups) >= 3 else None
 
@@ -70,10 +76,13 @@ class Blocks:
         """Why there is no interval."""
         return "–" if all(map(math.isfinite, self.gains(arm))) else "diverged"
 
-    def slope(self, of: str = BASELINE, lengths: Sequence[float] = LENGTHS, *, lower: float = 1.0) -> Estimate | None:
-        """Nats that e times the steps lower an arm's loss, in blocks that have both ends of up to three lengths next to each other: from
-        this one on for what ends lower, up to this one for what ends higher. Where nothing was trained on that side it is the other's:
-        from the longest length what ends lower is understated. `None`: there are fewer than two lengths."""
+    def slope(
+        self, of: str = BASELINE, lengths: Sequence[float] = LENGTHS, *, lower: float = 1.0
+    ) -> Estimate | None:
+        """Nats that e times the steps lower an arm's loss, in blocks that have both ends of up to three
+        lengths next to each other: from this one on for what ends lower, up to this one for what ends higher.
+        Where nothing was trained on that side it is the other's: from the longest length what ends lower is
+        understated. `None`: there are fewer than two lengths."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
         for one in self.runs:
             if one["arm"] == of and one["val_loss"] is not None and one["share"] in (*lengths, self.share):
@@ -89,14 +98,17 @@ class Blocks:
         drops = [(ends[around[0]][block] - ends[around[-1]][block]) / times for block in sorted(both)]
         return interval(drops) if len(drops) > 1 else None
 
-    def in_steps(self, lower: Estimate | None, of: str = BASELINE, lengths: Sequence[float] = LENGTHS) -> Estimate | None:
+    def in_steps(
+        self, lower: Estimate | None, of: str = BASELINE, lengths: Sequence[float] = LENGTHS
+    ) -> Estimate | None:
         """Logarithm of the equivalent speedup, by the slope on the effect's own side."""
         rate = self.slope(of, lengths, lower=lower.mid) if lower else None
         return lower.over(rate) if lower and rate else None
 
 
 def stages(asked: Line) -> list[tuple[float, str]]:
-    """Shares of the baseline's tokens, and the overrides of a step there; none are the baseline's own step."""
+    """Shares of the baseline's tokens, and the overrides of a step there; none are the baseline's own
+    step."""
     return [(share, shlex.join(words)) for share, words in asked.get("stages", [[1, asked.get("with", [])]])]
 
 
@@ -123,11 +135,22 @@ class Steps:
     def logs(self, words: str) -> dict[int, float]:
         """Session → how fast a step is over the baseline's; no words are the baseline's own."""
         of = {i: one["steps"].get(words) for i, one in enumerate(self.sessions)}
-        return {i: 0.0 if not words else math.log(one["speed"]["ratio"]) for i, one in of.items() if not words or (one and one["speed"])}
+        return {
+            i: 0.0 if not words else math.log(one["speed"]["ratio"])
+            for i, one in of.items()
+            if not words or (one and one["speed"])
+        }
 
     def by_flops(self, words: str) -> float | None:
         """What arithmetic alone would make of it."""
-        return next((one["steps"][words]["speed_by_flops"] for one in reversed(self.sessions) if words in one["steps"]), None)
+        return next(
+            (
+                one["steps"][words]["speed_by_flops"]
+                for one in reversed(self.sessions)
+                if words in one["steps"]
+            ),
+            None,
+        )
 
     def noise(self, but: Sequence[str]) -> Declared | None:
         """Between sessions, of one step: pooled over all but these."""
@@ -135,7 +158,8 @@ class Steps:
         return declared_by([list(self.logs(other).values()) for other in words if other not in but])
 
     def over_sessions(self, logs: Sequence[float], words: Sequence[str]) -> Speed | None:
-        """`nocap.judge`'s interval. As a standard error with degrees of freedom it goes into the sum with the loss's."""
+        """`nocap.judge`'s interval. As a standard error with degrees of freedom it goes into the sum with the
+        loss's."""
         if not logs:
             return None
         declared, n = self.noise(words), len(logs)
@@ -145,7 +169,8 @@ class Steps:
         return Speed(mid=e.mid, n=n, estimate=estimate)
 
     def of(self, asked: Line, share: float) -> Speed | None:
-        """Through an arm's stages and with what was trained before it; `None`: no session has all of its steps."""
+        """Through an arm's stages and with what was trained before it; `None`: no session has all of its
+        steps."""
         parts = [(of, self.logs(words)) for of, words in stages(asked)]
         both = set.intersection(*(set(logs) for _, logs in parts))
         before = asked.get("before", 0) / share
@@ -167,7 +192,8 @@ class Worth:
     n: int  # pairs
     lower: Estimate | None  # nats
     steps: Estimate | None  # logarithm of the equivalent speedup
-    time: Estimate | None  # the same, at the time of its steps; `None`: a step was timed in fewer than three sessions
+    # the same, at the time of its steps; `None`: a step was timed in fewer than three sessions
+    time: Estimate | None
     speed: Speed | None
     params: int
     without: str  # why there is no interval
@@ -189,7 +215,12 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list
     found: list[Worth] = []
     for arm, asked in arms.items():
         blocks = next(
-            (of for share in sorted({one["share"] for one in runs}, reverse=True) if (of := Blocks(share, runs)).gains(arm)), None
+            (
+                of
+                for share in sorted({one["share"] for one in runs}, reverse=True)
+                if (of := Blocks(share, runs)).gains(arm)
+            ),
+            None,
         )
         if arm == BASELINE or blocks is None:
             continue
@@ -212,7 +243,8 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list
 
 
 def corrected(found: Sequence[Worth]) -> tuple[set[str], set[str]]:
-    """The ideas whose worth in time is apart from 1 after a correction for all of them: by Holm, by Benjamini and Hochberg."""
+    """The ideas whose worth in time is apart from 1 after a correction for all of them: by Holm, by Benjamini
+    and Hochberg."""
     p = {one.arm: 1.0 if one.time is None else one.time.p for one in found}
     return holm(p), benjamini_hochberg(p)
 
@@ -225,13 +257,17 @@ def left_of(found: Sequence[Worth]) -> list[str]:
     def count(ideas: Sequence[Worth]) -> str:
         strict = [one.arm for one in ideas if one.arm in by_holm]
         named = f" ({', '.join(strict)})" if strict else ""
-        return f"Holm's keeps {len(strict)}{named}, Benjamini and Hochberg's {sum(one.arm in by_bh for one in ideas)}"
+        return (
+            f"Holm's keeps {len(strict)}{named}, Benjamini and Hochberg's "
+            f"{sum(one.arm in by_bh for one in ideas)}"
+        )
 
     sessions = sorted({one.speed.n for one in found if one.speed})
     timed = " to ".join(map(str, (sessions[0], sessions[-1])[: len(sessions)])) if sessions else "no"
     few = sum(one.n < LEAST_PAIRS for one in found)
     return [
-        f"**{len(helps)} of {len(found)} ideas help in time, each by its own 95% interval. After a correction for {len(found)} comparisons",
+        f"**{len(helps)} of {len(found)} ideas help in time, each by its own 95% interval. "
+        f"After a correction for {len(found)} comparisons",
         "(5% for all together),",
         f"{count(helps)}.** {len(hurts)} hurt: {count(hurts)}.",
         f"{few} have one seed or two, and no verdict. Steps are timed in {timed} sessions.",
@@ -239,18 +275,37 @@ def left_of(found: Sequence[Worth]) -> list[str]:
 
 
 HEAD = (
-    *("idea", "lower loss, nats", "steps", "a step's time, sessions", "time", "parameters", "verdict", "after a correction"),
+    *(
+        "idea",
+        "lower loss, nats",
+        "steps",
+        "a step's time, sessions",
+        "time",
+        "parameters",
+        "verdict",
+        "after a correction",
+    ),
     *("by FLOPs", "lines", "length, seeds", "source", "there"),
 )
 
 
-def table(found: Sequence[Worth], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]) -> list[str]:
+def table(
+    found: Sequence[Worth], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]
+) -> list[str]:
     """A row an arm. `code`: the lines of its own files."""
     by_holm, by_bh = corrected(found)
     rows = []
     for one in found:
         by_flops = steps.by_flops(stages(arms[one.arm])[-1][1])
-        stays = "–" if one.n < LEAST_PAIRS else "Holm" if one.arm in by_holm else "BH" if one.arm in by_bh else "–"
+        stays = (
+            "–"
+            if one.n < LEAST_PAIRS
+            else "Holm"
+            if one.arm in by_holm
+            else "BH"
+            if one.arm in by_bh
+            else "–"
+        )
         rows.append(
             [
                 one.arm,
@@ -275,9 +330,16 @@ ADDED = ("lower loss, nats", "steps", "a step's time, sessions", "time", "seeds"
 
 
 def added(
-    blocks: Blocks, arm: str, over: str, words: Mapping[str, str], steps: Steps, of: str = BASELINE, lengths: Sequence[float] = LENGTHS
+    blocks: Blocks,
+    arm: str,
+    over: str,
+    words: Mapping[str, str],
+    steps: Steps,
+    of: str = BASELINE,
+    lengths: Sequence[float] = LENGTHS,
 ) -> list[str]:
-    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of its step in `steps`."""
+    """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of
+    its step in `steps`."""
     lower = blocks.lower(arm, over)
     in_steps, speed = blocks.in_steps(lower, of, lengths), steps.between(words[arm], words[over])
     return [
@@ -304,7 +366,9 @@ def figure(found: Sequence[Worth]) -> None:
     matplotlib.use("agg")
     from matplotlib import pyplot
 
-    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"})
+    pyplot.rcParams.update(
+        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"}
+    )
     shown = [one for one in reversed(found) if one.time]
     picture, axes = pyplot.subplots(figsize=(7.2, 0.6 + 0.17 * len(shown)), layout="constrained")
     axes.axvline(1, color=GREY, lw=1)
@@ -314,7 +378,9 @@ def figure(found: Sequence[Worth]) -> None:
         axes.plot([low, high], [y, y], color=color, lw=1.6)
         axes.plot(mid, y, "o", color=color, ms=4)
     axes.set(yticks=range(len(shown)), xscale="log", ylim=(-0.7, len(shown) - 0.3))
-    axes.set_xlabel("as fast to the same loss, in time, with 95% intervals, not corrected; pale: fewer than three seeds")
+    axes.set_xlabel(
+        "as fast to the same loss, in time, with 95% intervals, not corrected; pale: fewer than three seeds"
+    )
     axes.set_yticklabels([f"{one.arm}, {one.params / 1e6:.2f}M" for one in shown], fontsize=8)
     ticks = [0.5, 0.7, 1, 1.4, 2]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])

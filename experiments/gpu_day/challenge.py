@@ -2,9 +2,9 @@
 
     python experiments/gpu_day/challenge.py FOLDER [--device cuda] [--small] [--json FILE]
 
-FOLDER is a copy of the challenge's repository, whose `train_gpt2.py` runs as it is. Both train the baseline on steps of 65,536 tokens with
-the same learning rates. The JSON has tokens/s after the first ten steps, MiB at the peak and both loss curves, and is written after each
-run.
+FOLDER is a copy of the challenge's repository, whose `train_gpt2.py` runs as it is. Both train the baseline
+on steps of 65,536 tokens with the same learning rates. The JSON has tokens/s after the first ten steps, MiB
+at the peak and both loss curves, and is written after each run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,24 @@ from nocap.store.record import write_json
 ORDER = ("challenge", "nocap", "nocap", "challenge")
 RUN_S = 120.0  # of one run at most
 VOCAB, VAL_TOKENS = 50257, 1_048_576  # the challenge's own: it takes no others
-FULL = {"steps": 60, "warm": 10, "micro_batch": 16, "accumulation": 4, "seq_len": 1024, "val_tokens": VAL_TOKENS, "changes": ()}
-SMALL = {"steps": 10, "warm": 4, "micro_batch": 1, "accumulation": 1, "seq_len": 64, "val_tokens": 256, "changes": ("model.n_layer=1",)}
+FULL = {
+    "steps": 60,
+    "warm": 10,
+    "micro_batch": 16,
+    "accumulation": 4,
+    "seq_len": 1024,
+    "val_tokens": VAL_TOKENS,
+    "changes": (),
+}
+SMALL = {
+    "steps": 10,
+    "warm": 4,
+    "micro_batch": 1,
+    "accumulation": 1,
+    "seq_len": 64,
+    "val_tokens": 256,
+    "changes": ("model.n_layer=1",),
+}
 STEP_LINE = re.compile(r"^step:(\d+)/\d+ \| loss ([\d.naif]+) \| train_time:([\d.]+)s", re.MULTILINE)
 VAL_LINE = re.compile(r"^step:(\d+)/\d+ \| val loss ([\d.naif]+)", re.MULTILINE)
 PEAK_LINE = re.compile(r"^peak memory consumption: (\d+) MiB", re.MULTILINE)
@@ -69,8 +85,13 @@ class Race:
 
 def write_data(race: Race) -> None:
     """A learnable chain in the challenge's format."""
-    for stream, (name, n) in enumerate({"train": (race.steps + 2) * race.batch_tokens, "val": VAL_TOKENS + 65_536}.items()):
-        write_shard(race.scratch / f"{name}.bin", np.concatenate(list(tokens(n, vocab_size=VOCAB, seed=0, stream=stream))))
+    for stream, (name, n) in enumerate(
+        {"train": (race.steps + 2) * race.batch_tokens, "val": VAL_TOKENS + 65_536}.items()
+    ):
+        write_shard(
+            race.scratch / f"{name}.bin",
+            np.concatenate(list(tokens(n, vocab_size=VOCAB, seed=0, stream=stream))),
+        )
 
 
 def challenge_words(race: Race) -> list[str]:
@@ -90,24 +111,58 @@ def challenge_words(race: Race) -> list[str]:
         "warmup_iters": warm,
         "warmdown_iters": down,
     }
-    return [str(race.folder / "train_gpt2.py"), *(word for key, value in given.items() for word in (f"--{key}", str(value)))]
+    return [
+        str(race.folder / "train_gpt2.py"),
+        *(word for key, value in given.items() for word in (f"--{key}", str(value))),
+    ]
 
 
 def as_one_rank() -> dict[str, str]:
     """What torchrun would set, without its agent: a process that a time limit can end."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    return {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
 
 
 def nocap_words(race: Race, out: Path) -> list[str]:
     warm, down = race.ends
     return [
-        *("-m", "nocap.train", "experiment=nocap_baseline", "data=shards", "tracker=none", f"trainer.device={race.device}"),
-        *(f"data.train={race.scratch / 'train.bin'}", f"data.val={race.scratch / 'val.bin'}", f"model.seq_len={race.seq_len}"),
-        *(f"trainer.steps={race.steps}", f"trainer.batch_tokens={race.batch_tokens}", f"trainer.micro_batch={race.micro_batch}"),
-        *(f"data.read_sequences={race.micro_batch}", "schedule=wsd", f"schedule.warmup_steps={warm}", f"schedule.decay_steps={down}"),
-        *(f"trainer.val_tokens={race.val_tokens}", "trainer.val_every=0", "trainer.checkpoint_every=0", f"output_dir={out}"),
+        *(
+            "-m",
+            "nocap.train",
+            "experiment=nocap_baseline",
+            "data=shards",
+            "tracker=none",
+            f"trainer.device={race.device}",
+        ),
+        *(
+            f"data.train={race.scratch / 'train.bin'}",
+            f"data.val={race.scratch / 'val.bin'}",
+            f"model.seq_len={race.seq_len}",
+        ),
+        *(
+            f"trainer.steps={race.steps}",
+            f"trainer.batch_tokens={race.batch_tokens}",
+            f"trainer.micro_batch={race.micro_batch}",
+        ),
+        *(
+            f"data.read_sequences={race.micro_batch}",
+            "schedule=wsd",
+            f"schedule.warmup_steps={warm}",
+            f"schedule.decay_steps={down}",
+        ),
+        *(
+            f"trainer.val_tokens={race.val_tokens}",
+            "trainer.val_every=0",
+            "trainer.checkpoint_every=0",
+            f"output_dir={out}",
+        ),
         *race.changes,
     ]
 
@@ -143,12 +198,24 @@ def take_turn(race: Race, who: str, turn: int) -> dict[str, Any]:
     folder.mkdir()
     words = challenge_words(race) if who == "challenge" else nocap_words(race, folder)
     read: Callable[[str], dict[str, Any]] = (
-        (lambda text: read_challenge(race, text)) if who == "challenge" else lambda text: read_nocap(race, folder)
+        (lambda text: read_challenge(race, text))
+        if who == "challenge"
+        else lambda text: read_nocap(race, folder)
     )
-    row: dict[str, Any] = {"who": who, "rc": None, "error": None, "tokens_per_s": None, "peak_mib": None, "train_loss": [], "val_loss": {}}
+    row: dict[str, Any] = {
+        "who": who,
+        "rc": None,
+        "error": None,
+        "tokens_per_s": None,
+        "peak_mib": None,
+        "train_loss": [],
+        "val_loss": {},
+    }
     try:
         env = {**os.environ, **(as_one_rank() if who == "challenge" else {})}
-        done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=RUN_S)
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=RUN_S
+        )
     except subprocess.TimeoutExpired:
         return {**row, "error": f"longer than {RUN_S:g} s"}
     row["rc"] = done.returncode
@@ -163,17 +230,29 @@ def take_turn(race: Race, who: str, turn: int) -> dict[str, Any]:
 
 
 def verdict(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """nocap's tokens/s over the challenge's, by geometric means; beside it each one's second run over its first."""
-    speeds = {who: [run["tokens_per_s"] for run in runs if run["who"] == who and run["tokens_per_s"]] for who in ("nocap", "challenge")}
+    """nocap's tokens/s over the challenge's, by geometric means; beside it each one's second run over its
+    first."""
+    speeds = {
+        who: [run["tokens_per_s"] for run in runs if run["who"] == who and run["tokens_per_s"]]
+        for who in ("nocap", "challenge")
+    }
     means = {who: math.exp(sum(map(math.log, s)) / len(s)) for who, s in speeds.items() if s}
     control = {who: s[1] / s[0] for who, s in speeds.items() if len(s) == 2}
-    return {"ratio": means["nocap"] / means["challenge"] if len(means) == 2 else None, "tokens_per_s": means, "control": control}
+    return {
+        "ratio": means["nocap"] / means["challenge"] if len(means) == 2 else None,
+        "tokens_per_s": means,
+        "control": control,
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="nocap's; the challenge's loop needs cuda")
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="nocap's; the challenge's loop needs cuda"
+    )
     parser.add_argument("--small", action="store_true", help="a few short steps")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -191,7 +270,15 @@ def main() -> int:
                 "shape": size,
             }
             found |= {"runs": runs, **verdict(runs)}
-            print(json.dumps({key: runs[-1][key] for key in ("who", "rc", "error", "tokens_per_s", "peak_mib", "val_loss")}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        key: runs[-1][key]
+                        for key in ("who", "rc", "error", "tokens_per_s", "peak_mib", "val_loss")
+                    }
+                ),
+                flush=True,
+            )
             if options.json:
                 write_json(options.json, found)
     return 1 if any(run["error"] for run in runs) else 0

@@ -1,10 +1,11 @@
-"""A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See README.md beside this file.
+"""A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See README.md
+beside this file.
 
     python experiments/gpu_day/day.py [STEP …] [--out DIR] [--challenge DIR] [--device cuda|cpu] [--small]
 
-A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of its JSON are in day.json before the
-next step begins; a step that fails stops no other. Exit code 0: all went well; 1: a step failed; 2: the machine lacks what no step can do
-without, or a step's name is wrong.
+A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of its JSON
+are in day.json before the next step begins; a step that fails stops no other. Exit code 0: all went well; 1:
+a step failed; 2: the machine lacks what no step can do without, or a step's name is wrong.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ GRACE_S = 10.0  # between a request to stop and the end
 TOOLS = ("pytest", "pytest-timeout")  # needed beside nocap's own dependencies
 IDLE = ("huggingface_hub", "plotly", "wandb")  # of those, what no step uses
 
-# --- what is measured: the shapes, and the arms of the bench, the baseline first. A new option is a line here.
+# --- what is measured: the shapes, and the arms of the bench, the baseline first. A new option is a line here
 
 D12 = "model=d12 tokenizer=gpt2 trainer.micro_batch=16 trainer.batch_tokens=16384"
 NANO = (
-    "model=nano tokenizer=bytes trainer.micro_batch=2 trainer.batch_tokens=256"  # --small: shows that the commands work, and nothing else
+    # --small: shows that the commands work, and nothing else
+    "model=nano tokenizer=bytes trainer.micro_batch=2 trainer.batch_tokens=256"
 )
 ARMS = (
     "trainer.compile=regional",
@@ -58,7 +60,8 @@ ARMS = (
     "model.fp8_head=true",
 )
 NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
-SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"  # a step that a GPU may do faster than the host launches it
+# a step that a GPU may do faster than the host launches it
+SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"
 STUDY = "quadratic"  # of those in experiments/ that read no data
 
 
@@ -101,20 +104,55 @@ def bench(day: Day, path: Path) -> list[str]:
     there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
     arms = [arm for arm in ARMS if there >= NEEDS.get(arm, (0, 0))]
     seconds = "40" if day.small else "245"
-    return ["-m", "nocap.bench", *day.shape, *(word for arm in arms for word in ("--arm", arm)), "--seconds", seconds, "--json", str(path)]
+    return [
+        "-m",
+        "nocap.bench",
+        *day.shape,
+        *(word for arm in arms for word in ("--arm", arm)),
+        "--seconds",
+        seconds,
+        "--json",
+        str(path),
+    ]
 
 
 def graphs(day: Day, path: Path) -> list[str]:
     """One micro-batch of two sequences a step: regional against CUDA graphs, on and off."""
-    arms = ["", *(["trainer.cuda_graphs=true", "trainer.cuda_graphs=true trainer.compile=off"] if day.device == "cuda" else ["mlp=gelu3x"])]
+    arms = [
+        "",
+        *(
+            ["trainer.cuda_graphs=true", "trainer.cuda_graphs=true trainer.compile=off"]
+            if day.device == "cuda"
+            else ["mlp=gelu3x"]
+        ),
+    ]
     shape = [*day.shape, *([] if day.small else SHORT.split()), "trainer.compile=regional"]
     words = [word for arm in arms for word in ("--arm", arm)]
-    return ["-m", "nocap.bench", *shape, *words, "--seconds", "40" if day.small else "75", "--json", str(path)]
+    return [
+        "-m",
+        "nocap.bench",
+        *shape,
+        *words,
+        "--seconds",
+        "40" if day.small else "75",
+        "--json",
+        str(path),
+    ]
 
 
 def suite(day: Day, path: Path) -> list[str]:
     name, seconds = ("gpu" if day.device == "cuda" else "cpu"), ("40" if day.small else "180")
-    return ["-m", "nocap.bench", "--suite", name, *(day.shape if day.small else []), "--seconds", seconds, "--json", str(path)]
+    return [
+        "-m",
+        "nocap.bench",
+        "--suite",
+        name,
+        *(day.shape if day.small else []),
+        "--seconds",
+        seconds,
+        "--json",
+        str(path),
+    ]
 
 
 def profile(day: Day, path: Path) -> list[str]:
@@ -123,17 +161,34 @@ def profile(day: Day, path: Path) -> list[str]:
 
 def study(day: Day, path: Path) -> list[str]:
     folder = day.scratch / STUDY  # a copy: the study writes its results beside its file
-    shutil.copytree(ROOT / "experiments" / STUDY, folder, ignore=shutil.ignore_patterns("results.*"), dirs_exist_ok=True)
+    shutil.copytree(
+        ROOT / "experiments" / STUDY, folder, ignore=shutil.ignore_patterns("results.*"), dirs_exist_ok=True
+    )
     text = (folder / "study.yaml").read_text()
-    (folder / "study.yaml").write_text(text.replace("  gpu:\n", "  gpu:\n    sessions: 1\n"))  # three are ten minutes apart in all
+    # three are ten minutes apart in all
+    (folder / "study.yaml").write_text(text.replace("  gpu:\n", "  gpu:\n    sessions: 1\n"))
     words = [f"scale={'gpu' if day.device == 'cuda' else 'cpu'}", f"output_dir={day.scratch / 'study'}"]
     return ["-m", "nocap.study", str(folder), *words, *(["--plan"] if day.small else [])]
 
 
 def tests(day: Day, path: Path) -> list[str]:
-    files = [str(file) for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in file.read_text()]
+    files = [
+        str(file) for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in file.read_text()
+    ]
     how = ["--collect-only"] if day.small else ["-n", "4"] if _version("pytest-xdist") else []
-    return ["-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-m", "gpu", "-q", "-p", "no:cacheprovider", *how, *files]
+    return [
+        "-m",
+        "pytest",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *how,
+        *files,
+    ]
 
 
 def challenge(day: Day, path: Path) -> list[str]:
@@ -143,27 +198,47 @@ def challenge(day: Day, path: Path) -> list[str]:
 def no_challenge(day: Day) -> str:
     if day.challenge is None:
         return "--challenge names no folder with the challenge's train_gpt2.py"
-    return "" if (day.challenge / "train_gpt2.py").is_file() else f"there is no train_gpt2.py in {day.challenge}"
+    return (
+        "" if (day.challenge / "train_gpt2.py").is_file() else f"there is no train_gpt2.py in {day.challenge}"
+    )
 
 
 # --- a line of each for the summary
 
 
 def _products(found: dict[str, Any]) -> str:
-    ms = {name: sum(row["ms"] for row in found["rows"] if row["name"] == name) for name in dict.fromkeys(r["name"] for r in found["rows"])}
+    ms = {
+        name: sum(row["ms"] for row in found["rows"] if row["name"] == name)
+        for name in dict.fromkeys(r["name"] for r in found["rows"])
+    }
     return ", ".join(f"{name} {total:.3g} ms" for name, total in ms.items())
 
 
 def _attention(found: dict[str, Any]) -> str:
-    each = [f"{row['kernel']} " + (f"{row['ms']:.3g} ms" if row["ms"] else f"failed: {row['error'][:60]}") for row in found["rows"]]
+    each = [
+        f"{row['kernel']} " + (f"{row['ms']:.3g} ms" if row["ms"] else f"failed: {row['error'][:60]}")
+        for row in found["rows"]
+    ]
     return f"{', '.join(each)}; torch's choice: {found['choice']}"
 
 
 def _bench(found: dict[str, Any]) -> str:
     base, *others = found["arms"]
     mfu = base["mfu"]["nominal"]
-    line = f"{base['tokens_per_s']:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "") if base["tokens_per_s"] else base["status"]
-    return "; ".join([line, *(f"{o['label']} " + (f"{o['speed']['ratio']:.3f}×" if o["speed"] else o["status"]) for o in others)])
+    line = (
+        f"{base['tokens_per_s']:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
+        if base["tokens_per_s"]
+        else base["status"]
+    )
+    return "; ".join(
+        [
+            line,
+            *(
+                f"{o['label']} " + (f"{o['speed']['ratio']:.3f}×" if o["speed"] else o["status"])
+                for o in others
+            ),
+        ]
+    )
 
 
 def _profile(found: dict[str, Any]) -> str:
@@ -181,7 +256,9 @@ def _challenge(found: dict[str, Any]) -> str:
 
 
 def _study(found: dict[str, Any]) -> str:
-    return ", ".join(f"{claim['id']} {claim['verdict']}" for claim in found.get("claims", []) if isinstance(claim, dict))
+    return ", ".join(
+        f"{claim['id']} {claim['verdict']}" for claim in found.get("claims", []) if isinstance(claim, dict)
+    )
 
 
 STEPS: dict[str, Step] = {  # 25 minutes at most
@@ -201,14 +278,22 @@ STEPS: dict[str, Step] = {  # 25 minutes at most
 
 
 def look(device: str) -> tuple[dict[str, Any], str]:
-    """What is here and what is missing; why no step can run, or nothing. Nothing is imported that may be missing."""
+    """What is here and what is missing; why no step can run, or nothing. Nothing is imported that may be
+    missing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = [re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]]  # type: ignore[index]
     missing = [name for name in (*names, *TOOLS) if name not in IDLE and _version(name) is None]
     cuda = None if "torch" in missing else hardware.torch_build()["cuda"]
     gpus = hardware.cuda_devices()
-    found = {"python": sys.version.split()[0], "torch": _version("torch"), "cuda": cuda, "gpus": list(gpus), "missing": missing}
-    found["pretended"] = "PRETEND_CC" in os.environ  # tests/pretend.py: no figure of such a day means anything
+    found = {
+        "python": sys.version.split()[0],
+        "torch": _version("torch"),
+        "cuda": cuda,
+        "gpus": list(gpus),
+        "missing": missing,
+    }
+    # tests/pretend.py: no figure of such a day means anything
+    found["pretended"] = "PRETEND_CC" in os.environ
     if "torch" in missing:
         return found, "torch is missing"
     if device == "cuda" and not (cuda and gpus):
@@ -248,7 +333,12 @@ def carry_out(name: str, day: Day) -> dict[str, Any]:
         return row
     path.unlink(missing_ok=True)
     words = step.words(day, path)
-    row["command"] = " ".join(["python", *words]).replace(f"{ROOT}/", "").replace(str(day.scratch), "SCRATCH").replace(str(day.out), "OUT")
+    row["command"] = (
+        " ".join(["python", *words])
+        .replace(f"{ROOT}/", "")
+        .replace(str(day.scratch), "SCRATCH")
+        .replace(str(day.out), "OUT")
+    )
     log, began = day.scratch / f"{name}.log", time.monotonic()
     row["rc"] = _run([sys.executable, *words], cwd=day.scratch, log=log, limit_s=step.limit_s)
     row["seconds"] = round(time.monotonic() - began, 1)
@@ -266,7 +356,13 @@ def _run(command: Sequence[str], *, cwd: Path, log: Path, limit_s: float) -> int
     env = {**os.environ, "PYTHONPATH": path, "NOCAP_CACHE": str(cwd / "cache"), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
             return process.wait(limit_s)
@@ -303,26 +399,48 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def speed_rows(out: Path) -> list[str]:
-    """Of what the bench's baseline, CUDA graphs and the race with the challenge found; MFU where the bench knows the chip's peak."""
-    found = {name: json.loads(path.read_text()) for name in ("bench", "graphs", "challenge") if (path := out / f"{name}.json").is_file()}
+    """Of what the bench's baseline, CUDA graphs and the race with the challenge found; MFU where the bench
+    knows the chip's peak."""
+    found = {
+        name: json.loads(path.read_text())
+        for name in ("bench", "graphs", "challenge")
+        if (path := out / f"{name}.json").is_file()
+    }
     base = found["bench"]["arms"][0] if "bench" in found else {}
-    speeds = [("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"])] if base.get("tokens_per_s") else []
+    speeds = (
+        [("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"])]
+        if base.get("tokens_per_s")
+        else []
+    )
     for arm in found["graphs"]["arms"] if "graphs" in found else []:
         if arm["label"] == "trainer.cuda_graphs=true" and arm["tokens_per_s"]:
             what = f"nocap with `{arm['label']}`"
             speeds.append((what, arm["tokens_per_step"], arm["tokens_per_s"], arm["memory_mib"]["peak"]))
     if "challenge" in found:
-        shape, peaks = found["challenge"]["shape"], {run["who"]: run["peak_mib"] for run in found["challenge"]["runs"] if run["peak_mib"]}
+        shape, peaks = (
+            found["challenge"]["shape"],
+            {run["who"]: run["peak_mib"] for run in found["challenge"]["runs"] if run["peak_mib"]},
+        )
         tokens = shape["micro_batch"] * shape["accumulation"] * shape["seq_len"]
         names = {"nocap": "nocap", "challenge": "the challenge's loop"}
-        speeds += [(names[who], tokens, speed, peaks.get(who)) for who, speed in found["challenge"]["tokens_per_s"].items()]
-    per_token = base["mfu"]["nominal"] / base["tokens_per_s"] if base.get("tokens_per_s") and base["mfu"]["nominal"] else None
+        speeds += [
+            (names[who], tokens, speed, peaks.get(who))
+            for who, speed in found["challenge"]["tokens_per_s"].items()
+        ]
+    per_token = (
+        base["mfu"]["nominal"] / base["tokens_per_s"]
+        if base.get("tokens_per_s") and base["mfu"]["nominal"]
+        else None
+    )
     rows = []
     for what, tokens, speed, mib in speeds:
         mfu, memory = f"{per_token * speed:.1%}" if per_token else "–", f"{mib:,.0f}" if mib else "–"
         where = next(iter(found.values()))["hardware"]["name"]
         day = date.today().isoformat()
-        rows.append(f"| {where} | {what}, a step of {tokens:,} tokens | {speed:,.0f} | {mfu} | {memory} | {day} | `make gpu-day` |")
+        rows.append(
+            f"| {where} | {what}, a step of {tokens:,} tokens | {speed:,.0f} | {mfu} | {memory} "
+            f"| {day} | `make gpu-day` |"
+        )
     return rows
 
 
@@ -342,15 +460,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as scratch:
         folder = options.challenge and options.challenge.absolute()
-        day = Day(out=out, scratch=Path(scratch), device=options.device, small=options.small, challenge=folder)
+        day = Day(
+            out=out, scratch=Path(scratch), device=options.device, small=options.small, challenge=folder
+        )
         for name in names:
             print(f"{name}: at most {STEPS[name].limit_s} s …", flush=True)
             rows.append(carry_out(name, day))
             _record(out, machine, rows[-1], small=options.small)
-            print(f"  {outcome(rows[-1])}, {rows[-1]['seconds']} s: {rows[-1]['skipped'] or rows[-1]['figure']}", flush=True)
+            print(
+                f"  {outcome(rows[-1])}, {rows[-1]['seconds']} s: "
+                f"{rows[-1]['skipped'] or rows[-1]['figure']}",
+                flush=True,
+            )
     print(f"\n{'step':<10} {'outcome':<9} {'seconds':>7}  {'JSON':<15} found")
     for row in rows:
-        print(f"{row['step']:<10} {outcome(row):<9} {row['seconds']:>7}  {row['json'] or '–':<15} {row['skipped'] or row['figure']}")
+        print(
+            f"{row['step']:<10} {outcome(row):<9} {row['seconds']:>7}  {row['json'] or '–':<15} "
+            f"{row['skipped'] or row['figure']}"
+        )
     print(f"written: {out / 'day.json'}")
     if not (options.small or machine["pretended"]):
         print("".join(f"{row}\n" for row in speed_rows(out)), end="")
@@ -358,12 +485,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gpu day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="gpu day", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     steps = ", ".join(f"{name} ({step.limit_s} s)" for name, step in STEPS.items())
     add("steps", nargs="*", metavar="STEP", type=_step, help=f"default: all of {steps}, at most")
-    add("--out", type=Path, metavar="DIR", help="for the JSON (default: a folder beside this file, named after the GPU and the date)")
-    add("--challenge", type=Path, metavar="DIR", help="a copy of the challenge's repository, for the step of that name")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="for the JSON (default: a folder beside this file, named after the GPU and the date)",
+    )
+    add(
+        "--challenge",
+        type=Path,
+        metavar="DIR",
+        help="a copy of the challenge's repository, for the step of that name",
+    )
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the commands")
     add("--small", action="store_true", help="tiny shapes: whether the commands work, no figure")
     return parser
@@ -385,7 +524,12 @@ def _record(out: Path, machine: dict[str, Any], row: dict[str, Any], *, small: b
     path = out / "day.json"
     rows = {old["step"]: old for old in json.loads(path.read_text())["rows"]} if path.is_file() else {}
     rows[row["step"]] = {**row, "date": date.today().isoformat()}
-    found = {"kind": "gpu day", "small": small, "machine": machine, "rows": [rows[name] for name in STEPS if name in rows]}
+    found = {
+        "kind": "gpu day",
+        "small": small,
+        "machine": machine,
+        "rows": [rows[name] for name in STEPS if name in rows],
+    }
     write_text(path, json.dumps(found, indent=1))
 
 

@@ -2,8 +2,9 @@
 
     python experiments/gpu_day/kernels.py products|attention [--device cuda|cpu] [--small] [--json FILE]
 
-Products in bf16 over 16 × 1,024 tokens: forward, the input's gradient, the weight's gradient. The head also with its vocabulary padded to a
-multiple of 64. Attention is one layer's mixer, forward and backward, as nocap's own step runs it.
+Products in bf16 over 16 × 1,024 tokens: forward, the input's gradient, the weight's gradient. The head also
+with its vocabulary padded to a multiple of 64. Attention is one layer's mixer, forward and backward, as
+nocap's own step runs it.
 """
 
 from __future__ import annotations
@@ -42,10 +43,22 @@ def products(words: tuple[str, ...], device: Device) -> Iterator[dict[str, Any]]
     torch.set_num_threads(1)
     for name, (k, n) in shapes(run.model.d_model, run.tokenizer.vocab_size).items():
         x, w, dy = (torch.randn(*size, device=device.value).bfloat16() for size in ((m, k), (n, k), (m, n)))
-        calls = {"forward": lambda x=x, w=w: x @ w.t(), "input": lambda w=w, dy=dy: dy @ w, "weight": lambda x=x, dy=dy: dy.t() @ x}
+        calls = {
+            "forward": lambda x=x, w=w: x @ w.t(),
+            "input": lambda w=w, dy=dy: dy @ w,
+            "weight": lambda x=x, dy=dy: dy.t() @ x,
+        }
         for direction, call in calls.items():
             ms = clock.least_ms(call)
-            yield {"name": name, "direction": direction, "m": m, "k": k, "n": n, "ms": ms, "tflop_s": 2e-9 * m * k * n / ms}
+            yield {
+                "name": name,
+                "direction": direction,
+                "m": m,
+                "k": k,
+                "n": n,
+                "ms": ms,
+                "tflop_s": 2e-9 * m * k * n / ms,
+            }
 
 
 def attention(words: tuple[str, ...], device: Device) -> Iterator[dict[str, Any]]:
@@ -53,7 +66,13 @@ def attention(words: tuple[str, ...], device: Device) -> Iterator[dict[str, Any]
         row: dict[str, Any] = {"kernel": kernel, "ms": None, "error": None}
         try:
             run = compose(
-                [*words, f"trainer.device={device.value}", "trainer.threads=1", "trainer.precision=bf16", f"attention.kernel={kernel}"]
+                [
+                    *words,
+                    f"trainer.device={device.value}",
+                    "trainer.threads=1",
+                    "trainer.precision=bf16",
+                    f"attention.kernel={kernel}",
+                ]
             )
             row["ms"] = attention_ms(run)
         except (RuntimeError, ValueError) as error:  # a kernel that this chip or build lacks stops no other
@@ -63,11 +82,15 @@ def attention(words: tuple[str, ...], device: Device) -> Iterator[dict[str, Any]
 
 def choice(words: tuple[str, ...], device: Device) -> str:
     """The kernel that torch takes where the config names none."""
-    return kernel_name(compose([*words, f"trainer.device={device.value}", "trainer.precision=bf16"]), Precision.bf16)
+    return kernel_name(
+        compose([*words, f"trainer.device={device.value}", "trainer.precision=bf16"]), Precision.bf16
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("what", choices=("products", "attention"))
     parser.add_argument("--device", type=Device, default=Device.cuda, help="cuda or cpu")
     parser.add_argument("--small", action="store_true", help="a tiny shape")

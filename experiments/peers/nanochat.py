@@ -1,8 +1,9 @@
-"""nanochat's model and optimizer (karpathy/nanochat, nanochat/gpt.py, scripts/base_train.py) as an external arm: dir=DIR, or NANOCHAT=DIR
-in the environment.
+"""nanochat's model and optimizer (karpathy/nanochat, nanochat/gpt.py, scripts/base_train.py) as an external
+arm: dir=DIR, or NANOCHAT=DIR in the environment.
 
-Another model than the others at the same sizes: untied head, value embeddings, squared ReLU, normalised queries and keys, capped logits,
-Muon beside AdamW (its optimizer is compiled always). Windows: full context, which it recommends where FlashAttention-3 is not.
+Another model than the others at the same sizes: untied head, value embeddings, squared ReLU, normalised
+queries and keys, capped logits, Muon beside AdamW (its optimizer is compiled always). Windows: full context,
+which it recommends where FlashAttention-3 is not.
 """
 
 from __future__ import annotations
@@ -21,14 +22,23 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
-    peer = _package(folder(dir, "NANOCHAT", "nanochat/gpt.py", "nanochat/optim.py"), DTYPES[request.precision])
+    peer = _package(
+        folder(dir, "NANOCHAT", "nanochat/gpt.py", "nanochat/optim.py"), DTYPES[request.precision]
+    )
     heads = {"n_head": request.n_head, "n_kv_head": request.n_head}
-    sizes = {"n_layer": request.n_layer, "n_embd": request.d_model, "sequence_len": request.seq_len, "vocab_size": request.vocab_size}
+    sizes = {
+        "n_layer": request.n_layer,
+        "n_embd": request.d_model,
+        "sequence_len": request.seq_len,
+        "vocab_size": request.vocab_size,
+    }
     with torch.device("meta"):
         model = peer.GPT(peer.GPTConfig(**sizes, **heads, window_pattern="L"))
     model.to_empty(device=request.device)
     model.init_weights()
-    optimizer = model.setup_optimizer(unembedding_lr=0.001, embedding_lr=0.01, scalar_lr=0.01, matrix_lr=0.002, weight_decay=0.28)
+    optimizer = model.setup_optimizer(
+        unembedding_lr=0.001, embedding_lr=0.01, scalar_lr=0.01, matrix_lr=0.002, weight_decay=0.28
+    )
     forward = model if request.compile == "off" else torch.compile(model, dynamic=False)
     return Loop(
         request,
@@ -37,7 +47,12 @@ def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
         loss=forward,
         context=nullcontext(),
         flops=flops_per_token(request, model.num_matmul_params()),
-        settings={"model": "nanochat", "vocabulary": model.lm_head.out_features, "optimizer": "Muon and AdamW", "clip": None},
+        settings={
+            "model": "nanochat",
+            "vocabulary": model.lm_head.out_features,
+            "optimizer": "Muon and AdamW",
+            "clip": None,
+        },
     )
 
 

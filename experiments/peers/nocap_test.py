@@ -1,4 +1,5 @@
-"""The challenge's model and loop (BottleCapAI/NoCap-Test, train_gpt2.py) as an external arm: dir=DIR, or NOCAP_TEST=DIR in the environment.
+"""The challenge's model and loop (BottleCapAI/NoCap-Test, train_gpt2.py) as an external arm: dir=DIR, or
+NOCAP_TEST=DIR in the environment.
 
 AdamW as its script has it, no clipping, bf16 by autocast; compiled whole, by coordinate descent on a GPU.
 """
@@ -13,9 +14,13 @@ from peer import Loop, autocast, flops_per_token, folder, load
 
 def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
     peer = load(folder(dir, "NOCAP_TEST", "train_gpt2.py") / "train_gpt2.py")
-    config = peer.GPTConfig(vocab_size=request.vocab_size, n_layer=request.n_layer, n_head=request.n_head, n_embd=request.d_model)
+    config = peer.GPTConfig(
+        vocab_size=request.vocab_size, n_layer=request.n_layer, n_head=request.n_head, n_embd=request.d_model
+    )
     model = peer.GPT(config).train().to(request.device)
-    optimizer = model.configure_optimizers(weight_decay=0.1, learning_rate=1e-4, betas=(0.9, 0.95), device_type=request.device)
+    optimizer = model.configure_optimizers(
+        weight_decay=0.1, learning_rate=1e-4, betas=(0.9, 0.95), device_type=request.device
+    )
     options = {"coordinate_descent_tuning": request.device == "cuda"}
     forward = model if request.compile == "off" else torch.compile(model, options=options)
     return Loop(
@@ -25,5 +30,10 @@ def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
         loss=lambda x, y: forward(x, y, return_logits=False)[1],
         context=autocast(request),
         flops=flops_per_token(request, sum(p.numel() for p in model.parameters())),
-        settings={"model": "NoCap-Test", "vocabulary": request.vocab_size, "optimizer": "AdamW", "clip": None},
+        settings={
+            "model": "NoCap-Test",
+            "vocabulary": request.vocab_size,
+            "optimizer": "AdamW",
+            "clip": None,
+        },
     )

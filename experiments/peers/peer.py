@@ -1,4 +1,5 @@
-"""What the adapters share: a peer's file from the folder that the user names, and the plain loop around a model."""
+"""What the adapters share: a peer's file from the folder that the user names, and the plain loop around a
+model."""
 
 from __future__ import annotations
 
@@ -23,7 +24,10 @@ def folder(given: str, variable: str, *files: str) -> Path:
     """
     path = Path(given or os.environ.get(variable, "")).expanduser()
     if not (given or variable in os.environ) or any(not (path / file).is_file() for file in files):
-        raise ValueError(f"dir= or the environment variable {variable} must name a folder with {', '.join(files)}, got {str(path)!r}")
+        raise ValueError(
+            f"dir= or the environment variable {variable} must name a folder with "
+            f"{', '.join(files)}, got {str(path)!r}"
+        )
     return path.absolute()
 
 
@@ -48,7 +52,9 @@ def flops_per_token(request: SimpleNamespace, matmul_params: int) -> float:
 
 
 def autocast(request: SimpleNamespace) -> Any:
-    return torch.autocast(request.device, dtype=torch.bfloat16) if request.precision == "bf16" else nullcontext()
+    return (
+        torch.autocast(request.device, dtype=torch.bfloat16) if request.precision == "bf16" else nullcontext()
+    )
 
 
 class Loop:

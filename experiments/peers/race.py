@@ -1,10 +1,12 @@
 """The race against the challenge's loop, nanoGPT and nanochat: one interleaved bench a shape.
 
-    export NOCAP_TEST=… NANOGPT=… NANOCHAT=…                      # folders of the peers' checkouts
-    python experiments/peers/race.py SHAPE [--rounds N]           # writes SHAPE.json beside this file
-    python experiments/peers/race.py --tell                       # writes the table of README.md from the files that are there
+    export NOCAP_TEST=… NANOGPT=… NANOCHAT=…                      # folders of the peers' checkouts python
+    experiments/peers/race.py SHAPE [--rounds N]           # writes SHAPE.json beside this file python
+    experiments/peers/race.py --tell                       # writes the table of README.md from the files that
+    are there
 
-Each peer races at its settings, compiled and eager, fp32 and bf16, those of FEWER where there are some; nocap at its default and others.
+Each peer races at its settings, compiled and eager, fp32 and bf16, those of FEWER where there are some; nocap
+at its default and others.
 """
 
 from __future__ import annotations
@@ -28,14 +30,16 @@ COMMON = "tracker=none trainer.device=cpu trainer.threads=1"
 SHAPES = {
     "nano": "model=nano tokenizer=bytes trainer.micro_batch=8 trainer.batch_tokens=1024",
     "tiny": "model=tiny tokenizer=bytes trainer.micro_batch=4 trainer.batch_tokens=1024",
-    "6x256": "model=tiny model.n_layer=6 model.d_model=256 tokenizer=bytes trainer.micro_batch=4 trainer.batch_tokens=1024",
+    "6x256": "model=tiny model.n_layer=6 model.d_model=256 tokenizer=bytes trainer.micro_batch=4 "
+    "trainer.batch_tokens=1024",
     "tiny_gpt2": "model=tiny tokenizer=gpt2 trainer.micro_batch=2 trainer.batch_tokens=512",
     "d12_gpt2": "model=d12 model.seq_len=512 tokenizer=gpt2 trainer.micro_batch=1 trainer.batch_tokens=512",
 }
 OWN = ("fp32 off", "fp32 regional", "fp32 full", "bf16 regional", "bf16 full")  # beside the default
 PEERS = ("nocap_test", "nanogpt", "nanochat")
 ALL = ("fp32 off", "fp32 full", "bf16 off", "bf16 full")  # of each peer
-# A compiled arm costs half a minute before it is timed: beyond nano only what can be a peer's best, where heads are narrow fp32.
+# A compiled arm costs half a minute before it is timed: beyond nano only what can be a peer's best, where
+# heads are narrow fp32.
 FEWER = {
     "nano": {"own": OWN[1:], **dict.fromkeys(PEERS, ALL)},  # whose default is fp32, eager
     "tiny": {"own": OWN, "nocap_test": ALL[1::2], "nanogpt": (*ALL[:2], ALL[3]), "nanochat": ALL[1:2]},
@@ -59,11 +63,14 @@ def race(shape: str, rounds: int) -> int:
     return code
 
 
-# --- the table -----------------------------------------------------------------------------------------------------------------------
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 def table() -> str:
-    head = "| shape | peer | its best setting | nocap's default against it | nocap's best against it | nocap's best | A/A control |"
+    head = (
+        "| shape | peer | its best setting | nocap's default against it | nocap's best "
+        "against it | nocap's best | A/A control |"
+    )
     lines = [head, "|---" * 7 + "|"]
     for shape in SHAPES:
         if (path := HERE / f"{shape}.json").exists():
@@ -78,8 +85,18 @@ def rows(shape: str, found: dict[str, Any]) -> list[str]:
     lines = []
     for peer in PEERS:
         rival = fastest(arm for arm in arms if arm["config"].get("external", {}).get("file") == f"{peer}.py")
-        ours = [f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]" for e in (speed_over(one, rival) for one in (default, best))]
-        cells = [shape, rival["settings"]["model"], short(rival), *ours, short(best), f"{control['low']:.2f} to {control['high']:.2f}"]
+        ours = [
+            f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]"
+            for e in (speed_over(one, rival) for one in (default, best))
+        ]
+        cells = [
+            shape,
+            rival["settings"]["model"],
+            short(rival),
+            *ours,
+            short(best),
+            f"{control['low']:.2f} to {control['high']:.2f}",
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -108,7 +125,9 @@ def tell() -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("shape", nargs="?", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=12, metavar="N", help="of the bench (default: 12)")
     parser.add_argument("--tell", action="store_true", help="write the table")

@@ -2,9 +2,10 @@
 
 `python experiments/program_loop/adversary.py [--campaigns N] [--json FILE]`
 
-Nothing is trained: a run's loss is noise around one number, and no proposal has an effect. In each of its 200 turns the scripted adversary
-proposes something new; proposes an earlier arm again, under another name; or deletes the runs of its most promising proposal, or of the
-baseline's best seeds, so that they are trained again with other noise, as on a GPU, and then asks again.
+Nothing is trained: a run's loss is noise around one number, and no proposal has an effect. In each of its 200
+turns the scripted adversary proposes something new; proposes an earlier arm again, under another name; or
+deletes the runs of its most promising proposal, or of the baseline's best seeds, so that they are trained
+again with other noise, as on a GPU, and then asks again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from nocap.study.spec import Propose
 
 SEEDS = 16
 Array = NDArray[np.float64]
-Kind = Callable[[np.random.Generator], Array]  # the losses of an arm's seeds, of mean 0; their tail is long where a run goes badly
+# the losses of an arm's seeds, of mean 0; their tail is long where a run goes badly
+Kind = Callable[[np.random.Generator], Array]
 
 
 def lognormal(sigma: float) -> Kind:
@@ -59,9 +61,18 @@ BAR = 0.05
 
 
 class Adversary:
-    """`quiet`: the baseline has no noise. `effect`: what a `share` of its proposals really gains, in standard deviations of a pair."""
+    """`quiet`: the baseline has no noise. `effect`: what a `share` of its proposals really gains, in standard
+    deviations of a pair."""
 
-    def __init__(self, kind: Kind, rng: np.random.Generator, *, quiet: bool = False, effect: float = 0.0, share: float = 0.0) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        rng: np.random.Generator,
+        *,
+        quiet: bool = False,
+        effect: float = 0.0,
+        share: float = 0.0,
+    ) -> None:
         self.lines: list[Line] = []
         self.campaign = Campaign(Propose(), lines=(), write=self.lines.append)
         self._kind, self._rng, self._quiet = kind, rng, quiet
@@ -97,7 +108,10 @@ class Adversary:
     def _propose(self, arm: str) -> None:
         def measure(seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
             mine, theirs = self._losses(arm), self._losses("baseline") * (not self._quiet)
-            return {seed: (float(mine[seed]) - (arm in self.good) * self._effect, float(theirs[seed])) for seed in seeds}
+            return {
+                seed: (float(mine[seed]) - (arm in self.good) * self._effect, float(theirs[seed]))
+                for seed in seeds
+            }
 
         self.campaign.propose(arm, ["another name"], measure, against="baseline")
 
@@ -107,8 +121,11 @@ class Adversary:
         return self._runs[arm]
 
 
-def played(kind: str, campaigns: int, *, quiet: bool = False, effect: float = 0.0, share: float = 0.0) -> dict[str, Any]:
-    """Counts over campaigns: in how many something false was accepted, and of the good proposals how many were accepted."""
+def played(
+    kind: str, campaigns: int, *, quiet: bool = False, effect: float = 0.0, share: float = 0.0
+) -> dict[str, Any]:
+    """Counts over campaigns: in how many something false was accepted, and of the good proposals how many
+    were accepted."""
     false, found, good, pairs = 0, 0, 0, 0
     for number in range(campaigns):
         rng = np.random.default_rng([number, round(10 * effect)])
@@ -145,20 +162,31 @@ def in_words(row: dict[str, Any]) -> str:
     false = f"{share['share']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
     effect = f"{row['effect_in_sd']:g} sd" if row["effect_in_sd"] else "none"
     baseline = "quiet" if row["quiet_baseline"] else "alike"
-    return f"| {noise} | {baseline} | {effect} | {false} | {row['campaigns']:,} | {found} | {row['pairs_a_proposal']:.1f} |"
+    return (
+        f"| {noise} | {baseline} | {effect} | {false} | {row['campaigns']:,} | {found} | "
+        f"{row['pairs_a_proposal']:.1f} |"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--campaigns", type=int, default=1000, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
     rows = [played(kind, options.campaigns, quiet=quiet) for kind in KINDS for quiet in (False, True)]
-    rows += [played("normal", max(4, options.campaigns // 20), effect=effect, share=0.1) for effect in (2.0, 3.0)]
+    rows += [
+        played("normal", max(4, options.campaigns // 20), effect=effect, share=0.1) for effect in (2.0, 3.0)
+    ]
     print(*map(in_words, rows), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    held = all(row["with_a_false_acceptance"]["low"] <= BAR for row in rows if not row["effect_in_sd"] and row["noise"] not in SHOWN)
+    held = all(
+        row["with_a_false_acceptance"]["low"] <= BAR
+        for row in rows
+        if not row["effect_in_sd"] and row["noise"] not in SHOWN
+    )
     return int(not held)
 
 

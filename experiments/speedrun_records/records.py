@@ -1,4 +1,5 @@
-"""Judges each record of figures.csv over the one before, by the board's own rule and by nocap's, and writes page and pictures anew.
+"""Judges each record of figures.csv over the one before, by the board's own rule and by nocap's, and writes
+page and pictures anew.
 
 python experiments/speedrun_records/records.py
 """
@@ -30,12 +31,15 @@ Z_05 = 1.645 * SIGMA  # and the same at p < .05
 P_TRACK_1 = 0.01
 SHOWN = {-1: "worse", 0: "not shown", 1: "shown", 2: "not shown"}
 STYLE = """<style>
-text{font:12px system-ui,sans-serif;fill:#333}.name{text-anchor:end}.tick,.axis{text-anchor:middle}.tick{fill:#666}
+text{font:12px system-ui,sans-serif;fill:#333}.name{text-anchor:end}
+.tick,.axis{text-anchor:middle}.tick{fill:#666}
 path{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.interval{stroke-width:2}.bound{stroke:#333;stroke-width:2}
-.shown .interval{stroke:#0b6e4f}.shown circle{fill:#0b6e4f}.not .interval{stroke:#9aa5ae}.not circle{fill:#9aa5ae}
+.shown .interval{stroke:#0b6e4f}.shown circle{fill:#0b6e4f}
+.not .interval{stroke:#9aa5ae}.not circle{fill:#9aa5ae}
 </style><rect width="100%" height="100%" fill="#fff"/>"""
 
-# karpathy/nanochat 92d63d4e8bb4, dev/LEADERBOARD.md: the only scores of single runs there, of its run 4; then what they should pass.
+# karpathy/nanochat 92d63d4e8bb4, dev/LEADERBOARD.md: the only scores of single runs there, of its run 4; then
+# what they should pass.
 NANOCHAT_RUN_4, NANOCHAT_TARGET = (0.25373, 0.2584, 0.25489, 0.2568, 0.25732, 0.26765, 0.25119), 0.256525
 
 Row = Mapping[str, str]
@@ -56,7 +60,8 @@ class Record:
         return [row for row in self.rows if row["arm"] == arm and row["path"]]
 
     def values(self, key: str, arm: str = "record") -> dict[int, float]:
-        """Seed → value, a number that no other run has where a log names none. A seed that ran twice counts once, with its mean."""
+        """Seed → value, a number that no other run has where a log names none. A seed that ran twice counts
+        once, with its mean."""
         of = dict[int, list[float]]()
         for row in self.runs(arm):
             of.setdefault(int(row["seed"]) if row["seed"] else next(UNSEEDED), []).append(float(row[key]))
@@ -75,13 +80,13 @@ def known(track: str) -> list[Record]:
     return [Record(number, list(group)) for number, group in groupby(rows, key=lambda row: row["record"])]
 
 
-# --- track 3: fewer steps ------------------------------------------------------------------------------------------------------------
+# --- track 3: fewer steps -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Step:
-    """A record of track 3 over the one before. A gain is in nats at equal steps, as the board's rule counts it: the drop in loss, and what
-    the steps that were saved are worth."""
+    """A record of track 3 over the one before. A gain is in nats at equal steps, as the board's rule counts
+    it: the drop in loss, and what the steps that were saved are worth."""
 
     new: Record
     old: Record
@@ -91,10 +96,11 @@ class Step:
         return int(self.old.stated["steps"]) - int(self.new.stated["steps"])
 
     def precision(self, *, rounded: bool = True) -> float:
-        """The left side of the board's rule: the gain by the sizes of both samples, of the figures that it states, or of its
-        logs' means where all logs are there."""
+        """The left side of the board's rule: the gain by the sizes of both samples, of the figures that it
+        states, or of its logs' means where all logs are there."""
         (old, n_old), (new, n_new) = (
-            stated(of) if rounded or not whole(of) else (fmean(of.losses()), len(of.losses())) for of in (self.old, self.new)
+            stated(of) if rounded or not whole(of) else (fmean(of.losses()), len(of.losses()))
+            for of in (self.old, self.new)
         )
         return (old - new + self.saved * RATE) / math.sqrt(1 / n_old + 1 / n_new)
 
@@ -123,7 +129,8 @@ def chain() -> list[Step]:
 
 
 def of_the_rule(steps: Sequence[Step]) -> list[Step]:
-    """Those with both ends valid by the board's rule of a single result, which its first two records came before."""
+    """Those with both ends valid by the board's rule of a single result, which its first two records came
+    before."""
     return [step for step in steps if stated(step.old)[1] > 1]
 
 
@@ -143,10 +150,23 @@ def table_3(steps: Sequence[Step]) -> list[str]:
     rows = []
     for step in steps:
         e = step.steps()
-        logs = " and ".join(f"{len(of.losses())}{'' if whole(of) else f' of {stated(of)[1]}'}" for of in (step.new, step.old))
-        told = [f"{signed(e.mid)} [{signed(e.low)}, {signed(e.high)}]", e.method] if step.judged else ["–", "–"]
+        logs = " and ".join(
+            f"{len(of.losses())}{'' if whole(of) else f' of {stated(of)[1]}'}" for of in (step.new, step.old)
+        )
+        told = (
+            [f"{signed(e.mid)} [{signed(e.low)}, {signed(e.high)}]", e.method] if step.judged else ["–", "–"]
+        )
         words = [word(e), word(step.steps(together))]
-        rows.append([f"#{step.new.number} over #{step.old.number}", logs, str(step.saved), own_rule(step), *told, *words])
+        rows.append(
+            [
+                f"#{step.new.number} over #{step.old.number}",
+                logs,
+                str(step.saved),
+                own_rule(step),
+                *told,
+                *words,
+            ]
+        )
     return markdown(head, rows)
 
 
@@ -154,12 +174,13 @@ def signed(x: float) -> str:
     return f"{x:+.0f}".replace("-", MINUS)
 
 
-# --- track 1: less time --------------------------------------------------------------------------------------------------------------
+# --- track 1: less time -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Faster:
-    """A record of track 1 over the baseline that was run beside it. A gain is above 1 in time, above 0 in loss."""
+    """A record of track 1 over the baseline that was run beside it. A gain is above 1 in time, above 0 in
+    loss."""
 
     record: Record
 
@@ -224,21 +245,25 @@ def table_1(found: Sequence[Faster]) -> list[str]:
                 percent(one.time) if judged else "–",
                 nats(one.loss) if judged else "–",
                 one.word,
-                {"shown": "lower", "worse": "higher"}.get(word(one.loss), "no difference shown" if judged else word(one.loss)),
+                {"shown": "lower", "worse": "higher"}.get(
+                    word(one.loss), "no difference shown" if judged else word(one.loss)
+                ),
             ]
         )
     return markdown(head, rows)
 
 
 def percent(e: Estimate) -> str:
-    return "{:.2f}% [{:.2f}, {:.2f}]".format(*(100 * (x - 1) for x in (e.mid, e.low, e.high))).replace("-", MINUS)
+    return "{:.2f}% [{:.2f}, {:.2f}]".format(*(100 * (x - 1) for x in (e.mid, e.low, e.high))).replace(
+        "-", MINUS
+    )
 
 
 def nats(e: Estimate) -> str:
     return f"{e.mid:+.4f} [{e.low:+.4f}, {e.high:+.4f}]".replace("-", MINUS)
 
 
-# --- the page ------------------------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def summary(steps: Sequence[Step], found: Sequence[Faster]) -> list[str]:
@@ -248,25 +273,42 @@ def summary(steps: Sequence[Step], found: Sequence[Faster]) -> list[str]:
     strict = sum(word(step.steps(len(judged))) == "shown" for step in judged)
     ruled = of_the_rule(steps)
     passed = sum(own_rule(step) == "p < .001" for step in ruled)
-    loose, unrounded = (sum(own_rule(step, rounded=rounded) != "no" for step in ruled) for rounded in (True, False))
+    loose, unrounded = (
+        sum(own_rule(step, rounded=rounded) != "no" for step in ruled) for rounded in (True, False)
+    )
     timed, last = [each for each in found if each.time.n >= LEAST_PAIRS], found[-1]
-    faster, higher = sum(each.word == "shown" for each in timed), sum(word(each.loss) == "worse" for each in timed)
+    faster, higher = (
+        sum(each.word == "shown" for each in timed),
+        sum(word(each.loss) == "worse" for each in timed),
+    )
     several = [record.losses() for record in known("1") if len(record.losses()) >= LEAST_PAIRS]
     below = sum(p_below(losses) < P_TRACK_1 for losses in several)
     return bullets(
-        f"**Track 3, fewest steps.** {len(judged)} records have logs of three seeds or more, and so has the record before. That they"
-        f" save steps over it at an equal loss is **shown by these logs for {words.count('shown')}, not shown by these logs for"
-        f" {words.count('not shown')}**; with the error shared by all {len(judged)}, shown for {strict}. By the board's own pairwise rule"
-        f" {passed} of {len(ruled)} steps pass at p < .001, and {loose} at p < .05 ({unrounded} with the logs' unrounded means).",
-        f"**Track 1, least time.** {len(timed)} of {len(known('1'))} records have three logs or more of their own and of a baseline beside"
-        f" them. In that sitting **{faster} are shown to be faster than that baseline, {len(timed) - faster} are not**; a higher loss is"
-        f" shown for {higher}. #{last.record.number} is faster by {percent(last.time)}, its loss lower by {nats(last.loss)}. Of the"
-        f" {len(several)} records with three logs or more, {below} reach the board's p < .01 for a mean loss of at most 3.28.",
+        f"**Track 3, fewest steps.** {len(judged)} records have logs of three seeds or more, "
+        "and so has the record before. That they"
+        " save steps over it at an equal loss is **shown by these logs for "
+        f"{words.count('shown')}, not shown by these logs for"
+        f" {words.count('not shown')}**; with the error shared by all {len(judged)}, shown "
+        f"for {strict}. By the board's own pairwise rule"
+        f" {passed} of {len(ruled)} steps pass at p < .001, and {loose} at p < .05 "
+        f"({unrounded} with the logs' unrounded means).",
+        f"**Track 1, least time.** {len(timed)} of {len(known('1'))} records have three logs "
+        "or more of their own and of a baseline beside"
+        f" them. In that sitting **{faster} are shown to be faster than that baseline, "
+        f"{len(timed) - faster} are not**; a higher loss is"
+        f" shown for {higher}. #{last.record.number} is faster by {percent(last.time)}, its "
+        f"loss lower by {nats(last.loss)}. Of the"
+        f" {len(several)} records with three logs or more, {below} reach the board's p < .01 "
+        "for a mean loss of at most 3.28.",
     )
 
 
 def bullets(*texts: str) -> list[str]:
-    return [line for text in texts for line in textwrap.wrap(f"* {text}", 120, subsequent_indent="  ", break_on_hyphens=False)]
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(f"* {text}", 120, subsequent_indent="  ", break_on_hyphens=False)
+    ]
 
 
 def lines_3(steps: Sequence[Step]) -> Iterator[forest.Line]:
@@ -275,9 +317,13 @@ def lines_3(steps: Sequence[Step]) -> Iterator[forest.Line]:
         e, listed = step.steps(), float(step.saved)
         mid, low, high = (e.mid, e.low, e.high) if step.judged else (math.inf, listed, listed)
         few = "" if step.judged else f" n={e.n}"
-        label = f"#{step.new.number} over #{step.old.number}{few}{' ✓' if own_rule(step) == 'p < .001' else ''}"
+        label = (
+            f"#{step.new.number} over #{step.old.number}{few}{' ✓' if own_rule(step) == 'p < .001' else ''}"
+        )
         look = "shown" if word(e) == "shown" else "not"
-        yield forest.Line(label=label, title=f"{label}: {word(e)}", look=look, mid=mid, low=low, high=high, bound=listed)
+        yield forest.Line(
+            label=label, title=f"{label}: {word(e)}", look=look, mid=mid, low=low, high=high, bound=listed
+        )
 
 
 def lines_1(found: Sequence[Faster]) -> Iterator[forest.Line]:
@@ -285,7 +331,9 @@ def lines_1(found: Sequence[Faster]) -> Iterator[forest.Line]:
         if (e := one.time).n >= LEAST_PAIRS:
             mid, low, high = (100 * (x - 1) for x in (e.mid, e.low, e.high))
             look, label = "shown" if one.word == "shown" else "not", f"#{one.record.number}"
-            yield forest.Line(label=label, title=f"{label}: {percent(e)}", look=look, mid=mid, low=low, high=high)
+            yield forest.Line(
+                label=label, title=f"{label}: {percent(e)}", look=look, mid=mid, low=low, high=high
+            )
 
 
 def pictures(steps: Sequence[Step], found: Sequence[Faster]) -> dict[str, str]:
@@ -296,18 +344,29 @@ def pictures(steps: Sequence[Step], found: Sequence[Faster]) -> dict[str, str]:
         "track3.svg": forest.svg(list(lines_3(of_the_rule(steps))), title=saved),
         "track1.svg": forest.svg(list(lines_1(found)), title=faster),
     }
-    return {name: str(svg).replace(">", f' xmlns="http://www.w3.org/2000/svg">{STYLE}', 1) + "\n" for name, svg in drawn.items()}
+    return {
+        name: str(svg).replace(">", f' xmlns="http://www.w3.org/2000/svg">{STYLE}', 1) + "\n"
+        for name, svg in drawn.items()
+    }
 
 
 def parts(steps: Sequence[Step], found: Sequence[Faster]) -> dict[str, list[str]]:
     """What the page has between two comments with these names."""
-    return {"summary": summary(steps, found), "track 3": table_3(steps), "track 1": table_1(found), "nanochat": [nanochat()]}
+    return {
+        "summary": summary(steps, found),
+        "track 3": table_3(steps),
+        "track 1": table_1(found),
+        "nanochat": [nanochat()],
+    }
 
 
 def nanochat() -> str:
     e = of_pairs([score - NANOCHAT_TARGET for score in NANOCHAT_RUN_4])
     mean = fmean(NANOCHAT_RUN_4)
-    return f"Their mean is {mean:.4f}, {nats(e)} above {NANOCHAT_TARGET}: that it lies above is {word(e)} by these {e.n} scores."
+    return (
+        f"Their mean is {mean:.4f}, {nats(e)} above {NANOCHAT_TARGET}: that it lies above is "
+        f"{word(e)} by these {e.n} scores."
+    )
 
 
 def main() -> int:

@@ -1,10 +1,12 @@
-"""How often the one interval errs, by simulation: the words of claims without an effect, the truth that an interval holds, and power.
+"""How often the one interval errs, by simulation: the words of claims without an effect, the truth that an
+interval holds, and power.
 
-    python experiments/verdict_trust/simulated.py [--studies 40000]     # writes results.json and the tables of README.md
+    python experiments/verdict_trust/simulated.py [--studies 40000]     # writes results.json and the tables
+    of README.md
 
-Noise is of a pair's gain, with mean 0 and a standard deviation of 1. The claim is "any gain at all", so that the truth is at its edge.
-All studies of a cell are decided at once by `nocap.judge.interval.half_width`; its first ones are also judged from measurements by
-`nocap.judge.verdict.judge`, and must come out alike.
+Noise is of a pair's gain, with mean 0 and a standard deviation of 1. The claim is "any gain at all", so that
+the truth is at its edge. All studies of a cell are decided at once by `nocap.judge.interval.half_width`; its
+first ones are also judged from measurements by `nocap.judge.verdict.judge`, and must come out alike.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ KINDS: dict[str, Kind] = {
     "10% outliers": outliers(0.1),
 }
 SHOWN = ("lognormal 1", "10% outliers")  # without a bar
-# What may be false in %, at a number of pairs and over the analyses, and what the intervals must hold; None: no bar.
+# What may be false in %, at a number of pairs and over the analyses, and what the intervals must hold; None:
+# no bar.
 BARS: Mapping[str, Mapping[str, tuple[float, float, float | None]]] = {
     "unknown": {
         **dict.fromkeys(("normal", "t, 3 degrees"), (1.0, 1.0, 98.0)),
@@ -81,10 +84,13 @@ BARS: Mapping[str, Mapping[str, tuple[float, float, float | None]]] = {
     },
     "declared": {kind: (3.0, 3.0, 94.0) for kind in KINDS if kind not in SHOWN},
     "declared at half its size": {
-        kind: (8.0, 12.0, None) if kind == "AR(1) .5" else (5.0, 5.0, None) for kind in KINDS if kind not in SHOWN
+        kind: (8.0, 12.0, None) if kind == "AR(1) .5" else (5.0, 5.0, None)
+        for kind in KINDS
+        if kind not in SHOWN
     },
 }
-LEAST_POWER = {"unknown": {3: 30.0, 4: 55.0, 5: 78.0, 6: 92.0}, "declared": {3: 85.0}}  # of an effect of three standard deviations
+# of an effect of three standard deviations
+LEAST_POWER = {"unknown": {3: 30.0, 4: 55.0, 5: 78.0, 6: 92.0}, "declared": {3: 85.0}}
 
 
 def declared(noise: str) -> Declared | None:
@@ -111,14 +117,31 @@ def first(values: Array, noise: str) -> tuple[Array, Array]:
 
 def words(values: Array, noise: str) -> list[Word]:
     """By the judge itself, of each study that goes on until it is decided."""
-    made: dict[str, Any] = {"id": "s", "statement": "any gain", "source": "made", "arm": "arm", "metric": "val_loss"}
-    claim = Claim(**made, scale=Scale.difference, expected=[0.0, None], mechanism=Mechanism(formula="none"), seeds=[*range(24)])
+    made: dict[str, Any] = {
+        "id": "s",
+        "statement": "any gain",
+        "source": "made",
+        "arm": "arm",
+        "metric": "val_loss",
+    }
+    claim = Claim(
+        **made,
+        scale=Scale.difference,
+        expected=[0.0, None],
+        mechanism=Mechanism(formula="none"),
+        seeds=[*range(24)],
+    )
     known = declared(noise)
     found = []
     for study in values:
         for n in ANALYSES:
-            losses = [("arm", i, 100 - gain) for i, gain in enumerate(study[:n])] + [("base", i, 100.0) for i in range(n)]
-            rows = [Measurement(arm=arm, repeat=i, metric=METRICS["val_loss"], value=float(x)) for arm, i, x in losses]
+            losses = [("arm", i, 100 - gain) for i, gain in enumerate(study[:n])] + [
+                ("base", i, 100.0) for i in range(n)
+            ]
+            rows = [
+                Measurement(arm=arm, repeat=i, metric=METRICS["val_loss"], value=float(x))
+                for arm, i, x in losses
+            ]
             word = judge(claim, rows, against="base", at="", noise=known and {"val_loss": known}).word
             if word is not Word.inconclusive:
                 break
@@ -139,7 +162,9 @@ def calibrate(studies: int) -> dict[str, Any]:
             values = kind(rng, (studies, ANALYSES[-1]))
             ends = [interval(values[:, :n], noise) for n in FIXED]
             said, _ = first(values, noise)
-            judged = [{Word.confirmed: 1, Word.refuted: -1}.get(word, 0) for word in words(values[:JUDGED], noise)]
+            judged = [
+                {Word.confirmed: 1, Word.refuted: -1}.get(word, 0) for word in words(values[:JUDGED], noise)
+            ]
             assert judged == said[:JUDGED].tolist(), (noise, name)
             rows.append(
                 {
@@ -156,7 +181,15 @@ def calibrate(studies: int) -> dict[str, Any]:
             seen = {n: percent(interval(effect + values[:, :n], noise)[0] >= 0) for n in POWER}
             said, when = first(effect + values, noise)
             pairs = round(float(np.mean(np.array(ANALYSES)[when - 1])), 1)
-            power.append({"noise": noise, "effect": effect, "seen": seen, "over_analyses": percent(said == 1), "pairs": pairs})
+            power.append(
+                {
+                    "noise": noise,
+                    "effect": effect,
+                    "seen": seen,
+                    "over_analyses": percent(said == 1),
+                    "pairs": pairs,
+                }
+            )
     return {"studies": studies, "seed": SEED, "rows": rows, "power": power}
 
 
@@ -172,10 +205,20 @@ def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
             at, over, holds = bars
             ok = max(row["false"]) <= at + room(at) and row["over_analyses"] <= over + room(over)
             ok = ok and (holds is None or min(row["holds"]) >= holds - room(holds))
-            found += [] if ok else [f"{row['noise']}, {row['kind']}: {row['false']}, {row['over_analyses']}, {row['holds']}"]
+            found += (
+                []
+                if ok
+                else [
+                    f"{row['noise']}, {row['kind']}: {row['false']}, {row['over_analyses']}, {row['holds']}"
+                ]
+            )
     for row in result["power"]:
         least = LEAST_POWER[row["noise"]] if row["effect"] == 3 else {}
-        found += [f"{row['noise']}, power at {n}: {row['seen'][n]}" for n, bar in least.items() if row["seen"][n] < bar - room(bar)]
+        found += [
+            f"{row['noise']}, power at {n}: {row['seen'][n]}"
+            for n, bar in least.items()
+            if row["seen"][n] < bar - room(bar)
+        ]
     return found
 
 
@@ -185,7 +228,14 @@ def tables(result: Mapping[str, Any]) -> str:
     def several(values: list[float]) -> str:
         return " / ".join(f"{x:.1f}" for x in values)
 
-    head = ("noise", "of a pair", "falsely confirmed at 3 / 5 / 8 pairs", "over four analyses", "falsely refuted", "holds the truth")
+    head = (
+        "noise",
+        "of a pair",
+        "falsely confirmed at 3 / 5 / 8 pairs",
+        "over four analyses",
+        "falsely refuted",
+        "holds the truth",
+    )
     rows = [
         [
             r["noise"],
@@ -197,25 +247,54 @@ def tables(result: Mapping[str, Any]) -> str:
         ]
         for r in result["rows"]
     ]
-    seen = ("noise", "true gain", f"confirmed at {' / '.join(map(str, POWER))} pairs", "over four analyses", "pairs on average")
+    seen = (
+        "noise",
+        "true gain",
+        f"confirmed at {' / '.join(map(str, POWER))} pairs",
+        "over four analyses",
+        "pairs on average",
+    )
     gains = [
-        [r["noise"], f"{r['effect']}σ", several(list(r["seen"].values())), f"{r['over_analyses']:.1f}", f"{r['pairs']:.1f}"]
+        [
+            r["noise"],
+            f"{r['effect']}σ",
+            several(list(r["seen"].values())),
+            f"{r['over_analyses']:.1f}",
+            f"{r['pairs']:.1f}",
+        ]
         for r in result["power"]
     ]
-    return "\n".join([*markdown(head, rows), "", *markdown(seen, gains), "", f"{result['studies']:,} studies a cell, seed {SEED}."])
+    return "\n".join(
+        [
+            *markdown(head, rows),
+            "",
+            *markdown(seen, gains),
+            "",
+            f"{result['studies']:,} studies a cell, seed {SEED}.",
+        ]
+    )
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description="How often the interval errs.")
     parser.add_argument("--studies", type=int, default=STUDIES, help="a cell")
-    parser.add_argument("--into", type=Path, default=HERE, metavar="FOLDER", help="with a README.md; results.json and its tables go there")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        default=HERE,
+        metavar="FOLDER",
+        help="with a README.md; results.json and its tables go there",
+    )
     options = parser.parse_args(argv)
     result = calibrate(options.studies)
     (options.into / "results.json").write_text(json.dumps(result, indent=1) + "\n")
     before, _, rest = (options.into / "README.md").read_text().partition(START)
-    (options.into / "README.md").write_text(f"{before}{START}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}")
+    (options.into / "README.md").write_text(
+        f"{before}{START}\n\n{tables(result)}\n\n{END}{rest.partition(END)[2]}"
+    )
     print(tables(result))
-    beyond = broken(result, errors=0.0 if options.studies >= STUDIES else 3.0)  # the bars are for the whole count
+    # the bars are for the whole count
+    beyond = broken(result, errors=0.0 if options.studies >= STUDIES else 3.0)
     print(*(f"beyond its bar: {line}" for line in beyond), sep="\n")
     return int(bool(beyond))
 

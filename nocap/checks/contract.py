@@ -55,7 +55,12 @@ def composes(trial: Trial) -> str:
     if missing := trial.missing():
         raise SkippedError(f"{', '.join(missing)} must be given")
     expect(trial.options, f"its yaml must begin with '# @package ideas.{trial.name}'")
-    values = {key: value for option in trial.options for key, value in asdict(option).items() if not key.startswith("_")}
+    values = {
+        key: value
+        for option in trial.options
+        for key, value in asdict(option).items()
+        if not key.startswith("_")
+    }
     return ", ".join(f"{key}={getattr(value, 'name', value)}" for key, value in values.items())
 
 
@@ -64,14 +69,26 @@ def rates(trial: Trial) -> str:
     schedule, steps = trial.run.schedule, trial.run.trainer.steps
     factors = [schedule.multiplier(step=step, steps=steps) for step in range(steps)]
     for step, factor in enumerate(factors):
-        expect(-1e-9 <= factor <= 1 + 1e-6, f"the factor of step {step} of {steps} is {factor}: it must be in [0, 1]")
+        expect(
+            -1e-9 <= factor <= 1 + 1e-6,
+            f"the factor of step {step} of {steps} is {factor}: it must be in [0, 1]",
+        )
     rising = factors[: schedule.warmup_steps]
     ok = sorted(rising) == rising and (not rising or math.isclose(rising[-1], 1.0, rel_tol=1e-6))
-    expect(ok, f"the warm-up of {len(rising)} steps must rise to 1, got {', '.join(f'{factor:.3g}' for factor in rising)}")
+    expect(
+        ok,
+        f"the warm-up of {len(rising)} steps must rise to 1, got "
+        f"{', '.join(f'{factor:.3g}' for factor in rising)}",
+    )
     free = min(schedule.free_until(steps), steps)
     same = [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)] == factors[:free]
-    expect(same, f"free_until({steps}) says {free}, and a factor before that step depends on the number of steps")
-    return f"{factors[0]:.3g} … {max(factors):.3g} … {factors[-1]:.3g} in {steps} steps, {len(rising)} of warm-up"
+    expect(
+        same, f"free_until({steps}) says {free}, and a factor before that step depends on the number of steps"
+    )
+    return (
+        f"{factors[0]:.3g} … {max(factors):.3g} … {factors[-1]:.3g} in {steps} steps, "
+        f"{len(rising)} of warm-up"
+    )
 
 
 def prepares(trial: Trial) -> str:
@@ -84,7 +101,10 @@ def prepares(trial: Trial) -> str:
     invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
     expect(not invalid, "".join(invalid[:1]))
     train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
-    return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {data.fingerprint[:12]}…"
+    return (
+        f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint "
+        f"{data.fingerprint[:12]}…"
+    )
 
 
 def encodes(trial: Trial) -> str:
@@ -93,7 +113,11 @@ def encodes(trial: Trial) -> str:
     encoding = tokenizer.load(cache_dir=cache_root(trial.run.cache_dir))
     n, ids = encoding.n_vocab, encoding.encode_ordinary(TEXT)
     ok = n == tokenizer.vocab_size <= 2**16
-    expect(ok, f"vocab_size says {tokenizer.vocab_size}, and the encoding has {n} tokens: equal, and at most a shard's 16 bits")
+    expect(
+        ok,
+        f"vocab_size says {tokenizer.vocab_size}, and the encoding has {n} tokens: equal, "
+        "and at most a shard's 16 bits",
+    )
     expect(END_OF_TEXT in encoding.special_tokens_set, f"it has no {END_OF_TEXT}")
     expect(encoding.decode(ids) == TEXT, f"{TEXT!r} comes back as {encoding.decode(ids)!r}")
     n_bytes, by_ids = len(TEXT.encode()), int(token_bytes(encoding)[ids].sum())
@@ -109,7 +133,11 @@ def builds(trial: Trial) -> str:
     model, tokens = _steps(trial.run, 2)[0].model, _tokens(trial.run)
     model(tokens[:, :-1], tokens[:, 1:]).total.backward()
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
-    expect(not idle, f"{', '.join(idle[:1])} gets no gradient, for which two ranks would wait; {len(idle)} parameters in all")
+    expect(
+        not idle,
+        f"{', '.join(idle[:1])} gets no gradient, for which two ranks would wait; "
+        f"{len(idle)} parameters in all",
+    )
     return f"{count_parameters(model)['total']:,} parameters"
 
 
@@ -119,7 +147,10 @@ def causal(trial: Trial) -> str:
     for mode in MODES:
         model.train(mode == "training")
         for t, earlier, later in differences(partial(_logits, model), tokens, V):
-            expect(earlier is None, f"in {mode}, the logits of token {earlier} change with the tokens from {t} on")
+            expect(
+                earlier is None,
+                f"in {mode}, the logits of token {earlier} change with the tokens from {t} on",
+            )
             expect(later is not None, f"in {mode}, the logits do not change with the tokens from {t} on")
         others = _logits(model, torch.cat([tokens[:1], (tokens[1:] + 1) % V]))
         at = first_difference(_logits(model, tokens)[:1], others[:1])
@@ -140,7 +171,10 @@ def scores(trial: Trial) -> str:
         close = math.isclose(next_token, plain, rel_tol=1e-4)
         expect(close, f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}")
         parts = sum(part.item() for part in loss.parts.values()) if loss.parts else total
-        expect(math.isclose(total, parts, rel_tol=1e-4), f"the training loss is {total:.5f}, and the sum of its parts {parts:.5f}")
+        expect(
+            math.isclose(total, parts, rel_tol=1e-4),
+            f"the training loss is {total:.5f}, and the sum of its parts {parts:.5f}",
+        )
     expect(not loss.parts, f"in validation the loss has parts: {', '.join(loss.parts)}")
     return "in training and in validation"
 
@@ -153,7 +187,10 @@ def counts(trial: Trial) -> str:
     mlp, T, C = run.mlp, run.model.seq_len, run.model.d_model
     if isinstance(trial.options[0], Mlp) and (claimed := declared(mlp, "flops_per_token", of="build")):
         claim, really = claimed(C), counted(lambda: mlp.build(C), (1, T, C)) / T
-        expect(math.isclose(claim, really, rel_tol=0.01), f"flops_per_token says {claim:,.0f}, and {really:,.0f} are counted")
+        expect(
+            math.isclose(claim, really, rel_tol=0.01),
+            f"flops_per_token says {claim:,.0f}, and {really:,.0f} are counted",
+        )
     kept = sum(count(run, vocab_size=vocab_size).ranges.kept.values()) / memory.MIB
     return f"{flops / 1e6:.3f} MFLOPs a token ({basis}); activations {kept:.2f} MiB"
 
@@ -180,7 +217,13 @@ def decodes(trial: Trial) -> str:
     try:
         check_cached(_moved(trial.run).eval(), trial.run, most=DECODED)
     except UncachedError as error:
-        claim = "cache_slots" if by_slots else "PER_TOKEN" if isinstance(option, Idea) and option.PER_TOKEN else ""
+        claim = (
+            "cache_slots"
+            if by_slots
+            else "PER_TOKEN"
+            if isinstance(option, Idea) and option.PER_TOKEN
+            else ""
+        )
         expect(not claim or "logits differ" not in str(error), f"it says {claim}, and {error}")
         return f"no cache: {error}"
     return "from the cache as from the whole prefix"
@@ -208,7 +251,9 @@ def resumes(trial: Trial) -> str:
     went_on = f"resuming from step {int(first.name[5:])}"
     expect(went_on in (left / "train.log").read_text(), "started again, it did not go on from its checkpoint")
     for a, b in zip(_rows(trial.clean), _rows(left), strict=True):
-        key = next((key for key in sorted({*a, *b}) if a.get(key) != b.get(key) and not key.startswith(NOISE)), "")
+        key = next(
+            (key for key in sorted({*a, *b}) if a.get(key) != b.get(key) and not key.startswith(NOISE)), ""
+        )
         expect(not key, f"step {a['step']}: {key} is {b.get(key)}, and undisturbed {a.get(key)}")
     for file in sorted(max((trial.clean / "checkpoints").iterdir()).glob("*.safetensors")):
         same = file.read_bytes() == (left / file.relative_to(trial.clean)).read_bytes()
@@ -226,7 +271,10 @@ def ranks(trial: Trial) -> str:
     for a, b in zip(_rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True):
         for key in a.keys() & {"val/loss", "train/loss"}:
             apart = abs(a[key] - b[key]) / max(abs(a[key]), 1e-9)
-            expect(apart <= RELATIVE, f"step {a['step']}: {key} is {b[key]:.6f} on two ranks and {a[key]:.6f} on one")
+            expect(
+                apart <= RELATIVE,
+                f"step {a['step']}: {key} is {b[key]:.6f} on two ranks and {a[key]:.6f} on one",
+            )
             worst = max(worst, apart)
     return f"losses are {'equal' if worst == 0 else f'within {worst:.0e}'}"
 
@@ -273,7 +321,10 @@ def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the option raises; a library's panic is no Exception
-            status, detail = "FAIL", str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            status, detail = (
+                "FAIL",
+                str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}",
+            )
             path = trial.folder / f"{name}.log"
             path.write_text(traceback.format_exc())
             log = f"  (see {path})"
@@ -288,7 +339,9 @@ def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
 
 def _tokens(run: Run) -> Tensor:
     """Two sequences and their last targets."""
-    return torch.randint(run.tokenizer.vocab_size, (2, run.model.seq_len + 1), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        run.tokenizer.vocab_size, (2, run.model.seq_len + 1), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def _moved(run: Run) -> LanguageModel:

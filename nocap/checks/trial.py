@@ -20,12 +20,21 @@ from nocap.store.tracking import NO_MIRROR
 LIMIT_S = 600.0  # for one process
 # A run of seconds.
 BASE = (
-    *("model=nano", "tracker=none", "trainer.device=cpu", "trainer.precision=fp32", "trainer.compile=off", "trainer.threads=1"),
+    *(
+        "model=nano",
+        "tracker=none",
+        "trainer.device=cpu",
+        "trainer.precision=fp32",
+        "trainer.compile=off",
+        "trainer.threads=1",
+    ),
     *("trainer.steps=30", "trainer.val_every=12", "trainer.checkpoint_every=8"),
     *("trainer.val_tokens=4096", "trainer.batch_tokens=2048", "trainer.micro_batch=8"),
 )
-SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")  # nano's, for another model
-DATA = ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000")  # left out where another option of data is chosen
+# nano's, for another model
+SHAPE = ("model.n_layer=2", "model.n_head=4", "model.d_model=64", "model.seq_len=128")
+# left out where another option of data is chosen
+DATA = ("data=synthetic", "data.train_tokens=100000", "data.val_tokens=20000")
 
 
 class SkippedError(Exception):
@@ -53,17 +62,26 @@ class Trial:
         """For `nocap train`; of two for the same key, the later one holds."""
         choice = outside.choice(self.group, self.name)
         lists = [word for word in (choice, *self.more) if word.startswith("ideas=")]
-        ideas = dict.fromkeys(name for word in lists for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2]))
+        ideas = dict.fromkeys(
+            name for word in lists for name in re.findall(r"[^][\s,'\"]+", word.partition("=")[2])
+        )
         words = [choice, *self.more, *([outside.choice("ideas", ",".join(ideas))] if ideas else [])]
         base = [*BASE, *(SHAPE if self.group == "model" else ())]
         base += [] if any(word.startswith("data=") for word in words) else DATA
-        return [*base, quoted("cache_dir", self.folder / "cache"), quoted("output_dir", self.folder / "out"), *words, *more]
+        return [
+            *base,
+            quoted("cache_dir", self.folder / "cache"),
+            quoted("output_dir", self.folder / "out"),
+            *words,
+            *more,
+        ]
 
     def compose(self, *more: str) -> Run:
         return compose(self._of_the_run(*more))
 
     def _of_the_run(self, *more: str) -> list[str]:
-        return [word for word in self.overrides(*more) if not word.startswith("hydra")]  # a launcher is no part of a run
+        # a launcher is no part of a run
+        return [word for word in self.overrides(*more) if not word.startswith("hydra")]
 
     @cached_property
     def run(self) -> Run:
@@ -84,10 +102,18 @@ class Trial:
 
     def train(self, output: str, *more: str) -> list[Path]:
         """Run `nocap train` as a user does, to its end; the folders of its runs."""
-        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"  # a checkpoint that outlives the run
+        # a checkpoint that outlives the run
+        on_the_way = f"trainer.keep_steps=[{max(1, self.run.trainer.steps // 3)}]"
         words = self.overrides(on_the_way, *more, quoted("output_dir", self.folder / output))
         command = [sys.executable, "-m", "nocap.train", *words]
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=LIMIT_S)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+        )
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["nothing on stderr"]
         last = [line.removeprefix("nocap: ") for line in lines if line.startswith("nocap: ")] or lines
         log = f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"

@@ -1,4 +1,5 @@
-"""Reading text that anybody may have written, in plain types: regular files only, and nothing in it is executed."""
+"""Reading text that anybody may have written, in plain types: regular files only, and nothing in it is
+executed."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def read_text(path: Path) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} must be UTF-8 text, got byte 0x{content[error.start]:02x} at {error.start}") from None
+        raise ValueError(
+            f"{path} must be UTF-8 text, got byte 0x{content[error.start]:02x} at {error.start}"
+        ) from None
 
 
 def parse_json(text: str) -> Any:
@@ -77,8 +80,8 @@ def read_yaml(path: Path) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in silence, and what holds itself. In Python:
-    what is too deep for the library's C ends the process."""
+    """A safe one that refuses a key that a mapping has twice, where PyYAML takes the last in silence, and
+    what holds itself. In Python: what is too deep for the library's C ends the process."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

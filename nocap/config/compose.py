@@ -1,4 +1,5 @@
-"""From overrides to a checked `Run`. Hydra chooses the options; keys are set afterwards, on a copy of what the same options gave."""
+"""From overrides to a checked `Run`. Hydra chooses the options; keys are set afterwards, on a copy of what
+the same options gave."""
 
 from __future__ import annotations
 
@@ -30,12 +31,14 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 
 T = TypeVar("T")
-HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}  # 1.3 warns without it, 1.4 with it
+# 1.3 warns without it, 1.4 with it
+HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Composed:
-    """A command line, the run it makes, and the names of the options it chose: group → yaml, None for no yaml."""
+    """A command line, the run it makes, and the names of the options it chose: group → yaml, None for no
+    yaml."""
 
     overrides: tuple[str, ...]
     run: Run
@@ -47,7 +50,8 @@ def compose(overrides: Iterable[str]) -> Run:
     """The `Run` of these command-line overrides.
 
     Errors:
-        ValueError: an unknown option, a malformed override, or a wrong key, type or value; one line with key, rule and value.
+        ValueError: an unknown option, a malformed override, or a wrong key, type or value; one line with key,
+            rule and value.
     """
     return composed(overrides).run
 
@@ -61,7 +65,11 @@ def composed(overrides: Iterable[str]) -> Composed:
     words = tuple(overrides)
     config, choices = unchecked(words)
     trainer = cast(dict[str, Any], OmegaConf.to_container(config.trainer))
-    left = tuple(key for key in ("precision", "compile", "device", "threads") if str(trainer[key]).startswith("${nocap."))
+    left = tuple(
+        key
+        for key in ("precision", "compile", "device", "threads")
+        if str(trainer[key]).startswith("${nocap.")
+    )
     with hardware.unmeasured():
         run = _run(config)  # what is wrong is refused before anything is measured
     if "precision" in left and "precision" not in reasons(run):
@@ -74,8 +82,14 @@ def _run(config: DictConfig) -> Run:
     run = cast(Run, OmegaConf.to_object(config))
     plain = to_plain(run)
     for (key, value), (_, shown) in zip(flat(plain), flat(redact(plain)), strict=True):
-        # a tracker's texts are redacted where they are written; the run needs the others as they are, as a path
-        require(key.startswith("tracker.") or shown == value, key, "hold no secret, which the run's record would show", shown)
+        # a tracker's texts are redacted where they are written; the run needs the others as they are, as a
+        # path
+        require(
+            key.startswith("tracker.") or shown == value,
+            key,
+            "hold no secret, which the run's record would show",
+            shown,
+        )
     hardware.check_device(run.trainer.device, run.trainer.devices)
     return run
 
@@ -94,7 +108,8 @@ def of_config(config: DictConfig) -> Run:
 @hardware.unmeasured()  # OmegaConf resolves what it merges over
 @explained()
 def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
-    """The config of these overrides, typed, whose values nobody has looked at, and the options that were chosen.
+    """The config of these overrides, typed, whose values nobody has looked at, and the options that were
+    chosen.
 
     Errors:
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
@@ -105,21 +120,36 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
         require(not one.is_sweep_override(), one.key_or_group, rule, one.input_line)
     chosen, choices = _chosen(
         tuple(str(one.input_line) for one in overrides if is_choice(one)),
-        (outside.state(), *(file.load() for file in outside.files())),  # a folder that is used again has new modules
-        tuple((path, path.stat().st_mtime_ns) for folder in (conf_dir(), *outside.folders()) for path in sorted(folder.rglob("*.yaml"))),
+        # a folder that is used again has new modules
+        (outside.state(), *(file.load() for file in outside.files())),
+        tuple(
+            (path, path.stat().st_mtime_ns)
+            for folder in (conf_dir(), *outside.folders())
+            for path in sorted(folder.rglob("*.yaml"))
+        ),
     )
     config = copy.deepcopy(chosen)
     for one in overrides:
         if not is_choice(one):
             key, value = one.key_or_group, one.value()
             require(not one.is_delete(), key, "stay: a key cannot be taken out", one.input_line)
-            require(not isinstance(value, int) or abs(value) < 2**1023, key, "be a number that a float holds", value)
+            require(
+                not isinstance(value, int) or abs(value) < 2**1023,
+                key,
+                "be a number that a float holds",
+                value,
+            )
             OmegaConf.update(config, key, value, merge=True)
     return config, choices
 
 
-def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed] = composed) -> Composed:
-    """These overrides with the baseline's precision and compilation, unless they choose their own: arms differ in nothing else.
+def as_in(
+    baseline: Composed | None,
+    overrides: Sequence[str],
+    compose: Callable[[Sequence[str]], Composed] = composed,
+) -> Composed:
+    """These overrides with the baseline's precision and compilation, unless they choose their own: arms
+    differ in nothing else.
 
     Errors:
         ValueError: as for `compose`.
@@ -129,13 +159,22 @@ def as_in(baseline: Composed | None, overrides: Sequence[str], compose: Callable
     with hardware.unmeasured():  # what it would get by default counts for nothing
         found = compose(overrides)
     mine, theirs = found.run.trainer, baseline.run.trainer
-    keys = [key for key in ("precision", "compile") if key in found.defaults and getattr(mine, key) is not getattr(theirs, key)]
-    return compose((*overrides, *(f"trainer.{key}={getattr(theirs, key).value}" for key in keys))) if keys else found
+    keys = [
+        key
+        for key in ("precision", "compile")
+        if key in found.defaults and getattr(mine, key) is not getattr(theirs, key)
+    ]
+    return (
+        compose((*overrides, *(f"trainer.{key}={getattr(theirs, key).value}" for key in keys)))
+        if keys
+        else found
+    )
 
 
 def compose_measured(overrides: Sequence[str]) -> Run:
-    """A run whose step is measured: with one thread, whose process time is a fair clock on a machine that others use, and on a CPU not
-    compiled, which no measurement is long enough to pay for; unless the overrides choose otherwise.
+    """A run whose step is measured: with one thread, whose process time is a fair clock on a machine that
+    others use, and on a CPU not compiled, which no measurement is long enough to pay for; unless the
+    overrides choose otherwise.
 
     Errors:
         ValueError: as for `compose`.
@@ -145,7 +184,7 @@ def compose_measured(overrides: Sequence[str]) -> Run:
     return compose([*found.overrides, "trainer.compile=off"]) if left else found.run
 
 
-# --- what Hydra does ---------------------------------------------------------------------------------------------------------------
+# --- what Hydra does ----------------------------------------------------------------------------------------
 
 
 def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
@@ -184,7 +223,9 @@ def parsed(word: str) -> Override:
 def is_choice(override: Override) -> bool:
     """Whether an override is Hydra's to apply: it chooses options."""
     group, package = override.key_or_group, override.package
-    return (group in _folders() or "/" in group or package is not None) and not isinstance(override.value(), dict)
+    return (group in _folders() or "/" in group or package is not None) and not isinstance(
+        override.value(), dict
+    )
 
 
 @cache
@@ -194,7 +235,9 @@ def _folders() -> frozenset[str]:
 
 def is_launcher(override: Override) -> bool:
     """Whether an override chooses a grid's launcher, or is one of its keys."""
-    return re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None and override.package is None
+    return (
+        re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None and override.package is None
+    )
 
 
 def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
@@ -203,7 +246,13 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     Errors:
         ValueError: as for `by_hydra`.
     """
-    return by_hydra([str(one.input_line) for one in overrides if is_launcher(one) or (is_choice(one) and not one.is_sweep_override())])
+    return by_hydra(
+        [
+            str(one.input_line)
+            for one in overrides
+            if is_launcher(one) or (is_choice(one) and not one.is_sweep_override())
+        ]
+    )
 
 
 @lru_cache(maxsize=64)
@@ -228,7 +277,12 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     for one in map(parsed, words):
         if is_choice(one) and not one.is_delete():
             named(one)
-    for path in (path for folder in outside.folders() for group in sorted(_folders()) for path in sorted((folder / group).rglob("*.yaml"))):
+    for path in (
+        path
+        for folder in outside.folders()
+        for group in sorted(_folders())
+        for path in sorted((folder / group).rglob("*.yaml"))
+    ):
         _check_from_outside(path)
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
@@ -237,7 +291,9 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
         except HydraException as error:
             raise ValueError(explain(error.__cause__ or error)) from None
         except (AssertionError, AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}") from error
+            raise ValueError(
+                f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
+            ) from error
     return config
 
 
@@ -249,7 +305,12 @@ def named(override: Override) -> list[str]:
     """
     group, value = override.key_or_group, cast(Any, override.value())
     names = value if isinstance(value, list) else [value]
-    require(all(isinstance(name, str) for name in names), group, "be given options' names, as in ideas=[NAME]", override.input_line)
+    require(
+        all(isinstance(name, str) for name in names),
+        group,
+        "be given options' names, as in ideas=[NAME]",
+        override.input_line,
+    )
     known = names if "/" in group else outside.yamls(group)
     for name in (name for name in names if name not in known):
         raise ValueError(f"{group}/{name} is no option{suggest(name, known)}")
@@ -267,24 +328,31 @@ def _check_from_outside(path: Path) -> None:
 
 def search_path() -> list[str]:
     """The folders from outside, for Hydra."""
-    quoted = ",".join(QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes() for folder in outside.folders())
+    quoted = ",".join(
+        QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes()
+        for folder in outside.folders()
+    )
     return [f"hydra.searchpath=[{quoted}]"] if quoted else []
 
 
 @cache
 def prepare_hydra() -> None:
-    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working directory, where `python -m` looks first."""
-    path, sys.path[:] = sys.path[:], [place for place in sys.path if place and Path(place).resolve() != Path.cwd()]
+    """Hydra's plugins are all that `hydra_plugins` on the path holds: not those of the working directory,
+    where `python -m` looks first."""
+    path, sys.path[:] = (
+        sys.path[:],
+        [place for place in sys.path if place and Path(place).resolve() != Path.cwd()],
+    )
     Plugins.instance()
     sys.path[:] = path
 
 
-# --- other requests ---------------------------------------------------------------------------------------------------------------------
+# --- other requests -----------------------------------------------------------------------------------------
 
 
 def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
-    """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt may hold what Hydra's grammar,
-    yaml or an interpolation would read as something else.
+    """`key=value …` as a checked dataclass that is no part of a `Run`. Text is taken as it stands: a prompt
+    may hold what Hydra's grammar, yaml or an interpolation would read as something else.
 
     Errors:
         ValueError: a wrong or missing key, type or value; one line with key, rule and value.

@@ -1,9 +1,10 @@
-"""What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a run gets that does not choose
-device, precision, compilation or threads: what is fast on its machine for its shape.
+"""What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a
+run gets that does not choose device, precision, compilation or threads: what is fast on its machine for its
+shape.
 
-The rules for a CPU look at the model's shape, the vocabulary and how much there is to compute, never at an option that is compared. Their
-figures are measured (LOG.md, 2026-11-22), and whether bf16 is faster is measured on the machine. In a grid or study the baseline decides
-for all arms: `Composed.defaults`.
+The rules for a CPU look at the model's shape, the vocabulary and how much there is to compute, never at an
+option that is compared. Their figures are measured (LOG.md, 2026-11-22), and whether bf16 is faster is
+measured on the machine. In a grid or study the baseline decides for all arms: `Composed.defaults`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
-WIDE = 4096  # d_model × channels of a head: below, attention's backward loses more in bf16 than the products win
-FASTER = 1.2  # times as fast as in fp32 the products must be in bf16: its casts and the rest of the step take some of it back
+# d_model × channels of a head: below, attention's backward loses more in bf16 than the products win
+WIDE = 4096
+# times as fast as in fp32 the products must be in bf16: its casts and the rest of the step take some of it
+# back
+FASTER = 1.2
 EAGER_FLOPS = 5e10  # per second and thread
 COLD_S = 40.0  # CPU-seconds to compile the block and the head with nothing in the cache
 SAVED, SAVED_BY_HEAD = 0.2, 0.5  # of an eager step's time; the second where the head is more than the blocks
@@ -37,7 +41,8 @@ def device() -> Device:
 
 
 def threads(device: Device, devices: int) -> int:
-    """CPU threads per worker: the cores this process may use, shared out; on CUDA the CPU computes nothing that threads would speed up."""
+    """CPU threads per worker: the cores this process may use, shared out; on CUDA the CPU computes nothing
+    that threads would speed up."""
     if device is Device.cuda:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -52,8 +57,9 @@ def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
 def precision(
     device: Device, model: Model, tokenizer: Tokenizer, micro_batch: int, threads: int, cache_dir: str | None
 ) -> tuple[Precision, str]:
-    """bf16 where the hardware multiplies it natively, the products are large enough, and two of them are faster in it: a micro-batch's
-    tokens by the widest weight of a block, or by the head where that is more than the blocks. And why, unless that is not measured yet."""
+    """bf16 where the hardware multiplies it natively, the products are large enough, and two of them are
+    faster in it: a micro-batch's tokens by the widest weight of a block, or by the head where that is more
+    than the blocks. And why, unless that is not measured yet."""
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
     if not hardware.native_bf16():
@@ -63,20 +69,26 @@ def precision(
     if width * channels < WIDE and head <= blocks:
         return Precision.fp32, f"bf16 is slower at {width} wide × {channels} channels a head, below {WIDE:,}"
     rows, inner, columns = (
-        min(512, 1 << (max(1, micro_batch * model.seq_len).bit_length() - 1)),  # a power of two: few shapes are timed
+        # a power of two: few shapes are timed
+        min(512, 1 << (max(1, micro_batch * model.seq_len).bit_length() - 1)),
         min(2048, width),  # beyond, only the time that it takes grows
         min(8192, 4 * width if head <= blocks else tokenizer.vocab_size),
     )
-    if not hardware.is_here() or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None:
+    if (
+        not hardware.is_here()
+        or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None
+    ):
         return Precision.bf16, ""
     return (
         Precision.bf16 if gain >= FASTER else Precision.fp32,
-        f"bf16 is {gain:.2f} times as fast here ({rows} × {inner} × {columns}, {threads} thread{'s' if threads > 1 else ''})",
+        f"bf16 is {gain:.2f} times as fast here ({rows} × {inner} × {columns}, {threads} "
+        f"thread{'s' if threads > 1 else ''})",
     )
 
 
 def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[Compile, str]:
-    """The block and the head compiled where that takes less time, cold, than it saves within the run, and why. `tokens`: a thread."""
+    """The block and the head compiled where that takes less time, cold, than it saves within the run, and
+    why. `tokens`: a thread."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     if not hardware.cpp_compiler():
@@ -93,12 +105,14 @@ def reasons(run: Run) -> dict[str, str]:
     t = run.trainer
     found = {
         "precision": precision(t.device, run.model, run.tokenizer, t.micro_batch, t.threads, run.cache_dir),
-        "compile": compilation(t.device, run.model, run.tokenizer, t.steps * t.batch_tokens // (t.threads * t.devices)),
+        "compile": compilation(
+            t.device, run.model, run.tokenizer, t.steps * t.batch_tokens // (t.threads * t.devices)
+        ),
     }
     return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items() if why}
 
 
-# --- what a yaml may ask for --------------------------------------------------------------------------------------------------------
+# --- what a yaml may ask for --------------------------------------------------------------------------------
 
 
 def _gqa_heads(n_head: int) -> int:
@@ -106,7 +120,10 @@ def _gqa_heads(n_head: int) -> int:
     for group in (3, 2, 5):
         if n_head % group == 0:
             return n_head // group
-    raise ValueError(f"attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit attention.n_kv_heads, got {n_head}")
+    raise ValueError(
+        "attention=gqa needs model.n_head divisible by 3, 2 or 5, or an explicit "
+        f"attention.n_kv_heads, got {n_head}"
+    )
 
 
 def _beta2(default: float, half_life: float | None, batch: int) -> float:
@@ -118,16 +135,20 @@ def _precision(device: Device, model: Any, tokenizer: DictConfig, *run: Any) -> 
     return precision(device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run)[0]
 
 
-def _compile(device: Device, model: Any, tokenizer: DictConfig, steps: int, batch: int, threads: int, devices: int) -> Compile:
+def _compile(
+    device: Device, model: Any, tokenizer: DictConfig, steps: int, batch: int, threads: int, devices: int
+) -> Compile:
     tokens = steps * batch // max(1, threads * devices)
     return compilation(device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), tokens)[0]
 
 
-# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and travel as plain values.
+# What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and
+# travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
     "fraction": lambda share, whole: math.floor(share * whole),
-    "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,  # a wrong part is refused where it is read
+    # a wrong part is refused where it is read
+    "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,
     "least": lambda a, b: min(a, b),  # OmegaConf 2.4 inspects what it is given, and a builtin says nothing
     "times": lambda a, b: a * b,
     "beta2": _beta2,
@@ -135,10 +156,14 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "precision": _precision,
     "threads": threads,
     "compile": _compile,
-    "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,  # one micro-batch of d48 takes a CPU core an hour
+    # one micro-batch of d48 takes a CPU core an hour
+    "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,
     "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,
 }
 OLD = omegaconf.__version__.startswith("2.3.")
-register_resolver: Callable[..., None] = OmegaConf.register_new_resolver if OLD else OmegaConf.register_resolver  # what 2.4 calls the same
+# what 2.4 calls the same
+register_resolver: Callable[..., None] = (
+    OmegaConf.register_new_resolver if OLD else OmegaConf.register_resolver
+)
 for _name, _resolver in RESOLVERS.items():
     register_resolver(f"nocap.{_name}", _resolver, replace=True)

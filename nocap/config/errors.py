@@ -32,22 +32,29 @@ class StoppedError(EndedError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Bad input inside the block becomes one line on stderr and exit code 2. What is printed there is `guarded`.
+    """Bad input inside the block becomes one line on stderr and exit code 2. What is printed there is
+    `guarded`.
 
-    A full or broken disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit code 1, the first with a line.
+    A full or broken disk, or a reader of stdout that has gone (`… | head`), is no bad input: exit code 1, the
+    first with a line.
     """
     with guarded():
         try:
             yield
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it once more at its end
+            # the interpreter flushes it once more at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise SystemExit(EXIT_CODES["failed"]) from None
         except (ValueError, OSError, EndedError) as error:
             text, code = str(error), getattr(error, "code", EXIT_CODES["failed"])
-            if not is_fault(error) and (isinstance(error, ValueError) or getattr(error, "filename", None) is not None):
+            if not is_fault(error) and (
+                isinstance(error, ValueError) or getattr(error, "filename", None) is not None
+            ):
                 code = EXIT_CODES["refused"]
                 if isinstance(error, OSError):
-                    text = f"{error.filename} must be a place that can be read or written, got {error.strerror}"
+                    text = (
+                        f"{error.filename} must be a place that can be read or written, got {error.strerror}"
+                    )
             for line in text.splitlines():
                 print(f"nocap: {line if len(line) <= LONGEST else f'{line[:LONGEST]}…'}", file=sys.stderr)
             raise SystemExit(code) from error

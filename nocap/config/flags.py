@@ -1,4 +1,5 @@
-"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides; and what is answered without a run, as `--help`."""
+"""The command line of `nocap.train`: flags, which may stand anywhere, and overrides; and what is answered
+without a run, as `--help`."""
 
 from __future__ import annotations
 
@@ -35,18 +36,28 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  
 
 
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the flags ask for, and the overrides; `grid` says whether it is one, as what only a grid can do makes it.
+    """What the flags ask for, and the overrides; `grid` says whether it is one, as what only a grid can do
+    makes it.
 
     Errors:
         ValueError: a flag that there is not.
     """
     parser = argparse.ArgumentParser(prog="python -m nocap.train", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    for names in (("--help", "-h"), ("--multirun", "-m"), ("--resolve",), ("--plan",), ("--zip",), ("--fail-fast",), ("--detach",)):
+    for names in (
+        ("--help", "-h"),
+        ("--multirun", "-m"),
+        ("--resolve",),
+        ("--plan",),
+        ("--zip",),
+        ("--fail-fast",),
+        ("--detach",),
+    ):
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
-    parser.add_argument("--shell-completion", "-sc", action="store_true")  # `install=bash` and the like stand among the overrides
+    # `install=bash` and the like stand among the overrides
+    parser.add_argument("--shell-completion", "-sc", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
     flags.all = flags.help and "all" in flags.overrides
@@ -56,7 +67,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
-# --- --help ----------------------------------------------------------------------------------------------------------------------------
+# --- --help -------------------------------------------------------------------------------------------------
 
 HEAD = """\
 usage: python -m nocap.train [FLAG …] [GROUP=OPTION …] [KEY=VALUE …]
@@ -90,16 +101,31 @@ Grids (--multirun): every combination of what is swept; then a table with interv
 The same command goes on where it stopped, and trains no finished cell again. More in docs/grids.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"
 COMMON = (
-    *("trainer.steps", "trainer.batch_tokens", "trainer.micro_batch", "trainer.devices", "trainer.device", "trainer.precision"),
-    *("trainer.compile", "trainer.val_every", "trainer.checkpoint_every", "model.n_layer", "model.d_model", "model.seq_len"),
+    *(
+        "trainer.steps",
+        "trainer.batch_tokens",
+        "trainer.micro_batch",
+        "trainer.devices",
+        "trainer.device",
+        "trainer.precision",
+    ),
+    *(
+        "trainer.compile",
+        "trainer.val_every",
+        "trainer.checkpoint_every",
+        "model.n_layer",
+        "model.d_model",
+        "model.seq_len",
+    ),
     *("optimizer.lr", "seed", "output_dir"),
 )
 COLUMN = 32  # where what a key means begins
 
 
 def manual(words: Sequence[str], *, everything: bool = False) -> str:
-    """What there is to choose, and the common keys, each with its value in the yaml and the comment beside its field; of words the keys of
-    what they choose instead; or with `everything` every key. Nothing is composed.
+    """What there is to choose, and the common keys, each with its value in the yaml and the comment beside
+    its field; of words the keys of what they choose instead; or with `everything` every key. Nothing is
+    composed.
 
     Errors:
         ValueError: an unknown option or key, or a malformed override.
@@ -113,7 +139,9 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
         kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
         for f in dataclasses.fields(schema):
             key = f"{place}.{f.name}".lstrip(".")
-            if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(plain.get(f.name), dict):
+            if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(
+                plain.get(f.name), dict
+            ):
                 known.add(key.partition(".")[0])
                 if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
                     start = f"  {key}={_shown(plain.get(f.name, _default(f)))}".ljust(COLUMN)
@@ -126,13 +154,21 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
 
 
 def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, Any]]]:
-    """The parts of the config that these words choose, and all launchers: a title, the place, the class and what the yaml says."""
+    """The parts of the config that these words choose, and all launchers: a title, the place, the class and
+    what the yaml says."""
     train = read_yaml(conf_dir() / "train.yaml")
     yield "trainer", "trainer", Trainer, train["trainer"]
-    chosen = {group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()}
+    chosen = {
+        group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()
+    }
     chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
     for one in filter(is_choice, overrides_of(words)):
-        require(one.key_or_group != "experiment", "experiment", "be left out of --help: --cfg job prints what it sets", one.input_line)
+        require(
+            one.key_or_group != "experiment",
+            "experiment",
+            "be left out of --help: --cfg job prints what it sets",
+            one.input_line,
+        )
         chosen[one.key_or_group] = named(one)
     for group in outside.groups():
         names = chosen[outside.place(group)]
@@ -152,20 +188,34 @@ def _shown(value: Any) -> str:
         return "…, which must be given"
     if str(value).startswith("${nocap."):
         return "…"
-    return str(value.value) if isinstance(value, Enum) else str(value) if isinstance(value, str | list) else json.dumps(value)
+    return (
+        str(value.value)
+        if isinstance(value, Enum)
+        else str(value)
+        if isinstance(value, str | list)
+        else json.dumps(value)
+    )
 
 
 def _sentence(schema: type) -> str:
     text = inspect.getdoc(schema) or ""
-    return "" if text.startswith(f"{schema.__name__}(") else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
+    return (
+        ""
+        if text.startswith(f"{schema.__name__}(")
+        else text.split("\n\n")[0].replace("\n", " ").partition(". ")[0].rstrip(".")
+    )
 
 
 def _meaning(kind: Any, text: str, whole: bool) -> str:
-    """What the comment of a key of this kind says and, of a choice, what there is; the `whole` says what each of that is."""
+    """What the comment of a key of this kind says and, of a choice, what there is; the `whole` says what each
+    of that is."""
     if not (inspect.isclass(kind) and issubclass(kind, Enum)):
         return text
     meanings = comments_of(kind)
-    choices = [f"{one.value} ({meanings[one.name]})" if whole and meanings.get(one.name) else str(one.value) for one in kind]
+    choices = [
+        f"{one.value} ({meanings[one.name]})" if whole and meanings.get(one.name) else str(one.value)
+        for one in kind
+    ]
     return ": ".join(filter(None, [text, ", ".join(choices)]))
 
 
@@ -185,10 +235,15 @@ def comments_of(schema: type) -> dict[str, str]:
 
 def _wrapped(head: str, text: str) -> str:
     start = head if head.endswith("  ") else f"{head.rstrip()}  "
-    return textwrap.fill(text, outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)) or head.rstrip()
+    return (
+        textwrap.fill(
+            text, outside.WIDTH, initial_indent=start, subsequent_indent=" " * min(len(head), COLUMN)
+        )
+        or head.rstrip()
+    )
 
 
-# --- what Hydra itself answers ---------------------------------------------------------------------------------------------------------
+# --- what Hydra itself answers ------------------------------------------------------------------------------
 
 
 @hardware.unmeasured()

@@ -1,4 +1,5 @@
-"""What this machine is, found without importing torch: so a command answers in a fraction of a second, and its workers agree with it."""
+"""What this machine is, found without importing torch: so a command answers in a fraction of a second, and
+its workers agree with it."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ from nocap.config.keys import require
 from nocap.config.paths import cache_root
 from nocap.config.trainer import Device, Precision
 
-# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA → (bf16 tensor cores, fp32 with
-# TF32 off). A chip that is not here has no MFU, nor has a slice of one (MIG), a laptop's or an export variant: another peak would be a lie.
+# Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA →
+# (bf16 tensor cores, fp32 with TF32 off). A chip that is not here has no MFU, nor has a slice of one (MIG), a
+# laptop's or an export variant: another peak would be a lie.
 PEAK_TFLOPS = {
     r"B200": (2250.0, 75.0),
     r"H200": (989.0, 67.0),
@@ -47,13 +49,15 @@ PEAK_TFLOPS = {
     r"GeForce RTX 3090 Ti": (80.0, 40.0),
 }
 
-# Of a forward and a backward product in both precisions by turns, the medians' ratio. In CPU time, which other work does not lengthen.
+# Of a forward and a backward product in both precisions by turns, the medians' ratio. In CPU time, which
+# other work does not lengthen.
 PRODUCTS = """
 import sys, time, torch
 from statistics import median
 rows, inner, columns = map(int, sys.argv[1:])
 seconds = {torch.float32: [], torch.bfloat16: []}
-operands = {dtype: (torch.randn(rows, inner).to(dtype), torch.randn(columns, inner).to(dtype)) for dtype in seconds}
+left, right = torch.randn(rows, inner), torch.randn(columns, inner)
+operands = {dtype: (left.to(dtype), right.to(dtype)) for dtype in seconds}
 for _ in range(1 + 5):  # the first warms up
     for dtype, (x, weight) in operands.items():
         began = time.process_time()
@@ -85,7 +89,8 @@ def unmeasured() -> Iterator[None]:
 
 @contextmanager
 def target(name: str | None, torch: str | None) -> Iterator[None]:
-    """What is planned inside the block runs on a machine with this GPU or CPU and torch, unless there is no `name`: then it is this one."""
+    """What is planned inside the block runs on a machine with this GPU or CPU and torch, unless there is no
+    `name`: then it is this one."""
     with _set(_TARGET, None if name is None else (name, torch)):
         yield
 
@@ -97,7 +102,8 @@ def is_here() -> bool:
 
 @cache
 def cuda_devices() -> tuple[str, ...]:
-    """Names of the GPUs that torch will see, from the CUDA driver; `CUDA_VISIBLE_DEVICES` is respected. Empty: none, or no driver."""
+    """Names of the GPUs that torch will see, from the CUDA driver; `CUDA_VISIBLE_DEVICES` is respected.
+    Empty: none, or no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -114,11 +120,13 @@ def cuda_devices() -> tuple[str, ...]:
 
 @cache
 def capability() -> tuple[int, int] | None:
-    """Compute capability of the first GPU, from the CUDA driver; `None`: it is not here, or the driver does not say."""
+    """Compute capability of the first GPU, from the CUDA driver; `None`: it is not here, or the driver does
+    not say."""
     if not is_here() or not cuda_devices():
         return None
     driver, found = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
-    codes = [driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0) for i, part in enumerate(found)]  # the driver's numbers of both
+    # the driver's numbers of both
+    codes = [driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0) for i, part in enumerate(found)]
     return (found[0].value, found[1].value) if not any(codes) else None
 
 
@@ -143,10 +151,20 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
     """Refuse CUDA where it is absent, and more workers than GPUs."""
     if device is Device.cpu or not is_here():
         return
-    require(bool(torch_build()["cuda"]), f"{key}=cuda", "have a torch built for CUDA", f"torch {torch_build()['version']}")
+    require(
+        bool(torch_build()["cuda"]),
+        f"{key}=cuda",
+        "have a torch built for CUDA",
+        f"torch {torch_build()['version']}",
+    )
     require(bool(cuda_devices()), f"{key}=cuda", "have a GPU", "a CUDA driver that shows none, or no driver")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", devices))
-    require(local <= len(cuda_devices()), "trainer.devices", f"be at most the {len(cuda_devices())} visible GPU(s)", local)
+    require(
+        local <= len(cuda_devices()),
+        "trainer.devices",
+        f"be at most the {len(cuda_devices())} visible GPU(s)",
+        local,
+    )
 
 
 def cpp_compiler() -> str | None:
@@ -157,7 +175,9 @@ def cpp_compiler() -> str | None:
 def check_compiler(asked: str, device: Device) -> None:
     """Refuse compilation on a CPU without a C++ compiler."""
     if device is Device.cpu and is_here() and not cpp_compiler():
-        raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {os.environ.get('CXX', 'g++')}")
+        raise ValueError(
+            f"{asked} on the CPU needs a C++ compiler, and there is no {os.environ.get('CXX', 'g++')}"
+        )
 
 
 def native_bf16() -> bool:
@@ -166,8 +186,9 @@ def native_bf16() -> bool:
 
 
 def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None) -> float | None:
-    """How many times as fast as in fp32 this CPU computes a product (rows, inner size, columns) in bf16. Measured once: `bf16.json` in the
-    cache keeps it by CPU, torch, threads and product. None: nobody has, and now is not the time.
+    """How many times as fast as in fp32 this CPU computes a product (rows, inner size, columns) in bf16.
+    Measured once: `bf16.json` in the cache keeps it by CPU, torch, threads and product. None: nobody has, and
+    now is not the time.
 
     Errors:
         ValueError: it cannot be measured; what torch said is on stderr.
@@ -177,11 +198,17 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
     path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
     with suppress(OSError, ValueError):  # not there, damaged, or half written: measured again
         kept = json.loads(path.read_text())
-    if key not in kept and _MEASURES.get() and is_here() and "RANK" not in os.environ:  # torchrun's ranks would measure each other
+    # torchrun's ranks would measure each other
+    if key not in kept and _MEASURES.get() and is_here() and "RANK" not in os.environ:
         kept[key] = float(
             subprocess.Popen(
                 [sys.executable, "-P", "-", *map(str, product)],
-                env={"GOMP_SPINCOUNT": "1000", **os.environ, "OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": ""},
+                env={
+                    "GOMP_SPINCOUNT": "1000",
+                    **os.environ,
+                    "OMP_NUM_THREADS": str(threads),
+                    "CUDA_VISIBLE_DEVICES": "",
+                },
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -211,7 +238,8 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def describe(device: Device, threads: int) -> dict[str, object]:
-    """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the host too."""
+    """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the
+    host too."""
     found: dict[str, object] = {
         "device": device.value,
         "name": device_name(device),
@@ -228,7 +256,8 @@ def describe(device: Device, threads: int) -> dict[str, object]:
 
 
 def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]:
-    """FLOP/s that the chip could do at most, and where the figure is from; `None`, and why, where it is not known."""
+    """FLOP/s that the chip could do at most, and where the figure is from; `None`, and why, where it is not
+    known."""
     name = device_name(device)
     if device is Device.cuda:
         for pattern, (bf16, fp32) in PEAK_TFLOPS.items():

@@ -20,7 +20,16 @@ COUNTS = {
 EXIT_CODES = {"finished": 0, "failed": 1, "diverged": 1, "refused": 2, "preempted": 75}
 
 # What disk and memory do, and no input: an error of this kind ends with exit code 1, not as bad input.
-FAULTS = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ESTALE}
+FAULTS = {
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ESTALE,
+}
 
 
 class InputError(ValueError):
@@ -31,7 +40,9 @@ def require(ok: bool, key: str, rule: str, value: object) -> None:
     """Refuse a value: `ValueError("trainer.steps must be at least 1, got 0")`."""
     if not ok:
         shown = str(value)
-        raise ValueError(f"{key} must {rule}, got {shown if shown.isprintable() else ascii(shown)[1:-1]:.1000}")
+        raise ValueError(
+            f"{key} must {rule}, got {shown if shown.isprintable() else ascii(shown)[1:-1]:.1000}"
+        )
 
 
 def is_fault(error: BaseException | None) -> bool:
@@ -52,24 +63,27 @@ TEXT = 4096  # characters of a string
 
 
 def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **facts: Any) -> Any:
-    """A dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1, le=4096, identity=False)`.
+    """A dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1, le=4096,
+    identity=False)`.
 
-    `LIMITS` and `COUNTS` have the words. For a field that holds an option: False excludes all its keys, True includes them all, and
-    without either each key decides. `free`: text of any characters.
+    `LIMITS` and `COUNTS` have the words. For a field that holds an option: False excludes all its keys, True
+    includes them all, and without either each key decides. `free`: text of any characters.
     """
     assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free"}, facts
     return field(default=default, default_factory=default_factory, metadata=facts)
 
 
 def check_keys(place: str, option: Any) -> None:
-    """Refuse numbers beyond their key's limits, and text that is not plain. `place` is the option's in the config, "" for the top.
+    """Refuse numbers beyond their key's limits, and text that is not plain. `place` is the option's in the
+    config, "" for the top.
 
     Errors:
         ValueError: the first such key.
     """
     for f in fields(option):
         name, value = f"{place}.{f.name}".lstrip("."), getattr(option, f.name)
-        ok = isinstance(value, list) or not str(f.type).startswith("list")  # an interpolation can lead anywhere
+        # an interpolation can lead anywhere
+        ok = isinstance(value, list) or not str(f.type).startswith("list")
         require(ok, name, "be a list", type(value).__name__)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str) and not f.metadata.get("free"):
@@ -96,7 +110,8 @@ def check_text(name: str, text: str) -> None:
     require(not _UNSHOWN.search(text), name, "hold no control characters", ascii(text[:200]))
 
 
-_UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")  # line ends, turns of direction, half characters
+# line ends, turns of direction, half characters
+_UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What leaves the process: no secret in any file or line, and no terminal control in what a screen shows.
 
-A secret is the value of an environment variable with a secret's name, or a text with the shape of a known token. Texts are cleaned
-where they are written: `nocap.store` for files and trackers, `nocap.report` for pages, `guarded` for stdout and stderr.
+A secret is the value of an environment variable with a secret's name, or a text with the shape of a known
+token. Texts are cleaned where they are written: `nocap.store` for files and trackers, `nocap.report` for
+pages, `guarded` for stdout and stderr.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SECRET_NAME = re.compile(
     r"|(?<!ASK)(?<!COM)(?<!BY)PASS(_|$)|\wPWD(_|$)|(^|_)(PAT|O?AUTH|CREDS?|DSN|JWT|COOKIE|WEBHOOK)(_|$)",
     re.IGNORECASE,
 )
-HARMLESS_NAME = re.compile(r"(^|_)OLDPWD$|_(FILE|PATH|DIR|SOCK|HOME)$", re.IGNORECASE)  # the last: where it lies, not what it is
+# the last: where it lies, not what it is
+HARMLESS_NAME = re.compile(r"(^|_)OLDPWD$|_(FILE|PATH|DIR|SOCK|HOME)$", re.IGNORECASE)
 
 # A few that are plainly secrets, whatever variable they come from; no list has all.
 SHAPES = re.compile(
@@ -59,13 +61,21 @@ def _walk(value: Any, secrets: list[tuple[str, str]]) -> Any:
 
 
 def _of_environment() -> list[tuple[str, str]]:
-    """The values of the secret variables, as they may be spelt, with the variables' names. The longest first: it goes as a whole."""
+    """The values of the secret variables, as they may be spelt, with the variables' names. The longest first:
+    it goes as a whole."""
     found: dict[str, str] = {}
     for name in filter(is_secret_name, os.environ):
         value = os.environ[name]
-        for part in {value.strip(), *(line.strip() for line in value.splitlines() if len(line.strip()) >= LONG_LINE)}:
+        for part in {
+            value.strip(),
+            *(line.strip() for line in value.splitlines() if len(line.strip()) >= LONG_LINE),
+        }:
             if len(part) >= SHORTEST and not (_WORD.fullmatch(part) and part in _own_words()):
-                found |= {part: name, quote(part, safe="", errors="surrogatepass"): name, json.dumps(part)[1:-1]: name}
+                found |= {
+                    part: name,
+                    quote(part, safe="", errors="surrogatepass"): name,
+                    json.dumps(part)[1:-1]: name,
+                }
     return sorted(found.items(), key=lambda item: -len(item[0]))
 
 
@@ -79,21 +89,28 @@ _WORD = re.compile(r"[a-z][a-z0-9_]{7,31}")
 
 @cache
 def _own_words() -> frozenset[str]:
-    """The words of nocap's own source and yamls, such as `shuffled` and `finished`: public, and without them a record cannot be read."""
+    """The words of nocap's own source and yamls, such as `shuffled` and `finished`: public, and without them
+    a record cannot be read."""
     return frozenset(
-        word for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml")) for word in _WORD.findall(path.read_text(encoding="utf-8"))
+        word
+        for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml"))
+        for word in _WORD.findall(path.read_text(encoding="utf-8"))
     )
 
 
-# --- screens -----------------------------------------------------------------------------------------------------------------------
+# --- screens ------------------------------------------------------------------------------------------------
 
-# Controls but for newline and tab, what reorders or hides text, and halves of characters, which no stream can encode.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# Controls but for newline and tab, what reorders or hides text, and halves of characters, which no stream can
+# encode.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 _OWN_STYLE = re.compile(r"(\x1b\[[01]m)")  # bold and plain: the head of a table
 
 
 def visible(text: str) -> str:
-    r"""The text with `\x1b` for the escape character, and so on: whatever a name in a record holds, it does nothing to a terminal."""
+    r"""The text with `\x1b` for the escape character, and so on: whatever a name in a record holds, it does
+    nothing to a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
@@ -120,7 +137,9 @@ class _Guard:
 def guarded() -> Iterator[None]:
     """stdout and stderr go through `redact` and `visible` inside the block."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (stream if isinstance(stream, _Guard) else cast(TextIO, _Guard(stream)) for stream in before)
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, _Guard) else cast(TextIO, _Guard(stream)) for stream in before
+    )
     try:
         yield
     finally:
@@ -128,5 +147,6 @@ def guarded() -> Iterator[None]:
 
 
 def trusted(stream: TextIO) -> TextIO:
-    """The stream itself, for a progress bar, which moves the cursor; and for text that is nobody's but the user's."""
+    """The stream itself, for a progress bar, which moves the cursor; and for text that is nobody's but the
+    user's."""
     return stream.stream if isinstance(stream, _Guard) else stream

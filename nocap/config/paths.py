@@ -1,4 +1,5 @@
-"""Where things lie: the configuration tree and the cache, from a checkout and from an installed wheel alike."""
+"""Where things lie: the configuration tree and the cache, from a checkout and from an installed wheel
+alike."""
 
 from __future__ import annotations
 
@@ -32,21 +33,28 @@ def expanded(path: str | Path) -> Path:
 
 
 def cache_root(configured: str | None = None) -> Path:
-    """The cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache folder. Who writes there makes it.
+    """The cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache folder. Who
+    writes there makes it.
 
     Errors:
         ValueError: there is no such folder, as for a user without a home.
     """
     configured = configured or os.environ.get("NOCAP_CACHE")
     try:
-        return expanded(configured or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nocap").absolute()
+        return expanded(
+            configured or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nocap"
+        ).absolute()
     except ValueError as error:
-        raise ValueError(f"the environment variable NOCAP_CACHE, or cache_dir, must name a folder for prepared data: {error}") from None
+        raise ValueError(
+            "the environment variable NOCAP_CACHE, or cache_dir, must name a folder for "
+            f"prepared data: {error}"
+        ) from None
 
 
 def private_caches() -> dict[str, str]:
-    """Have what torch.compile keeps, and runs when it finds it again, in a folder of the cache where no other user can write. torch's own
-    place is the folder for temporary files. What the user has set stays. The variables of the environment that say so.
+    """Have what torch.compile keeps, and runs when it finds it again, in a folder of the cache where no other
+    user can write. torch's own place is the folder for temporary files. What the user has set stays. The
+    variables of the environment that say so.
 
     Errors:
         ValueError: the folder is another user's, or others can write in it.
@@ -55,12 +63,17 @@ def private_caches() -> dict[str, str]:
     folder = cache_root() / "compiled"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     require(
-        (there := folder.lstat()).st_uid == os.getuid() and not there.st_mode & 0o022,  # nor a link, whose mode is 777
+        # nor a link, whose mode is 777
+        (there := folder.lstat()).st_uid == os.getuid() and not there.st_mode & 0o022,
         f"{folder}, from which code is run,",
         "be a folder that is yours and that nobody else can write in",
         f"mode {there.st_mode & 0o777:o} and user {there.st_uid}",
     )
-    own = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor", "TRITON_CACHE_DIR": f"{folder}/triton", HEADERS: "apart"}
+    own = {
+        "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
+        "TRITON_CACHE_DIR": f"{folder}/triton",
+        HEADERS: "apart",
+    }
     own |= {
         name: value
         for name in own  # torch sets its own place, too, when it is asked for it
@@ -70,6 +83,6 @@ def private_caches() -> dict[str, str]:
     return own
 
 
-# torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless this is 0 or any word but 1: then it does
-# not, and nocap.model.compiled has them in the cache.
+# torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless this is 0 or
+# any word but 1: then it does not, and nocap.model.compiled has them in the cache.
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"

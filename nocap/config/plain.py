@@ -1,4 +1,5 @@
-"""The door: plain values as a checked dataclass, a `Run` most of all, and back. No Hydra here: a worker starts without it."""
+"""The door: plain values as a checked dataclass, a `Run` most of all, and back. No Hydra here: a worker
+starts without it."""
 
 from __future__ import annotations
 
@@ -33,23 +34,33 @@ def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
 
 
-# --- a run -------------------------------------------------------------------------------------------------------------------------
+# --- a run --------------------------------------------------------------------------------------------------
 
 
 def typed(plain: Any) -> DictConfig:
-    """The tree of a `Run` with each part in the class that its `kind` names, which adds what it has by default. Interpolations stay.
+    """The tree of a `Run` with each part in the class that its `kind` names, which adds what it has by
+    default. Interpolations stay.
 
     Errors:
         ValueError, OmegaConfBaseException: a wrong kind, key or type.
     """
     require(isinstance(plain, dict), "a config", "hold keys and values", plain)
     groups = [f.name for f in dataclasses.fields(Run) if f.name in outside.groups() and f.name != "ideas"]
-    parts: dict[str, Any] = {group: OmegaConf.structured(outside.option(group, group, plain.get(group))) for group in groups}
+    parts: dict[str, Any] = {
+        group: OmegaConf.structured(outside.option(group, group, plain.get(group))) for group in groups
+    }
     ideas = plain.get("ideas")
     ok = isinstance(ideas, dict) and all(isinstance(one, dict) for one in ideas.values())
-    require(ok, "ideas", "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'", ideas)
+    require(
+        ok,
+        "ideas",
+        "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'",
+        ideas,
+    )
     of_ideas = cast(dict[str, Any], ideas).items()
-    parts["ideas"] = {name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", one)) for name, one in of_ideas}
+    parts["ideas"] = {
+        name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", one)) for name, one in of_ideas
+    }
     return cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Run), parts, plain))
 
 
@@ -82,8 +93,11 @@ def from_plain(plain: Any, rule: str) -> Run:
 
 
 def refuse_interpolations(plain: Any) -> None:
-    """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's environment."""
-    require(not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}")
+    """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's
+    environment."""
+    require(
+        not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}"
+    )
     for item in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
         refuse_interpolations(item)
 
@@ -101,15 +115,17 @@ def dump(plain: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(plain), sort_keys=False, allow_unicode=True)
 
 
-# --- what is wrong, in a line ------------------------------------------------------------------------------------------------------
+# --- what is wrong, in a line -------------------------------------------------------------------------------
 
 
 @contextmanager
 def explained(place: str = "") -> Iterator[None]:
-    """What OmegaConf and yaml say of bad input becomes a ValueError of one line, which begins with `place`."""
+    """What OmegaConf and yaml say of bad input becomes a ValueError of one line, which begins with
+    `place`."""
     try:
         yield
-    except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:  # the last: an integer that no float holds
+    # the last: an integer that no float holds
+    except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:
         raise ValueError(f"{place}{explain(error)}") from error
 
 
@@ -124,11 +140,18 @@ def explain(error: BaseException) -> str:
         if re.search(pattern, str(error)):
             return rule.format(key)
     text = re.sub(r"^(Value|Key)Error raised while resolving interpolation: ", "", str(error))
-    line = " ".join(stripped for line in text.splitlines() if (stripped := line.strip()) and not re.match(_NOISE, stripped))
+    line = " ".join(
+        stripped
+        for line in text.splitlines()
+        if (stripped := line.strip()) and not re.match(_NOISE, stripped)
+    )
     return f"{key}: {line}" if key and key not in line else line or type(error).__name__
 
 
-_NOISE = r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:|In '[^']*': \w+ raised while composing config:$"
+_NOISE = (
+    r"full_key:|object_type=|reference_type=|Config search path:|provider=|See https:|In "
+    r"'[^']*': \w+ raised while composing config:$"
+)
 
 # What OmegaConf's text matches → the line about a key.
 RULES = {
@@ -140,7 +163,8 @@ RULES = {
 
 def _no_key(name: str, owner: Any) -> str:
     """Of what it is a key, or which was probably meant."""
-    if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):  # such as the dict that Hydra's own part is
+    # such as the dict that Hydra's own part is
+    if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):
         return f"{name} is no key"
     own = {f.name: f.default for f in dataclasses.fields(owner)}
     title, last = own.pop("kind", owner.__name__.lower()), name.rpartition(".")[2]
@@ -148,7 +172,9 @@ def _no_key(name: str, owner: Any) -> str:
     if name in others:
         return f"{name} is a key of {' or '.join(others[name])}, not of {title}"
     meant = [key for key in others if key.endswith(f".{last}")]
-    return f"{name} is no key of {title}" + (f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own))
+    return f"{name} is no key of {title}" + (
+        f" (did you mean {' or '.join(meant)}?)" if meant else suggest(last, own)
+    )
 
 
 def _keys_of_all() -> dict[str, list[str]]:

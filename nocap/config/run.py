@@ -38,7 +38,9 @@ class Store:
 class Run:
     """One training of one resolved config with one seed."""
 
-    trainer: Trainer  # first, and the model next: other groups' defaults follow from theirs, and a wrong value is named at its source
+    # first, and the model next: other groups' defaults follow from theirs, and a wrong value is named at its
+    # source
+    trainer: Trainer
     model: Model
     attention: Attention
     mlp: Mlp
@@ -54,18 +56,25 @@ class Run:
     store: Store = key(identity=False, step=False, default_factory=Store)  # what is kept beside the record
     seed: int = key(ge=0, lt=2**63, step=False)  # of the weights at the start and of the order of the data
     output_dir: str = key(identity=False, step=False)  # folder; runs are in its runs/, grids in its grids/
-    cache_dir: str | None = key(identity=False, step=False)  # null: $NOCAP_CACHE, else nocap under the user's cache folder
+    # null: $NOCAP_CACHE, else nocap under the user's cache folder
+    cache_dir: str | None = key(identity=False, step=False)
 
     def __post_init__(self) -> None:
         check_keys("", self)
         require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
-        self.ideas = dict(sorted(self.ideas.items()))  # one order, whatever the command line's: the same ideas are the same run
+        # one order, whatever the command line's: the same ideas are the same run
+        self.ideas = dict(sorted(self.ideas.items()))
         check_keys("model", self.model)  # the trainer's defaults follow from it
         check_keys("trainer", self.trainer)
         for name, option in self.options():
             group = name.partition(".")[0]
             rule = f"stay what the option set (choose another option with {group}=…)"
-            require(outside.options(group).get(option.kind) is type(option), f"{name}.kind", rule, repr(option.kind))
+            require(
+                outside.options(group).get(option.kind) is type(option),
+                f"{name}.kind",
+                rule,
+                repr(option.kind),
+            )
             check_keys(name, option)
         for _, option in self.options():
             option.check(self)
@@ -77,7 +86,9 @@ class Run:
     def batch_tokens(self, step: int) -> int:
         """Tokens that this step reads, over all devices."""
         t = self.trainer
-        return t.batch_tokens // math.prod(idea.batch_divisor(step=step, steps=t.steps) for idea in self.ideas.values())
+        return t.batch_tokens // math.prod(
+            idea.batch_divisor(step=step, steps=t.steps) for idea in self.ideas.values()
+        )
 
     def tokens_before(self, step: int) -> int:
         """Tokens that the steps before this one read."""
@@ -102,7 +113,8 @@ class Run:
         return self if last.keys() == self.ideas.keys() else self.varied(ideas=last)
 
     def varied(self, **parts: Any) -> Run:
-        """The run with other parts for nocap's own use: an option that needs an idea is not asked again whether it is there."""
+        """The run with other parts for nocap's own use: an option that needs an idea is not asked again
+        whether it is there."""
         run = copy.copy(self)
         for name, part in parts.items():
             setattr(run, name, part)
@@ -118,7 +130,10 @@ class Run:
 
     def _check_batch(self) -> None:
         t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len
-        rule, factors = "be divisible by trainer.micro_batch × model.seq_len", f"{t.micro_batch} × {self.model.seq_len}"
+        rule, factors = (
+            "be divisible by trainer.micro_batch × model.seq_len",
+            f"{t.micro_batch} × {self.model.seq_len}",
+        )
         whole = f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}"
         require(t.batch_tokens % (unit * t.devices) == 0, "trainer.batch_tokens", whole, t.batch_tokens)
         require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
@@ -127,12 +142,23 @@ class Run:
         """A graph repeats what Python decided when it was recorded."""
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
             rule = f"be false beside ideas.{name}, which acts between steps"
-            require(not overrides(idea, *STEP_JOINTS, "changes_at"), "trainer.cuda_graphs", rule, self.trainer.cuda_graphs)
+            require(
+                not overrides(idea, *STEP_JOINTS, "changes_at"),
+                "trainer.cuda_graphs",
+                rule,
+                self.trainer.cuda_graphs,
+            )
 
     def _check_trackers(self) -> None:
         """One that is named beside another gets no keys."""
-        others = {kind: fields(cls) for kind, cls in outside.options("tracker").items() if kind != self.tracker.kind}
-        able = [kind for kind, keys in others.items() if not any(f.default is f.default_factory is MISSING for f in keys)]
+        others = {
+            kind: fields(cls) for kind, cls in outside.options("tracker").items() if kind != self.tracker.kind
+        }
+        able = [
+            kind
+            for kind, keys in others.items()
+            if not any(f.default is f.default_factory is MISSING for f in keys)
+        ]
         for kind in self.tracker.also:
             rule = f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}"
             require(kind in able and self.tracker.also.count(kind) == 1, "tracker.also", rule, kind)
@@ -146,7 +172,18 @@ def keys_that_count(what: str) -> list[str]:
     """`group.key` of every key that is declared to count for `what`, of all options and the trainer."""
     found: list[str] = []
     for f in fields(Run):
-        kinds = [*outside.options(f.name).values()] if f.name in outside.groups() else [Trainer] if f.name == "trainer" else []
-        keys = dict.fromkeys(key.name for kind in kinds for key in fields(kind) if f.metadata.get(what) or key.metadata.get(what))
+        kinds = (
+            [*outside.options(f.name).values()]
+            if f.name in outside.groups()
+            else [Trainer]
+            if f.name == "trainer"
+            else []
+        )
+        keys = dict.fromkeys(
+            key.name
+            for kind in kinds
+            for key in fields(kind)
+            if f.metadata.get(what) or key.metadata.get(what)
+        )
         found += [f"{f.name}.{key}" for key in keys]
     return found

@@ -20,7 +20,8 @@ class Search:
 
     sampler: Sampler
     trials: int = key(ge=1, le=10_000, default=20)  # how many; the same search with more of them goes on
-    seed: int = key(ge=0, lt=2**63, default=100)  # of the proposals and of the trials' runs: not one that a claim will use
+    # of the proposals and of the trials' runs: not one that a claim will use
+    seed: int = key(ge=0, lt=2**63, default=100)
 
     def __post_init__(self) -> None:
         check_keys("search", self)

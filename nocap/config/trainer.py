@@ -26,7 +26,8 @@ class Compile(Enum):
 
 
 class ActivationCheckpointing(Enum):
-    """What the forward pass does not keep for the backward pass, which computes it again from the input it had."""
+    """What the forward pass does not keep for the backward pass, which computes it again from the input it
+    had."""
 
     off = "off"
     block = "block"  # all inside a block: only the residual stream between blocks is kept
@@ -39,34 +40,60 @@ class Trainer:
     steps: int = key(ge=1, le=10**9, step=False)  # optimizer updates
     batch_tokens: int = key(ge=1, le=2**40)  # tokens an optimizer step, over all devices
     micro_batch: int = key(ge=1, le=2**24)  # sequences per device and forward
-    devices: int = key(ge=1, le=4096, identity=False)  # ranks, each on a device of its own; cpu ranks share the cores
+    # ranks, each on a device of its own; cpu ranks share the cores
+    devices: int = key(ge=1, le=4096, identity=False)
     device: Device  # where it trains
-    precision: Precision  # of the products in forward and backward; by default the faster one, as the first run measures it
+    # of the products in forward and backward; by default the faster one, as the first run measures it
+    precision: Precision
     val_precision: Precision = key(step=False, losses=True)  # the same, in validation
     threads: int = key(ge=1, le=4096)  # CPU threads per worker
     compile: Compile  # by torch.compile
-    cuda_graphs: bool = False  # a micro-batch's forward and backward as one launch: for steps whose host is slower than their GPU
+    # a micro-batch's forward and backward as one launch: for steps whose host is slower than their GPU
+    cuda_graphs: bool = False
     # what the backward pass computes again instead of keeping it
     activation_checkpointing: ActivationCheckpointing = ActivationCheckpointing.off
     grad_clip: float | None = key(gt=0, le=1e9)  # largest global gradient norm
-    val_every: int = key(ge=0, le=10**9, step=False)  # steps between validations; 0 validates only before the first and after the last
+    # steps between validations; 0 validates only before the first and after the last
+    val_every: int = key(ge=0, le=10**9, step=False)
     val_tokens: int = key(ge=1, le=2**40, step=False, losses=True)  # tokens that a validation reads
-    checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)  # steps between checkpoints; 0 saves only after the last
+    # steps between checkpoints; 0 saves only after the last
+    checkpoint_every: int = key(ge=0, le=10**9, identity=False, step=False)
     keep_checkpoints: int = key(ge=1, le=10**9, identity=False, step=False)  # the newest so many stay
-    keep_steps: list[int] = key(identity=False, step=False, default_factory=list)  # steps whose checkpoint stays, also after the run
-    # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one, is a part of the identity by itself.
+    # steps whose checkpoint stays, also after the run
+    keep_steps: list[int] = key(identity=False, step=False, default_factory=list)
+    # Another run's checkpoint: this run goes on from it as if it had got there itself. Which one, is a part
+    # of the identity by itself.
     init_from: str | None = key(identity=False, step=False, default=None)
     log_every: int = key(ge=1, le=10**9, identity=False, step=False)  # steps between rows
     max_restarts: int = key(ge=0, le=10**6, identity=False, step=False)  # restarts of a lost worker or rank
-    hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)  # seconds for a micro-batch, or it is lost
+    # seconds for a micro-batch, or it is lost
+    hang_timeout_s: float = key(gt=0, le=1e7, identity=False, step=False)
 
     def __post_init__(self) -> None:
         kept = self.keep_steps
-        require(all(1 <= step <= self.steps for step in kept), "trainer.keep_steps", f"be steps from 1 to trainer.steps={self.steps}", kept)
+        require(
+            all(1 <= step <= self.steps for step in kept),
+            "trainer.keep_steps",
+            f"be steps from 1 to trainer.steps={self.steps}",
+            kept,
+        )
         require(len(set(kept)) == len(kept), "trainer.keep_steps", "name each step once", kept)
         if self.cuda_graphs:
-            require(self.device is Device.cuda, "trainer.cuda_graphs", f"be false on trainer.device={self.device.value}", True)
-            rule = f"be false beside trainer.devices={self.devices}: ranks exchange gradients in the middle of a backward"
+            require(
+                self.device is Device.cuda,
+                "trainer.cuda_graphs",
+                f"be false on trainer.device={self.device.value}",
+                True,
+            )
+            rule = (
+                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in the "
+                "middle of a backward"
+            )
             require(self.devices == 1, "trainer.cuda_graphs", rule, True)
         path = self.init_from
-        require(path is None or bool(path), "trainer.init_from", "be a checkpoint's folder, or null for a run from its start", repr(path))
+        require(
+            path is None or bool(path),
+            "trainer.init_from",
+            "be a checkpoint's folder, or null for a run from its start",
+            repr(path),
+        )

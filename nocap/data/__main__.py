@@ -19,11 +19,16 @@ EXIT_BAD = 1  # a shard that does not verify; 2 is bad input
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m nocap.data", description="Fetch, tokenise and verify token shards.")
+    parser = argparse.ArgumentParser(
+        prog="python -m nocap.data", description="Fetch, tokenise and verify token shards."
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="list | prepare | verify")
     for verb, text in (
         ("list", "the sources there are, and the sets in the cache"),
-        ("prepare", "make or download what these overrides need, and check it: prepare data=stdlib tokenizer=gpt2"),
+        (
+            "prepare",
+            "make or download what these overrides need, and check it: prepare data=stdlib tokenizer=gpt2",
+        ),
         ("verify", "read every byte again and name each bad file"),
     ):
         of_verb = verbs.add_parser(verb, help=text, description=text)
@@ -40,7 +45,9 @@ def main(argv: list[str] | None = None) -> int:
 
     with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)
-        found = {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](run, cache_root(run.cache_dir))
+        found = {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](
+            run, cache_root(run.cache_dir)
+        )
         answer(found)
     return EXIT_BAD if found.get("bad") else 0
 
@@ -49,12 +56,17 @@ def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
     sources = dict[str, str]()
     for kind, option in outside.options("data").items():
         text = option.__doc__ or ""
-        if text.startswith(f"{option.__name__}("):  # a dataclass without a docstring of its own gets its signature for one
+        # a dataclass without a docstring of its own gets its signature for one
+        if text.startswith(f"{option.__name__}("):
             text = sys.modules[option.__module__].__doc__ or ""
         sources[kind] = text.strip().partition("\n")[0]
     sets = [_described(folder) for folder in sorted(cache_dir.glob("corpora/[!.]*"))]
     shown = [f"{kind:<10} {text}" for kind, text in sources.items()]
-    print("\n  ".join(["sources (data=…):", *shown]), "\n  ".join([f"cache ({cache_dir}):", *(sets or ["nothing yet"])]), sep="\n")
+    print(
+        "\n  ".join(["sources (data=…):", *shown]),
+        "\n  ".join([f"cache ({cache_dir}):", *(sets or ["nothing yet"])]),
+        sep="\n",
+    )
     return {"sources": sources, "cache_dir": str(cache_dir), "cache": sets}
 
 
@@ -82,7 +94,12 @@ def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
     print(f"fingerprint {dataset.fingerprint}")
     made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
-    return {**made, "source": dataset.source, "vocab_size": dataset.vocab_size, "fingerprint": dataset.fingerprint}
+    return {
+        **made,
+        "source": dataset.source,
+        "vocab_size": dataset.vocab_size,
+        "fingerprint": dataset.fingerprint,
+    }
 
 
 def _print(what: str, shards: Iterable[Shard]) -> None:
@@ -100,7 +117,10 @@ def _describe_source(source: dict[str, object]) -> Iterator[str]:
         yield f"from {documents['train']:,} train and {documents['val']:,} val documents"
     if skipped := source.get("skipped"):
         assert isinstance(skipped, list)
-        yield f"{len(skipped)} files skipped that are not UTF-8 ({', '.join(skipped[:3])}{', …' if len(skipped) > 3 else ''})"
+        yield (
+            f"{len(skipped)} files skipped that are not UTF-8 "
+            f"({', '.join(skipped[:3])}{', …' if len(skipped) > 3 else ''})"
+        )
     yield from (f"{key} {source[key]}" for key in ("python", "commit") if key in source)
 
 

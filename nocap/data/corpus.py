@@ -32,7 +32,8 @@ NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Bytes `start` to `stop` of a file; `key` is hashed to choose the split, so it must not depend on where the files lie."""
+    """Bytes `start` to `stop` of a file; `key` is hashed to choose the split, so it must not depend on where
+    the files lie."""
 
     path: Path
     key: str
@@ -40,12 +41,17 @@ class Piece:
     stop: int
 
 
-def stdlib(tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder: Path | None = None) -> ShardSet:
-    """The standard library's own source: a file is a document. Tests and files that are not UTF-8 are left out; the latter are named."""
+def stdlib(
+    tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder: Path | None = None
+) -> ShardSet:
+    """The standard library's own source: a file is a document. Tests and files that are not UTF-8 are left
+    out; the latter are named."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
     files = [(name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")]
     if len(files) < 2:
-        raise ValueError(f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; use data=text")
+        raise ValueError(
+            f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; use data=text"
+        )
     python = f"{platform.python_implementation()} {platform.python_version()}"
     key = _text_key(files, tokenizer, val_fraction) | {"python": python, "folder": str(folder)}
 
@@ -67,26 +73,33 @@ def stdlib(tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder
 
 
 def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path) -> ShardSet:
-    """The user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file still gives both splits."""
+    """The user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file still gives
+    both splits."""
     files = _text_files(paths)
     key = _text_key(files, tokenizer, val_fraction)
 
     def make(target: Path) -> Made:
         pieces = [piece for name, path in files for piece in _cut(name, path)]
         if len(pieces) < 2:
-            rule = f"hold more than {PIECE_BYTES // 1024} KiB of text, so that training and validation each get a piece"
-            raise ValueError(f"data.path must {rule}, got {sum(piece.stop - piece.start for piece in pieces)} bytes")
+            rule = (
+                f"hold more than {PIECE_BYTES // 1024} KiB of text, so that training and validation "
+                "each get a piece"
+            )
+            raise ValueError(
+                f"data.path must {rule}, got {sum(piece.stop - piece.start for piece in pieces)} bytes"
+            )
         source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return source | {"files": len(files)}, shards
 
     return made("text", tokenizer.name, key, cache_dir=cache_dir, make=make)
 
 
-# --- files and pieces --------------------------------------------------------------------------------------------------------------
+# --- files and pieces ---------------------------------------------------------------------------------------
 
 
 def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
-    """Every file below a folder as (relative name, path), sorted by name, without hidden ones and folders named in `without`."""
+    """Every file below a folder as (relative name, path), sorted by name, without hidden ones and folders
+    named in `without`."""
     top, found = str(folder), []
 
     def refuse(error: OSError) -> None:
@@ -99,7 +112,8 @@ def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[
 
 
 def _text_files(items: list[str]) -> list[tuple[str, Path]]:
-    """The files of `data.path`, each once, in the order given; names are relative to the folder named, or to a glob's fixed part."""
+    """The files of `data.path`, each once, in the order given; names are relative to the folder named, or to
+    a glob's fixed part."""
     files: dict[str, tuple[str, Path]] = {}  # by real path
     used: Counter[str] = Counter()
     for item in items:
@@ -107,9 +121,20 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
         if path.exists():
             base, matches = (path, [path]) if path.is_dir() else (path.parent, [path])
         else:
-            fixed = [part for index, part in enumerate(path.parts) if not any(set("*?[") & set(p) for p in path.parts[: index + 1])]
-            base, matches = Path(*fixed), [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-        found = [file for match in matches for file in ([file for _, file in _walk(match)] if match.is_dir() else [match])]
+            fixed = [
+                part
+                for index, part in enumerate(path.parts)
+                if not any(set("*?[") & set(p) for p in path.parts[: index + 1])
+            ]
+            base, matches = (
+                Path(*fixed),
+                [Path(match) for match in sorted(glob.glob(str(path), recursive=True))],
+            )
+        found = [
+            file
+            for match in matches
+            for file in ([file for _, file in _walk(match)] if match.is_dir() else [match])
+        ]
         if not found:
             raise ValueError(f"data.path must match at least one file that is not hidden, got {item!r}")
         for file in sorted(found):
@@ -131,7 +156,8 @@ def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction:
 
 
 def _cut(name: str, path: Path) -> Iterator[Piece]:
-    """A file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its last whole character."""
+    """A file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its last whole
+    character."""
     start, index, left = 0, 0, b""
     with path.open("rb") as file:
         while left := left + file.read(PIECE_BYTES - len(left)):
@@ -149,21 +175,30 @@ def _cut(name: str, path: Path) -> Iterator[Piece]:
 
 
 def _validation(pieces: list[Piece], fraction: float) -> set[str]:
-    """Keys of the pieces for validation: those whose hash is below `fraction`; at least one, and never all."""
+    """Keys of the pieces for validation: those whose hash is below `fraction`; at least one, and never
+    all."""
     assert len(pieces) >= 2
-    share = {piece.key: int.from_bytes(hashlib.sha256(piece.key.encode()).digest()[:8], "big") / 2**64 for piece in pieces}
+    share = {
+        piece.key: int.from_bytes(hashlib.sha256(piece.key.encode()).digest()[:8], "big") / 2**64
+        for piece in pieces
+    }
     ranked = sorted(share, key=lambda key: (share[key], key))
     chosen = sum(share[key] < fraction for key in ranked)
     return set(ranked[: min(max(chosen, 1), len(ranked) - 1)])
 
 
-# --- shards ------------------------------------------------------------------------------------------------------------------------
+# --- shards -------------------------------------------------------------------------------------------------
 
 
-def _write_text(target: Path, pieces: list[Piece], fraction: float, tokenizer: Tokenizer, cache_dir: Path) -> Made:
+def _write_text(
+    target: Path, pieces: list[Piece], fraction: float, tokenizer: Tokenizer, cache_dir: Path
+) -> Made:
     encoding = tokenizer.load(cache_dir=cache_dir)
     validation = _validation(pieces, fraction)
-    sides = {"train": [p for p in pieces if p.key not in validation], "val": [p for p in pieces if p.key in validation]}
+    sides = {
+        "train": [p for p in pieces if p.key not in validation],
+        "val": [p for p in pieces if p.key in validation],
+    }
     shards = {split: write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
     source: dict[str, object] = {
         "text": True,
@@ -174,8 +209,9 @@ def _write_text(target: Path, pieces: list[Piece], fraction: float, tokenizer: T
 
 
 def _encoded(pieces: list[Piece], encoding: tiktoken.Encoding) -> Iterator[Tokens]:
-    """Tokens of one split's pieces. End-of-text stands wherever the text before is not the text before: at the start of a file, and
-    where the piece between went to the other split, so that no window joins two sentences that were never neighbours."""
+    """Tokens of one split's pieces. End-of-text stands wherever the text before is not the text before: at
+    the start of a file, and where the piece between went to the other split, so that no window joins two
+    sentences that were never neighbours."""
     before: tuple[Path, int] | None = None
     end_of_text = np.array([encoding.eot_token], dtype=np.uint16)
     for first in range(0, len(pieces), BATCH_PIECES):
@@ -196,4 +232,7 @@ def _read(piece: Piece) -> bytes:
 def _encode(texts: list[bytes], encoding: tiktoken.Encoding) -> list[Tokens]:
     if encoding.name == "bytes":  # a byte is its own id: twenty times faster than asking
         return [np.frombuffer(text, dtype=np.uint8).astype(np.uint16) for text in texts]
-    return [np.array(ids, dtype=np.uint16) for ids in encoding.encode_ordinary_batch([text.decode() for text in texts])]
+    return [
+        np.array(ids, dtype=np.uint16)
+        for ids in encoding.encode_ordinary_batch([text.decode() for text in texts])
+    ]

@@ -26,14 +26,17 @@ from nocap.store.identity import hashes
 SHARD_TOKENS = 100_000_000  # a shard is closed once it has as many
 FORMAT = 1  # of the shards' content; a change makes every set anew
 
-Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]  # of the source, for the record; shards by split
+# of the source, for the record; shards by split
+Made = tuple[dict[str, object], dict[str, list[dict[str, object]]]]
 
 # The options that make the tokens at hand, set where they are asked for them. Their code, with what it
 # imports, is in the key of what is made.
 MAKERS: ContextVar[tuple[object, ...]] = ContextVar("MAKERS", default=())
 
 
-def made(kind: str, vocabulary: str, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]) -> ShardSet:
+def made(
+    kind: str, vocabulary: str, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]
+) -> ShardSet:
     """The set with this key, made first if it is not in the cache."""
     code = hashes(
         [make.__module__, *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__)],
@@ -43,10 +46,15 @@ def made(kind: str, vocabulary: str, key: dict[str, Any], *, cache_dir: Path, ma
     if not folder.is_dir():
         _make(folder, kind, vocabulary, make)
     manifest = read_manifest(folder)
-    train, val = ({folder / row["name"]: row["sha256"] for row in manifest["shards"][split]} for split in ("train", "val"))
+    train, val = (
+        {folder / row["name"]: row["sha256"] for row in manifest["shards"][split]}
+        for split in ("train", "val")
+    )
     expected = train | val
     remedy = dict.fromkeys(expected, _remedy(folder))
-    return ShardSet(train=tuple(train), val=tuple(val), source=manifest["source"], expected=expected, remedy=remedy)
+    return ShardSet(
+        train=tuple(train), val=tuple(val), source=manifest["source"], expected=expected, remedy=remedy
+    )
 
 
 def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], Made]) -> None:
@@ -60,7 +68,11 @@ def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], Made]
         temporary.mkdir()
         try:
             source, shards = make(temporary)
-            manifest = {"format": FORMAT, "source": {"kind": kind, "vocabulary": vocabulary} | source, "shards": shards}
+            manifest = {
+                "format": FORMAT,
+                "source": {"kind": kind, "vocabulary": vocabulary} | source,
+                "shards": shards,
+            }
             write_json(temporary / "manifest.json", manifest)
             temporary.rename(folder)
         finally:
@@ -75,7 +87,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         paths = [folder / row["name"] for rows in splits for row in rows if row["sha256"]]
         # A name is a file of this folder: a set that somebody sent leads nowhere else.
         inside = all(path.parent == folder and path.name and not path.is_symlink() for path in paths)
-        ok = manifest["format"] == FORMAT and all(splits) and bool(manifest["source"]) and inside and len(paths) == sum(map(len, splits))
+        ok = (
+            manifest["format"] == FORMAT
+            and all(splits)
+            and bool(manifest["source"])
+            and inside
+            and len(paths) == sum(map(len, splits))
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         if is_fault(error):
             raise
@@ -90,7 +108,8 @@ def _remedy(folder: Path) -> str:
 
 
 def write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict[str, object]]:
-    """Write runs of tokens as shards of about SHARD_TOKENS, none of them empty; their rows of the manifest."""
+    """Write runs of tokens as shards of about SHARD_TOKENS, none of them empty; their rows of the
+    manifest."""
     shards: list[dict[str, object]] = []
     held: list[Tokens] = []
 

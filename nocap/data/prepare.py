@@ -16,7 +16,8 @@ from nocap.options.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dataset:
-    """Checked shards. Two datasets with the same tokens in the same order have one fingerprint, wherever they lie."""
+    """Checked shards. Two datasets with the same tokens in the same order have one fingerprint, wherever they
+    lie."""
 
     train: tuple[Shard, ...]
     val: tuple[Shard, ...]
@@ -26,18 +27,28 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         """sha256 over the shards' hashes, in order, and the vocabulary's size."""
-        parts = [[shard.sha256 for shard in self.train], [shard.sha256 for shard in self.val], self.vocab_size]
+        parts = [
+            [shard.sha256 for shard in self.train],
+            [shard.sha256 for shard in self.val],
+            self.vocab_size,
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
-    """Make or fetch what is missing, then scan every shard. `ValueError` in one line for whatever a user can put right."""
+    """Make or fetch what is missing, then scan every shard. `ValueError` in one line for whatever a user can
+    put right."""
     found, size = _locate(data, tokenizer, cache_dir), tokenizer.vocab_size
-    train, val = (tuple(_check(path, found, size, cache_dir) for path in paths) for paths in (found.train, found.val))
+    train, val = (
+        tuple(_check(path, found, size, cache_dir) for path in paths) for paths in (found.train, found.val)
+    )
     for shard in val:
         for other in train:
             if shard.sha256 == other.sha256:
-                raise ValueError(f"data.val must not hold training data, got {shard.path} with the same bytes as {other.path}")
+                raise ValueError(
+                    f"data.val must not hold training data, got {shard.path} with the same bytes as "
+                    f"{other.path}"
+                )
     return Dataset(train=train, val=val, vocab_size=size, source=found.source)
 
 

@@ -28,7 +28,8 @@ class ShardSet:
     train: tuple[Path, ...]
     val: tuple[Path, ...]
     source: dict[str, object]  # for the record, as JSON
-    expected: dict[Path, str] = field(default_factory=dict)  # the sha256 that a shard must have, where the source knows it
+    # the sha256 that a shard must have, where the source knows it
+    expected: dict[Path, str] = field(default_factory=dict)
     remedy: dict[Path, str] = field(default_factory=dict)  # what the user can do about a bad shard
 
 
@@ -63,8 +64,9 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
 def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
     """Check a whole shard: header, size, every id below `vocab_size`, and its sha256.
 
-    The result is cached in `cache_dir/scans` under the file's real path, size, modification time and inode: while those are the same, a
-    second scan costs a stat. `reread` reads every byte again, and refuses a file whose bytes changed although those did not.
+    The result is cached in `cache_dir/scans` under the file's real path, size, modification time and inode:
+    while those are the same, a second scan costs a stat. `reread` reads every byte again, and refuses a file
+    whose bytes changed although those did not.
 
     Errors:
         ValueError: names the file, and for a bad id its offset in tokens.
@@ -82,7 +84,10 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
         found = _read_whole(absolute, stamp)
         if known is not None and known != found:
             then, now = known["sha256"], found["sha256"]
-            raise ValueError(f"{absolute}: its bytes changed under the same size and time: sha256 must be {then}, got {now}")
+            raise ValueError(
+                f"{absolute}: its bytes changed under the same size and time: sha256 must be {then}, "
+                f"got {now}"
+            )
         write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": found})
     shard = Shard(path=absolute, **found)
     if shard.max_id >= vocab_size:
@@ -98,13 +103,18 @@ def _stamp(found: os.stat_result) -> list[int]:
 
 
 def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
-    """The result of an earlier scan of the same file. A record that cannot be read does not count: the scan writes it again."""
+    """The result of an earlier scan of the same file. A record that cannot be read does not count: the scan
+    writes it again."""
     try:
         content = json.loads(record.read_bytes())
         if content["format"] != SCAN_FORMAT or content["stamp"] != stamp:
             return None
         found = content["found"]
-        return {"tokens": int(found["tokens"]), "sha256": str(found["sha256"]), "max_id": int(found["max_id"])}
+        return {
+            "tokens": int(found["tokens"]),
+            "sha256": str(found["sha256"]),
+            "max_id": int(found["max_id"]),
+        }
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

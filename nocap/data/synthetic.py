@@ -1,4 +1,5 @@
-"""A Markov chain with four equally likely successors a token: needs no file, can be learned, and its entropy is exactly ln 4 nats.
+"""A Markov chain with four equally likely successors a token: needs no file, can be learned, and its entropy
+is exactly ln 4 nats.
 
 Everything comes from an integer hash, so the tokens are the same under every version of NumPy and Python.
 """
@@ -20,14 +21,18 @@ CHUNK_TOKENS = 1_000_000
 _SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
 
 
-def synthetic(lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
+def synthetic(
+    lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path
+) -> ShardSet:
     """The chain over the vocabulary's ids as shards, `lengths` tokens a split. They are not text."""
     size = tokenizer.vocab_size
 
     def make(target: Path) -> Made:
         shards = {}
         for stream, (split, count) in enumerate(lengths.items()):
-            shards[split] = write_shards(target, split, tokens(count, vocab_size=size, seed=source_seed, stream=stream))
+            shards[split] = write_shards(
+                target, split, tokens(count, vocab_size=size, seed=source_seed, stream=stream)
+            )
         return {"text": False}, shards
 
     key = {"lengths": lengths, "source_seed": source_seed, "vocab_size": size}
@@ -42,15 +47,19 @@ def _draw(numbers: npt.NDArray[np.uint64], *, seed: int, purpose: int) -> npt.ND
 def successors(*, vocab_size: int, seed: int) -> npt.NDArray[np.int64]:
     """The four different tokens that may follow each token, of shape (vocab_size, 4)."""
     assert vocab_size >= 4
-    table = _draw(np.arange(vocab_size * 4, dtype=np.uint64).reshape(-1, 4), seed=seed, purpose=_SUCCESSORS) % np.uint64(vocab_size)
-    for choice in range(1, 4):  # two equal successors would lower the entropy: a repeated one moves to the next free token
+    table = _draw(
+        np.arange(vocab_size * 4, dtype=np.uint64).reshape(-1, 4), seed=seed, purpose=_SUCCESSORS
+    ) % np.uint64(vocab_size)
+    # two equal successors would lower the entropy: a repeated one moves to the next free token
+    for choice in range(1, 4):
         while (repeated := (table[:, :choice] == table[:, choice, None]).any(axis=1)).any():
             table[repeated, choice] = (table[repeated, choice] + np.uint64(1)) % np.uint64(vocab_size)
     return table.astype(np.int64)
 
 
 def tokens(count: int, *, vocab_size: int, seed: int, stream: int) -> Iterator[npt.NDArray[np.uint16]]:
-    """`count` tokens of the chain in chunks. Streams (training, validation) walk the same chain by independent choices."""
+    """`count` tokens of the chain in chunks. Streams (training, validation) walk the same chain by
+    independent choices."""
     table = successors(vocab_size=vocab_size, seed=seed).ravel().tolist()
     first = _draw(np.array([stream], dtype=np.uint64), seed=seed, purpose=_FIRST)
     token = int(first[0]) % vocab_size

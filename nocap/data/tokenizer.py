@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 FETCH_TIMEOUT_S = 30.0  # tiktoken itself would wait for a silent server for ever
-GPT2_FILES = {"6d1cbeee0f20b3d9449abfede4726ed8212e3aee": "vocab.bpe", "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6": "encoder.json"}
+GPT2_FILES = {
+    "6d1cbeee0f20b3d9449abfede4726ed8212e3aee": "vocab.bpe",
+    "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6": "encoder.json",
+}
 
 
 def token_bytes(encoding: tiktoken.Encoding) -> npt.NDArray[np.int32]:
     """Bytes of text in each token, of shape (n_vocab,); none in end-of-text and other special tokens."""
     special = {encoding.encode_single_token(text) for text in encoding.special_tokens_set}
-    lengths = [0 if token in special else len(encoding.decode_single_token_bytes(token)) for token in range(encoding.n_vocab)]
+    lengths = [
+        0 if token in special else len(encoding.decode_single_token_bytes(token))
+        for token in range(encoding.n_vocab)
+    ]
     return np.array(lengths, dtype=np.int32)
 
 
@@ -39,8 +45,8 @@ def bytes_encoding() -> tiktoken.Encoding:
 
 
 def gpt2(default_folder: Path) -> tiktoken.Encoding:
-    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder. `ValueError` where they are missing and
-    cannot be fetched."""
+    """GPT-2's encoding, whose files tiktoken keeps in `$TIKTOKEN_CACHE_DIR`, else in this folder.
+    `ValueError` where they are missing and cannot be fetched."""
     import tiktoken
 
     folder = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default_folder))
@@ -49,7 +55,8 @@ def gpt2(default_folder: Path) -> tiktoken.Encoding:
     def fetch() -> None:
         try:
             outcome.append(tiktoken.get_encoding("gpt2"))
-        except Exception as error:  # handed to the caller below, where only what a missing network raises is refused
+        # handed to the caller below, where only what a missing network raises is refused
+        except Exception as error:
             outcome.append(error)
 
     thread = threading.Thread(target=fetch, name="fetch-gpt2-vocabulary", daemon=True)

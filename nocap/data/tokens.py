@@ -1,4 +1,5 @@
-"""A shard's tokens, in the challenge's `.bin` format: 256 little-endian int32 (magic, version, count, zeros), then uint16 tokens."""
+"""A shard's tokens, in the challenge's `.bin` format: 256 little-endian int32 (magic, version, count, zeros),
+then uint16 tokens."""
 
 from __future__ import annotations
 
@@ -38,16 +39,20 @@ def os_errors_refused() -> Iterator[None]:
 
 @os_errors_refused()
 def map_tokens(path: str | Path) -> Tokens:
-    """A read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the size, not the ids: `scan` does that."""
+    """A read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the size, not the
+    ids: `scan` does that."""
     with open(path, "rb") as file:
         count = read_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
     return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
 
 
 def read_count(path: str, header: bytes, size: int) -> int:
-    """The number of tokens in a header; `ValueError` unless it is a shard's header and agrees with the file's size in bytes."""
+    """The number of tokens in a header; `ValueError` unless it is a shard's header and agrees with the file's
+    size in bytes."""
     if len(header) < HEADER_BYTES:
-        raise ValueError(f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes")
+        raise ValueError(
+            f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes"
+        )
     magic, version, count = (int(value) for value in np.frombuffer(header, dtype="<i4", count=3))
     if magic != MAGIC:
         raise ValueError(f"{path}: a shard must start with the magic number {MAGIC}, got {magic}")

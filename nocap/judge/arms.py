@@ -1,4 +1,5 @@
-"""From runs to arms: what a run is without its seed, what differs between arms, what to call them, and which of them may be compared."""
+"""From runs to arms: what a run is without its seed, what differs between arms, what to call them, and which
+of them may be compared."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ABSENT = "—"  # a key that the other option has and this one does not
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Runs that differ in nothing but the seed, as far as config, source and data go. One of which all diverged has no finished run."""
+    """Runs that differ in nothing but the seed, as far as config, source and data go. One of which all
+    diverged has no finished run."""
 
     id: str
     label: str
@@ -44,9 +46,12 @@ class Arm:
 
     @cached_property
     def values(self) -> dict[str, dict[int, float]]:
-        """Metric → seed → measurement. A seed that ran twice, on two machines, counts once, with its mean; what was not measured is left
-        out."""
-        return {name: {seed: fmean(known) for seed in self.seeds if (known := self._measured(name, seed))} for name in OF_A_RUN}
+        """Metric → seed → measurement. A seed that ran twice, on two machines, counts once, with its mean;
+        what was not measured is left out."""
+        return {
+            name: {seed: fmean(known) for seed in self.seeds if (known := self._measured(name, seed))}
+            for name in OF_A_RUN
+        }
 
     def _measured(self, metric: str, seed: int) -> list[float]:
         return [value for run in self.runs if run.seed == seed and (value := run.value(metric)) is not None]
@@ -57,19 +62,25 @@ class Arm:
 
 
 def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
-    """The arms that have a finished or a diverged run, or without `ended` any, in the order in which they were started.
+    """The arms that have a finished or a diverged run, or without `ended` any, in the order in which they
+    were started.
 
-    Runs of one config whose code or data differ are different arms: nobody may average over an edit in between.
+    Runs of one config whose code or data differ are different arms: nobody may average over an edit in
+    between.
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(digest([record.config, record.parts.get("source"), record.parts.get("data")]), []).append(record)
+        groups.setdefault(
+            digest([record.config, record.parts.get("source"), record.parts.get("data")]), []
+        ).append(record)
     arms = []
     for members in groups.values():
         finished = tuple(r for r in members if _counts(r) or not (ended or r.status == "diverged"))
         diverged = tuple(r for r in members if r.status == "diverged")
         if finished or diverged:
-            arms.append(Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged))
+            arms.append(
+                Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged)
+            )
     return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
 
@@ -82,7 +93,11 @@ def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     """An arm's id names its config; where code or data differ too, these marks name them."""
     twins = [other for other in arms if other.id == arm.id]
     hashes = {part: [digest(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
-    return [f"{part}:{digest(arm.all[0].parts.get(part))[:6]}" for part, found in hashes.items() if len(set(found)) > 1]
+    return [
+        f"{part}:{digest(arm.all[0].parts.get(part))[:6]}"
+        for part, found in hashes.items()
+        if len(set(found)) > 1
+    ]
 
 
 def setting(config: Mapping[str, Any], key: str) -> str:
@@ -127,7 +142,8 @@ def spell(value: object) -> str:
 def _labelled(arms: list[Arm]) -> list[Arm]:
     """The parts of the readable names that differ, and the keys that these parts do not tell apart."""
     names = [_name_parts(arm.all[0]) for arm in arms]
-    differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]  # a name ends with its ideas, where it has some
+    # a name ends with its ideas, where it has some
+    differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]
     heads = [[part for part, shown in zip(name, differ, strict=False) if shown] for name in names]
     short = short_keys(swept_keys(arm.config for arm in arms))
     labelled = []
@@ -137,13 +153,24 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
         typed = dict.fromkeys(key for other in alike for run in other.all for key in _typed(run))
         groups = [group for group in typed if len({_option(other, group) for other in alike}) > 1]
         given = [key for key in differing if key in typed]
-        told_apart = len({(*(_option(other, g) for g in groups), *(setting(other.config, key) for key in given)) for other in alike})
+        told_apart = len(
+            {
+                (*(_option(other, g) for g in groups), *(setting(other.config, key) for key in given))
+                for other in alike
+            }
+        )
         options = [f"{group}={_option(arm, group)}" for group in groups]
-        keys = [f"{short.get(key, key)}={setting(arm.config, key)}" for key in (given if told_apart == len(alike) else differing)]
+        keys = [
+            f"{short.get(key, key)}={setting(arm.config, key)}"
+            for key in (given if told_apart == len(alike) else differing)
+        ]
         label = " ".join([*head, *options, *keys, *arm.id.split("+")[1:]])
         labelled.append(replace(arm, label=label or "-".join(_name_parts(arm.all[0]))))
     used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
-    return [replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm for arm in labelled]
+    return [
+        replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm
+        for arm in labelled
+    ]
 
 
 def _typed(run: Record) -> Collection[str]:
@@ -168,16 +195,23 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
-    """The arm that `wanted` names: its id, its label, one of its runs, parts of its readable name (`gqa gelu3x`), or what was set
-    (`attention=gqa`, `mlp.expansion=4`), several with spaces or commas between. None: the arm that was started first.
+    """The arm that `wanted` names: its id, its label, one of its runs, parts of its readable name (`gqa
+    gelu3x`), or what was set (`attention=gqa`, `mlp.expansion=4`), several with spaces or commas between.
+    None: the arm that was started first.
 
     Errors:
         ValueError: no arm is called so, or several are.
     """
     if wanted is None:
         return arms[0]
-    exact = [arm for arm in arms if wanted in {arm.id, arm.label, *(x for r in arm.all for x in (r.identity, r.name, r.folder.name))}]
-    found = exact or [arm for arm in arms if all(has(arm.all[0], part) for part in wanted.replace(",", " ").split())]
+    exact = [
+        arm
+        for arm in arms
+        if wanted in {arm.id, arm.label, *(x for r in arm.all for x in (r.identity, r.name, r.folder.name))}
+    ]
+    found = exact or [
+        arm for arm in arms if all(has(arm.all[0], part) for part in wanted.replace(",", " ").split())
+    ]
     if not found:
         with suppress(ValueError):
             folder = find_one(wanted).name
@@ -189,14 +223,17 @@ def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
 
 
 def has(run: Record, part: str) -> bool:
-    """`gqa`; `mlp.expansion=4` or `expansion=4`; `attention=gqa`, a group and its option as the command line has them."""
+    """`gqa`; `mlp.expansion=4` or `expansion=4`; `attention=gqa`, a group and its option as the command line
+    has them."""
     key, equals, value = part.partition("=")
     if not equals:
         return part in _name_parts(run)
     options = run.manifest["options"]  # older records have none: their names are all there is
     is_group = any(k.startswith(f"{key}.") for k in run.config)
     chosen = str(options[key]).split(",") if key in options else _name_parts(run) if is_group else []
-    return value in chosen or any(_is(v, value) for k, v in run.config.items() if k == key or k.endswith(f".{key}"))
+    return value in chosen or any(
+        _is(v, value) for k, v in run.config.items() if k == key or k.endswith(f".{key}")
+    )
 
 
 def _is(value: Any, word: str) -> bool:
@@ -234,9 +271,12 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
     found = {
         "kernel": _kernel_differs(arm, base, changed),
         # Another amount or source of training data may be the very question, and then the config says so.
-        "data": _differ(arm, base, lambda run: run.tokens_hash("train")) and not any(key.startswith("data.") for key in changed),
+        "data": _differ(arm, base, lambda run: run.tokens_hash("train"))
+        and not any(key.startswith("data.") for key in changed),
         "source": _source_differs(arm, base),
-        "torch": _differ(arm, base, lambda run: str(dig(run.parts, "environment", "torch")).partition("+")[0]),
+        "torch": _differ(
+            arm, base, lambda run: str(dig(run.parts, "environment", "torch")).partition("+")[0]
+        ),
     }
     return [key for key in CONFOUNDERS if found[key] and not any(covers(a, key) for a in allowed)]
 
@@ -246,7 +286,8 @@ def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
 
 
 def _source_differs(arm: Arm, base: Arm) -> bool:
-    """Whether a module that both use is not the same. What only one of them uses is the option that was asked about, or comes with it."""
+    """Whether a module that both use is not the same. What only one of them uses is the option that was asked
+    about, or comes with it."""
     mine, theirs = (side.all[0].parts.get("source") or {} for side in (arm, base))  # an arm's runs have one
     return any(mine[module] != theirs[module] for module in mine.keys() & theirs.keys())
 
@@ -254,39 +295,54 @@ def _source_differs(arm: Arm, base: Arm) -> bool:
 def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     """Whether another kernel comes along unasked.
 
-    Asked for: the kernel's keys are all that changed; or the kind of attention changed and brings its own, the configured kernel being
-    the same. So `sliding` against `flash` is fair, and `gqa` against the materialised `mha` is not.
+    Asked for: the kernel's keys are all that changed; or the kind of attention changed and brings its own,
+    the configured kernel being the same. So `sliding` against `flash` is fair, and `gqa` against the
+    materialised `mha` is not.
     """
     mine, theirs = arm.summary("kernel"), base.summary("kernel")
     if not mine or not theirs or mine == theirs:
         return False
     asked = bool(changed & _KERNEL_KEYS) and changed <= _KERNEL_KEYS
     kernels = {setting(side.config, "attention.kernel") for side in (arm, base)}
-    of_its_kind = "attention.kind" in changed and len(kernels - {ABSENT}) < 2  # an option from outside may have no such key
+    # an option from outside may have no such key
+    of_its_kind = "attention.kind" in changed and len(kernels - {ABSENT}) < 2
     return not (asked or of_its_kind)
 
 
-# --- groups -------------------------------------------------------------------------------------------------------------------------
+# --- groups -------------------------------------------------------------------------------------------------
 
 
-def select(found: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()) -> Found:
-    """The runs of one group, whose losses measure the same: of that with the id `wanted`, else of the largest that has the baseline. What
-    `allow` declares parts no runs. A line names each group left out, and what was declared.
+def select(
+    found: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()
+) -> Found:
+    """The runs of one group, whose losses measure the same: of that with the id `wanted`, else of the largest
+    that has the baseline. What `allow` declares parts no runs. A line names each group left out, and what was
+    declared.
 
     Errors:
         ValueError: an unknown `allow` or group.
     """
     known = (*MEASURED, *CONFOUNDERS)
     for key in allow:
-        require(any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key))
+        require(
+            any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key)
+        )
     declared = [key for key in MEASURED if any(covers(allowed, key) for allowed in allow)]
     strict = [key for key in MEASURED if key not in declared]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
     for record in found.records:
         groups.setdefault(digest({key: MEASURED[key](record) for key in strict})[:6], []).append(record)
-    ranked = sorted(groups, key=lambda name: (sum(one.status == "finished" for one in groups[name]), len(groups[name])), reverse=True)
+    ranked = sorted(
+        groups,
+        key=lambda name: (sum(one.status == "finished" for one in groups[name]), len(groups[name])),
+        reverse=True,
+    )
     require(wanted is None or wanted in ranked, "--group", f"be one of {', '.join(ranked)}", repr(wanted))
-    suitable = [name for name in ranked if (name == wanted if wanted else baseline is None or _has(groups[name], baseline))]
+    suitable = [
+        name
+        for name in ranked
+        if (name == wanted if wanted else baseline is None or _has(groups[name], baseline))
+    ]
     if not groups:
         return found
     chosen = groups[(suitable or ranked)[0]]
@@ -315,10 +371,13 @@ def _declared(keys: Sequence[str], records: Sequence[Record]) -> Iterator[str]:
 
 def _left_out(name: str, other: Sequence[Record], chosen: Sequence[Record], keys: Sequence[str]) -> str:
     pairs = {key: (MEASURED[key](other[0]), MEASURED[key](chosen[0])) for key in keys}
-    differ = {key: f"{key} is {theirs}, not {ours}" for key, (theirs, ours) in pairs.items() if theirs != ours}
+    differ = {
+        key: f"{key} is {theirs}, not {ours}" for key, (theirs, ours) in pairs.items() if theirs != ours
+    }
     names = shorten((record.folder.name for record in other), most=2)
     flags = " ".join(f"--allow {key}" for key in differ)
     return (
-        f"{plural(len(other), 'run')} left out ({names}): {', '.join(differ.values())}; the same command with --group {name} compares "
+        f"{plural(len(other), 'run')} left out ({names}): {', '.join(differ.values())}; the "
+        f"same command with --group {name} compares "
         f"{'them' if len(other) > 1 else 'it'}, with {flags} across the difference"
     )

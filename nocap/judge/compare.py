@@ -1,17 +1,17 @@
-"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. `Comparison.json()` is what `--json`,
-trackers and other programs read.
+"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted.
+`Comparison.json()` is what `--json`, trackers and other programs read.
 
-    baseline     the arm's id          target   nats per token, or null       swept   config keys that differ between arms
-    metric       what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was declared, or no run has losses
-    imported     whether the runs are of logs that another trainer wrote; each run says its format, and what named its seed
-    arms         one object an arm, in the order they were started
-    runs         one object a run, with its validation curve
-    measurements one object a run and metric, with unit and which way is better
-    problems     lines for people: what was skipped, declared or should be doubted
-    not_compared runs that are not finished or cannot be read, with their status
+    baseline     the arm's id          target   nats per token, or null       swept   config keys that differ
+    between arms metric       what the verdicts are about: val_loss, or val_bpb where vocabularies differ and
+    that was declared, or no run has losses imported     whether the runs are of logs that another trainer
+    wrote; each run says its format, and what named its seed arms         one object an arm, in the order they
+    were started runs         one object a run, with its validation curve measurements one object a run and
+    metric, with unit and which way is better problems     lines for people: what was skipped, declared or
+    should be doubted not_compared runs that are not finished or cannot be read, with their status
 
-Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals are those that decide
-(`judge.interval`), widened for the number of arms; the noise of the other arms narrows them. Nothing of it was registered.
+Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals
+are those that decide (`judge.interval`), widened for the number of arms; the noise of the other arms narrows
+them. Nothing of it was registered.
 """
 
 from __future__ import annotations
@@ -24,9 +24,28 @@ from statistics import fmean
 from typing import Any
 
 from nocap.judge import time_to_target
-from nocap.judge.arms import Arm, changes, choose_baseline, confounders, covers, machines_differ, select, setting, swept_keys
+from nocap.judge.arms import (
+    Arm,
+    changes,
+    choose_baseline,
+    confounders,
+    covers,
+    machines_differ,
+    select,
+    setting,
+    swept_keys,
+)
 from nocap.judge.arms import group as grouped
-from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, ROUNDING, Estimate, between, pooled, shared
+from nocap.judge.interval import (
+    CLOCK_BIAS,
+    CONFIDENCE,
+    LEAST_PAIRS,
+    ROUNDING,
+    Estimate,
+    between,
+    pooled,
+    shared,
+)
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
 from nocap.store.metrics import METRICS, Better, Kind
@@ -100,7 +119,10 @@ class ComparedArm:
     @property
     def clock_s(self) -> dict[str, float]:
         clocks = [run.summary["clock_s"] for run in self.arm.runs]
-        return {line: fmean(clock.get(line) or 0.0 for clock in clocks) for line in dict.fromkeys(k for c in clocks for k in c)}
+        return {
+            line: fmean(clock.get(line) or 0.0 for clock in clocks)
+            for line in dict.fromkeys(k for c in clocks for k in c)
+        }
 
     def json(self) -> dict[str, Any]:
         arm = self.arm
@@ -143,7 +165,8 @@ class Comparison:
 
     @property
     def imported(self) -> list[Mapping[str, Any]]:
-        """What the records of another trainer's logs say of themselves; empty where the runs are nocap's own."""
+        """What the records of another trainer's logs say of themselves; empty where the runs are nocap's
+        own."""
         return [record.imported for record in self.records if record.imported]
 
     @property
@@ -168,7 +191,9 @@ class Comparison:
             "swept": self.swept,
             "arms": [row.json() for row in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
-            "measurements": [{**one.json(), "arm": arm.id} for run, arm in self.runs for one in measurements(run)],
+            "measurements": [
+                {**one.json(), "arm": arm.id} for run, arm in self.runs for one in measurements(run)
+            ],
             "problems": self.problems,
             "not_compared": [{"name": name, "status": status} for name, status in self.not_compared],
         }
@@ -185,14 +210,17 @@ def compare(
     """Compare what was found: the runs of one group, whose losses measure the same.
 
     Errors:
-        ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met before the first step.
+        ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met
+            before the first step.
     """
     found = select(found, wanted=group, baseline=baseline, allow=allow)
     arms = grouped(found.records)
     if not any(arm.runs for arm in arms):
         open_ = [f"{record.folder.name}: {record.status}" for record in found.records]
         have = shorten([*(f"{name}: {why}" for name, why in found.unreadable.items()), *open_])
-        raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})")
+        raise ValueError(
+            f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})"
+        )
     base = choose_baseline(arms, baseline)
     in_bytes = _vocabularies(arms) > 1 or not any(arm.values["val_loss"] for arm in arms)
     metric = "val_bpb" if in_bytes else "val_loss"
@@ -210,7 +238,10 @@ def compare(
         swept=swept_keys(arm.config for arm in arms),
         problems=[*found.problems, *_doubts(rows, base, allow=allow)],
         not_compared=[
-            *((record.name if record.imported else record.folder.name, _status(record)) for record in left_out),
+            *(
+                (record.name if record.imported else record.folder.name, _status(record))
+                for record in left_out
+            ),
             *((name, f"unreadable: {why}") for name, why in found.unreadable.items()),
         ],
         records=found.records,
@@ -218,11 +249,19 @@ def compare(
 
 
 def _check_target(arms: Sequence[Arm], target: float) -> None:
-    first = max((run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=math.inf)
+    first = max(
+        (run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=math.inf
+    )
     if not any(arm.values["val_loss"] for arm in arms):
-        raise ValueError(f"--target must be of runs with a loss in nats per token, got {target:g} for runs with bits per byte alone")
+        raise ValueError(
+            f"--target must be of runs with a loss in nats per token, got {target:g} for runs "
+            "with bits per byte alone"
+        )
     if target >= first:
-        raise ValueError(f"--target must be below the first validation loss, {first:.4f}: every run would reach it at once, got {target:g}")
+        raise ValueError(
+            f"--target must be below the first validation loss, {first:.4f}: every run would "
+            f"reach it at once, got {target:g}"
+        )
 
 
 def _vocabularies(arms: Sequence[Arm]) -> int:
@@ -233,11 +272,20 @@ def _status(record: Record) -> str:
     return "finished without a validation loss" if record.status == "finished" else record.status
 
 
-# --- a row -------------------------------------------------------------------------------------------------------------------------
+# --- a row --------------------------------------------------------------------------------------------------
 
 
-def _row(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, target_loss: float | None, allow: Collection[str]) -> ComparedArm:
-    """Means, differences and ratios over the same seeds: those that it shares with the baseline, where these are enough."""
+def _row(
+    arm: Arm,
+    base: Arm,
+    others: Sequence[Arm],
+    *,
+    metric: str,
+    target_loss: float | None,
+    allow: Collection[str],
+) -> ComparedArm:
+    """Means, differences and ratios over the same seeds: those that it shares with the baseline, where these
+    are enough."""
     seeds = arm.seeds if arm is base else shared(arm.values[metric], base.values[metric]) or arm.seeds
 
     def mean(name: str) -> float | None:
@@ -261,15 +309,22 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     groups = []
     for other in others:
         values, theirs = other.values[metric], base.values[metric]
-        if other is not arm and values.keys() == theirs.keys() and (not log or min([*values.values(), *theirs.values()], default=0) > 0):
-            groups.append([math.log(x / theirs[seed]) if log else x - theirs[seed] for seed, x in values.items()])
+        if (
+            other is not arm
+            and values.keys() == theirs.keys()
+            and (not log or min([*values.values(), *theirs.values()], default=0) > 0)
+        ):
+            groups.append(
+                [math.log(x / theirs[seed]) if log else x - theirs[seed] for seed, x in values.items()]
+            )
     bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
     sides = arm.values[metric], base.values[metric]
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
 def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING) -> Outcome:
-    """What an interval shows of a gain, or of a number of which less is better: better or worse where it lies wholly beyond the `tie`."""
+    """What an interval shows of a gain, or of a number of which less is better: better or worse where it lies
+    wholly beyond the `tie`."""
     if not math.isfinite(estimate.high):
         return Outcome.undecided
     up, down = (Outcome.better, Outcome.worse) if better is Better.higher else (Outcome.worse, Outcome.better)
@@ -279,10 +334,14 @@ def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = 
 def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
     """What an interval shows of an arm's number less the baseline's."""
     found = outcome(estimate, better=METRICS[metric].better, tie=floor)
-    return Difference(estimate=estimate, outcome=found, reason=f"n={estimate.n}" if found is Outcome.undecided else "")
+    return Difference(
+        estimate=estimate, outcome=found, reason=f"n={estimate.n}" if found is Outcome.undecided else ""
+    )
 
 
-def _difference(arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]) -> Difference:
+def _difference(
+    arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]
+) -> Difference:
     """The estimate, and what stands in the way of a verdict, if anything does."""
     estimate = _gain(arm, base, others, metric, log=False) or Estimate(
         mid=math.nan, low=-math.inf, high=math.inf, n=0, method=f"no {metric}"
@@ -305,40 +364,58 @@ def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float 
     return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
 
 
-# --- doubts ------------------------------------------------------------------------------------------------------------------------
+# --- doubts -------------------------------------------------------------------------------------------------
 
 
 def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -> Iterator[str]:
     arms = [row.arm for row in rows]
     if _vocabularies(arms) > 1:
-        yield "vocabularies differ: verdicts are on bits per byte, each over the text that its val_tokens cover"
+        yield (
+            "vocabularies differ: verdicts are on bits per byte, each over the text that its val_tokens cover"
+        )
     for row in rows:
         arm = row.arm
         for spoilt in confounders(arm, base, allowed=allow):
-            yield f"{arm.label}: differs from the baseline in its {spoilt} too; no verdict unless declared (--allow {spoilt})"
+            yield (
+                f"{arm.label}: differs from the baseline in its {spoilt} too; no verdict unless "
+                f"declared (--allow {spoilt})"
+            )
         if arm.diverged and arm.runs:
             seeds = shorten(str(run.seed) for run in arm.diverged)
-            yield f"{arm.label}: seed {seeds} diverged; its means are over the seeds that did not, which flatters it"
+            yield (
+                f"{arm.label}: seed {seeds} diverged; its means are over the seeds that did not, "
+                "which flatters it"
+            )
         if left := sorted({*arm.seeds} - {*row.seeds}):
-            yield f"{arm.label}: its row is over the seeds that it shares with the baseline, without {shorten(map(str, left))}"
+            yield (
+                f"{arm.label}: its row is over the seeds that it shares with the baseline, without "
+                f"{shorten(map(str, left))}"
+            )
         if len(arm.runs) > len(arm.seeds):
-            yield f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran twice counts once, with its mean"
+            yield (
+                f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran twice "
+                "counts once, with its mean"
+            )
     if apart := [arm.label for arm in arms if arm is not base and _one_after_the_other(arm, base)]:
-        yield f"not interleaved with the baseline, so a machine that drifted would look like speed: {shorten(apart)}"
+        yield (
+            "not interleaved with the baseline, so a machine that drifted would look like "
+            f"speed: {shorten(apart)}"
+        )
     torches = {str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all}
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
         yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
 
 
 def _one_after_the_other(arm: Arm, base: Arm) -> bool:
-    """Whether all runs of one arm were started before all runs of the other. Two seeds or more should have alternated."""
+    """Whether all runs of one arm were started before all runs of the other. Two seeds or more should have
+    alternated."""
     a, b = ([run.started for run in side.runs] for side in (arm, base))
     if min(len(a), len(b)) < 2 or not all([*a, *b]) or machines_differ(arm, base):
         return False
     return max(a) < min(b) or max(b) < min(a)
 
 
-# --- as JSON -----------------------------------------------------------------------------------------------------------------------
+# --- as JSON ------------------------------------------------------------------------------------------------
 
 
 def _run(run: Record, arm: Arm) -> dict[str, Any]:

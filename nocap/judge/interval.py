@@ -1,10 +1,11 @@
 """The one interval of nocap: the page shows it, and it decides.
 
-A pair is a seed or a session of timing, and a sample is one number a pair. The interval is mean ± (1 + 3.3/√n) · t · s/√n, t the
-quantile of a 90% interval with n − 1 degrees of freedom: a 95% interval that holds under skew, outliers and correlation as well (a
-plain t-interval of three skewed pairs errs in 14 to 23%). A noise that was declared before, or that a grid's other arms show, narrows
-it, and is dropped where the pairs contradict it. `experiments/verdict_trust` simulates every cell. scipy is imported where it is used:
-it takes a second to load.
+A pair is a seed or a session of timing, and a sample is one number a pair. The interval is mean ± (1 +
+3.3/√n) · t · s/√n, t the quantile of a 90% interval with n − 1 degrees of freedom: a 95% interval that holds
+under skew, outliers and correlation as well (a plain t-interval of three skewed pairs errs in 14 to 23%). A
+noise that was declared before, or that a grid's other arms show, narrows it, and is dropped where the pairs
+contradict it. `experiments/verdict_trust` simulates every cell. scipy is imported where it is used: it takes
+a second to load.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class Estimate:
         return (self.high - self.low) / 2
 
     def place(self, low: float, high: float, *, tie: float | None = None) -> int:
-        """-1: wholly below these ends, 1: wholly above, 0: within, 2: not decided. Equal but for `tie`, by default rounding, is within."""
+        """-1: wholly below these ends, 1: wholly above, 0: within, 2: not decided. Equal but for `tie`, by
+        default rounding, is within."""
         if tie is None:
             tie = ROUNDING * max(1.0, abs(self.mid)) if math.isfinite(self.mid) else ROUNDING
         if self.high < low - tie:
@@ -72,12 +74,17 @@ class Estimate:
     def json(self) -> dict[str, Any]:
         """An endless end and what is unknown are null."""
         found = {"mean": self.mid, "low": self.low, "high": self.high, "sd": self.sd}
-        return {**{key: x if math.isfinite(x) else None for key, x in found.items()}, "n": self.n, "method": self.method}
+        return {
+            **{key: x if math.isfinite(x) else None for key, x in found.items()},
+            "n": self.n,
+            "method": self.method,
+        }
 
 
 @dataclass(kw_only=True, slots=True)
 class Declared:
-    """A noise from elsewhere: the standard deviation of one pair's gain, in nats for a loss, of the log ratio for speeds and times."""
+    """A noise from elsewhere: the standard deviation of one pair's gain, in nats for a loss, of the log ratio
+    for speeds and times."""
 
     sd: float
     df: float  # how well it is known: as the variance of df + 1 pairs would be; at most CAP of them count
@@ -86,7 +93,9 @@ class Declared:
     def __post_init__(self) -> None:
         require(0 < self.sd < math.inf, "noise.sd", "be above 0 and finite", self.sd)
         require(self.df > 0, "noise.df", "be above 0", self.df)
-        require(bool(self.source.strip()), "noise.source", "say which runs it was measured on", repr(self.source))
+        require(
+            bool(self.source.strip()), "noise.source", "say which runs it was measured on", repr(self.source)
+        )
 
     def json(self) -> dict[str, float | str | None]:
         """Endless degrees of freedom are null."""
@@ -111,8 +120,9 @@ def quantile(df: float, tail: float) -> float:
 def half_width(
     sd: Array, n: int, *, declared: Declared | None = None, analysis: int = 1, comparisons: int = 1
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Of the mean of `n` pairs with these standard deviations, both of any shape; and whether the declared noise was used. `analysis`: how
-    often the pairs were analysed, this time included. `comparisons`: how many arms share the error."""
+    """Of the mean of `n` pairs with these standard deviations, both of any shape; and whether the declared
+    noise was used. `analysis`: how often the pairs were analysed, this time included. `comparisons`: how many
+    arms share the error."""
     from scipy import special
 
     share = analysis**2 * comparisons  # of the error
@@ -121,11 +131,18 @@ def half_width(
         return own, np.zeros_like(sd, dtype=bool)
     df, ratio = min(declared.df, CAP), (sd / declared.sd) ** 2
     used = (special.fdtrc(n - 1, df, ratio) >= CONTRADICTED) & (special.fdtr(n - 1, df, ratio) >= SAME)
-    return np.where(used, quantile(df + n - 1, DECLARED_TAIL / share) * np.maximum(sd, declared.sd) / math.sqrt(n), own), used
+    return np.where(
+        used, quantile(df + n - 1, DECLARED_TAIL / share) * np.maximum(sd, declared.sd) / math.sqrt(n), own
+    ), used
 
 
 def of_pairs(
-    values: Sequence[float], *, declared: Declared | None = None, bias: float = 0.0, analysis: int = 1, comparisons: int = 1
+    values: Sequence[float],
+    *,
+    declared: Declared | None = None,
+    bias: float = 0.0,
+    analysis: int = 1,
+    comparisons: int = 1,
 ) -> Estimate:
     """The mean of pairs. `bias`: what no number of pairs takes out, in their unit."""
     sample = np.asarray(values, dtype=np.float64)
@@ -135,11 +152,16 @@ def of_pairs(
     sd = sample.std(ddof=1)
     half, used = half_width(sd, n, declared=declared, analysis=analysis, comparisons=comparisons)
     method = "pairs, noise declared" if used else "pairs"
-    return Estimate(mid=mid, low=mid - float(half) - bias, high=mid + float(half) + bias, n=n, sd=float(sd), method=method)
+    return Estimate(
+        mid=mid, low=mid - float(half) - bias, high=mid + float(half) + bias, n=n, sd=float(sd), method=method
+    )
 
 
-def of_samples(a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, comparisons: int = 1) -> Estimate:
-    """mean(a) − mean(b) of samples that share no seeds (Welch 1947), at 99.5%: what keeps 95% where one arm is six times as noisy."""
+def of_samples(
+    a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, comparisons: int = 1
+) -> Estimate:
+    """mean(a) − mean(b) of samples that share no seeds (Welch 1947), at 99.5%: what keeps 95% where one arm
+    is six times as noisy."""
     x, y = (np.asarray(side, dtype=np.float64) for side in (a, b))
     mid, n = float(x.mean() - y.mean()), min(len(x), len(y))
     if n < LEAST_PAIRS:
@@ -152,20 +174,29 @@ def of_samples(a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, com
 
 
 def alike(values: Sequence[float]) -> bool:
-    """Whether repeats are equal to rounding: what made them takes no seed, and more of them would say nothing."""
+    """Whether repeats are equal to rounding: what made them takes no seed, and more of them would say
+    nothing."""
     return len(values) >= 2 and max(values) - min(values) <= ROUNDING * max(map(abs, values))
 
 
 def shared(a: BySeed, b: BySeed) -> list[int]:
-    """The seeds that two sides are compared over: those of both, where these are enough to be pairs or all that there is."""
+    """The seeds that two sides are compared over: those of both, where these are enough to be pairs or all
+    that there is."""
     both = sorted(a.keys() & b.keys())
     return both if len(both) >= LEAST_PAIRS or a.keys() == b.keys() else []
 
 
 def between(
-    a: BySeed, b: BySeed, *, log: bool = False, bias: float = 0.0, declared: Declared | None = None, comparisons: int = 1
+    a: BySeed,
+    b: BySeed,
+    *,
+    log: bool = False,
+    bias: float = 0.0,
+    declared: Declared | None = None,
+    comparisons: int = 1,
 ) -> Estimate | None:
-    """a minus b, or with `log` a over b by geometric means: pairs where seeds are shared, else two samples. `None`: a side has nothing."""
+    """a minus b, or with `log` a over b by geometric means: pairs where seeds are shared, else two samples.
+    `None`: a side has nothing."""
     if not a or not b or (log and min(*a.values(), *b.values()) <= 0):
         return None
     scaled = [{seed: math.log(x) if log else x for seed, x in side.items()} for side in (a, b)]
@@ -173,16 +204,19 @@ def between(
         pairs = [scaled[0][seed] - scaled[1][seed] for seed in seeds]
         found = of_pairs(pairs, declared=declared, bias=bias, comparisons=comparisons)
     else:
-        found = of_samples(list(scaled[0].values()), list(scaled[1].values()), bias=bias, comparisons=comparisons)
+        found = of_samples(
+            list(scaled[0].values()), list(scaled[1].values()), bias=bias, comparisons=comparisons
+        )
     return found.exp() if log else found
 
 
-# --- analyses ----------------------------------------------------------------------------------------------------------------------
+# --- analyses -----------------------------------------------------------------------------------------------
 
 
 def analyses() -> list[int]:
-    """At how many pairs what was registered is analysed: 3, 6, 12, … and at no other number. Each has a stricter level than the one before
-    (the k-th has 1/k² of the first's), so that pairs may be added until the answer is safe."""
+    """At how many pairs what was registered is analysed: 3, 6, 12, … and at no other number. Each has a
+    stricter level than the one before (the k-th has 1/k² of the first's), so that pairs may be added until
+    the answer is safe."""
     return [LEAST_PAIRS * 2**k for k in range(MOST_ANALYSES)]
 
 
@@ -191,9 +225,11 @@ def analysis_of(n: int) -> int:
     return sum(size <= n for size in analyses())
 
 
-def pairs_to_decide(distance: float, *, sd: float, n: int, declared: Declared | None, bias: float) -> int | None:
-    """The least number of pairs at which an analysis after the one of n clears an end at this distance from the mean with a power of 0.9,
-    were mean and spread the true ones; `None`: not even the last."""
+def pairs_to_decide(
+    distance: float, *, sd: float, n: int, declared: Declared | None, bias: float
+) -> int | None:
+    """The least number of pairs at which an analysis after the one of n clears an end at this distance from
+    the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last."""
     for k, size in enumerate(analyses(), start=1):
         half, _ = half_width(np.float64(sd), size, declared=declared, analysis=k)  # type: ignore[arg-type]
         if size > n and float(half) + bias + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size) <= distance:
@@ -209,9 +245,10 @@ def minimum_detectable(sd: float, n: int, *, declared: Declared | None = None) -
 
 
 def batches_above(values: Sequence[float], bar: float) -> bool:
-    """Whether every batch of four shows a mean above the bar by itself: the lower end of its plain 95% t-interval. Among 200 proposals
-    without an effect one passes four batches in at most 5% of campaigns, also where noise is skewed (`experiments/program_loop`).
-    An incomplete batch shows nothing, nor does one with a value that is not finite."""
+    """Whether every batch of four shows a mean above the bar by itself: the lower end of its plain 95%
+    t-interval. Among 200 proposals without an effect one passes four batches in at most 5% of campaigns, also
+    where noise is skewed (`experiments/program_loop`). An incomplete batch shows nothing, nor does one with a
+    value that is not finite."""
     rows = np.asarray(values[: len(values) // BATCH * BATCH], dtype=np.float64).reshape(-1, BATCH)
     if len(values) % BATCH or not len(rows) or not np.isfinite(rows).all():
         return False

@@ -1,15 +1,18 @@
 """When an arm reaches a loss. A run that never does is right-censored at its budget: counted, never dropped.
 
-Two ways. On the curve of one run's validations, smoothed (running minimum of a three-point median) and interpolated linearly: with a
-decaying learning rate a crossing in the middle of a run misleads. Or by races, the honest form: the shortest schedule of each arm that
-ends at the loss, from runs of several lengths over the same seeds.
+Two ways. On the curve of one run's validations, smoothed (running minimum of a three-point median) and
+interpolated linearly: with a decaying learning rate a crossing in the middle of a run misleads. Or by races,
+the honest form: the shortest schedule of each arm that ends at the loss, from runs of several lengths over
+the same seeds.
 
-In a race the loss is the one that both reach: the higher of the two arms' mean losses at their whole lengths. The arm that ends there
-takes its whole length. The other one takes the length at which its mean loss over the seeds meets that loss, log-linear between the two
-lengths around it. Neither arm is treated as if its loss had no noise, and no minimum over noisy runs is taken: each is biased (an arm
-against itself would come out up to 6% faster). Where a longer run ends higher on average, the two lengths count as one (isotonic
-regression). Around the mean's crossing each seed has a length of its own, by the delta method: its two losses there, less its loss in
-the other arm, over the slope. Their mean is the crossing, and their spread has the noise of both arms' losses, paired by seed.
+In a race the loss is the one that both reach: the higher of the two arms' mean losses at their whole lengths.
+The arm that ends there takes its whole length. The other one takes the length at which its mean loss over the
+seeds meets that loss, log-linear between the two lengths around it. Neither arm is treated as if its loss had
+no noise, and no minimum over noisy runs is taken: each is biased (an arm against itself would come out up to
+6% faster). Where a longer run ends higher on average, the two lengths count as one (isotonic regression).
+Around the mean's crossing each seed has a length of its own, by the delta method: its two losses there, less
+its loss in the other arm, over the slope. Their mean is the crossing, and their spread has the noise of both
+arms' losses, paired by seed.
 """
 
 from __future__ import annotations
@@ -60,10 +63,13 @@ def _first(curve: Curve, target: _Rows) -> Finish:
     if len(x) == 1:  # its loss does not fall with its length
         return Finish(steps=[float(max(curve))] * len(target), ending=Ending.at_most)
     after = max(1, int(np.argmax(means <= goal)))
-    slope = (means[after - 1] - means[after]) / (x[after] - x[after - 1])  # nats that a logarithm of steps buys
+    # nats that a logarithm of steps buys
+    slope = (means[after - 1] - means[after]) / (x[after] - x[after - 1])
     share = min(1.0, (goal - means[after]) / (means[after - 1] - means[after]))  # of the shorter one
     there = share * losses[after - 1] + (1 - share) * losses[after] - target
-    steps = np.exp(share * x[after - 1] + (1 - share) * x[after] + (there - min(0.0, float(there.mean()))) / slope)
+    steps = np.exp(
+        share * x[after - 1] + (1 - share) * x[after] + (there - min(0.0, float(there.mean()))) / slope
+    )
     return Finish(steps=steps.tolist(), ending=Ending.at_most if means[0] <= goal else Ending.measured)
 
 
@@ -79,7 +85,7 @@ def _falling(curve: Curve) -> tuple[_Rows, _Rows]:
     return np.array([x[of].mean() for of in merged]), np.array([losses[of].mean(axis=0) for of in merged])
 
 
-# --- on the curve ------------------------------------------------------------------------------------------------------------------
+# --- on the curve -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +110,10 @@ def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
 
 def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
     times, theirs = (_times(side, axis=axis, goal=goal) for side in (arm, base))
-    reached, budget = sum(ok for _, ok in times.values()), max((time for time, _ in times.values()), default=None)
+    reached, budget = (
+        sum(ok for _, ok in times.values()),
+        max((time for time, _ in times.values()), default=None),
+    )
     if axis == "train_s" and (refused := machines_differ(arm, base)):
         return Reach(reached=reached, n=len(times), refused=refused)
     whole = arm is not base and times and theirs and all(ok for _, ok in [*times.values(), *theirs.values()])
@@ -135,7 +144,8 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> float 
 
 
 def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]:
-    """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its first run."""
+    """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its
+    first run."""
     found: dict[int, tuple[float, bool]] = {}
     for run in arm.all:
         x = [float(at) for at in getattr(run.curve, AXES[axis]) if at is not None]
@@ -145,4 +155,7 @@ def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]
     # A run that diverged will never reach it: its budget is the arm's.
     longest = max((time for time, _ in found.values()), default=0.0)
     diverged = {run.seed for run in arm.diverged}
-    return {seed: (longest, False) if seed in diverged and not ok else (time, ok) for seed, (time, ok) in found.items()}
+    return {
+        seed: (longest, False) if seed in diverged and not ok else (time, ok)
+        for seed, (time, ok) in found.items()
+    }

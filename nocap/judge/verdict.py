@@ -1,12 +1,14 @@
 """The verdict on a claim, from measurements: the interval on the page decides.
 
-Confirmed: the interval of the gain lies within what was stated, and each guard's within its margin. Exceeded: the same, and it lies wholly
-above the stated top, where more is better. Refuted: it lies wholly outside, or a guard's lies wholly beyond its margin. Inconclusive: all
-else, and wherever a measurement is missing. Where nothing was stated: better, worse, or no difference shown.
+Confirmed: the interval of the gain lies within what was stated, and each guard's within its margin. Exceeded:
+the same, and it lies wholly above the stated top, where more is better. Refuted: it lies wholly outside, or a
+guard's lies wholly beyond its margin. Inconclusive: all else, and wherever a measurement is missing. Where
+nothing was stated: better, worse, or no difference shown.
 
-Pairs are analysed at 3, 6, 12, … and at no other number (`interval.analyses`); between these the last one stands. Each pair gives the least
-and the most that its gain can be. They differ where an arm's shortest schedule reaches the target: its steps are at most that. A diverged
-run counts as infinitely bad. A diverged baseline says nothing about the arm.
+Pairs are analysed at 3, 6, 12, … and at no other number (`interval.analyses`); between these the last one
+stands. Each pair gives the least and the most that its gain can be. They differ where an arm's shortest
+schedule reaches the target: its steps are at most that. A diverged run counts as infinitely bad. A diverged
+baseline says nothing about the arm.
 """
 
 from __future__ import annotations
@@ -83,9 +85,18 @@ class Gain:
         if self.measured:
             return self._of(self.least)
         low = -math.inf if -math.inf in self.least or len(set(self.least)) == 1 else self._of(self.least).low
-        high = math.inf if math.inf in self.most else -math.inf if -math.inf in self.most else self._of(self.most).high
-        high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high  # bounds that are equal say nothing of the noise
-        return Estimate(mid=math.nan, low=low, high=high, n=len(self.least), method="pairs, some without an end")
+        high = (
+            math.inf
+            if math.inf in self.most
+            else -math.inf
+            if -math.inf in self.most
+            else self._of(self.most).high
+        )
+        # bounds that are equal say nothing of the noise
+        high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high
+        return Estimate(
+            mid=math.nan, low=low, high=high, n=len(self.least), method="pairs, some without an end"
+        )
 
     def _of(self, values: Sequence[float]) -> Estimate:
         return of_pairs(values, declared=self.declared, bias=self.bias, analysis=self.analysis)
@@ -95,13 +106,16 @@ class Gain:
         return self.interval().place(*self.ends)
 
     def more(self) -> int | None:
-        """How many more pairs would decide, were mean and spread the true ones; `None`: no affordable number, or none can be said."""
+        """How many more pairs would decide, were mean and spread the true ones; `None`: no affordable number,
+        or none can be said."""
         if not self.measured or not self.enough or self.place() != 2:
             return None
         found = self.interval()
         outside = [end for end, side in zip(self.ends, (-1, 1), strict=True) if (found.mid - end) * side > 0]
         distance = min(abs(found.mid - end) for end in (outside or self.ends))
-        wanted = pairs_to_decide(distance, sd=found.sd, n=len(self.least), declared=self.declared, bias=self.bias)
+        wanted = pairs_to_decide(
+            distance, sd=found.sd, n=len(self.least), declared=self.declared, bias=self.bias
+        )
         return None if wanted is None else wanted - len(self.least)
 
 
@@ -145,10 +159,15 @@ class Verdict:
 
 
 def judge(
-    claim: Claim, measurements: Iterable[Measurement], *, against: str, at: str, noise: Mapping[str, Declared] | None = None
+    claim: Claim,
+    measurements: Iterable[Measurement],
+    *,
+    against: str,
+    at: str,
+    noise: Mapping[str, Declared] | None = None,
 ) -> Verdict:
-    """A claim at one scale of its study, with all measurements of its arm and of the arm it is compared with. `noise`: metric → the noise
-    of a pair's gain that was declared at this scale.
+    """A claim at one scale of its study, with all measurements of its arm and of the arm it is compared with.
+    `noise`: metric → the noise of a pair's gain that was declared at this scale.
 
     Errors:
         ValueError: a guard has no margin for the scale; a ratio of numbers that are not above 0.
@@ -160,7 +179,8 @@ def judge(
         stated.append((metric, guard.scale, (-_scaled(metric, guard.scale, margin), math.inf)))
     gains, missing, used = list[Gain](), list[Missing](), list[Measurement]()
     for metric, scale, ends in stated:
-        alone = metric.name == claim.metric and claim.scale is Scale.value  # a claim about a value has no baseline, its guards have one
+        # a claim about a value has no baseline, its guards have one
+        alone = metric.name == claim.metric and claim.scale is Scale.value
         sides = [claim.arm] if alone else [claim.arm, against]
         pairs, lost, per = _pairs(metric, sides, claim, known)
         missing += lost
@@ -168,7 +188,11 @@ def judge(
         ranges = [_range(metric, scale, *pair) for pair in pairs]
         gains.append(_gain(metric, scale, per, ranges, ends, pairs, (noise or {}).get(metric.name)))
     primary, *guards = gains
-    word, reason = _decide(claim, primary, guards) if all(gain.enough for gain in gains) else (Word.inconclusive, Reason.missing)
+    word, reason = (
+        _decide(claim, primary, guards)
+        if all(gain.enough for gain in gains)
+        else (Word.inconclusive, Reason.missing)
+    )
     bound = claim.mechanism.bound
     limit = math.inf if bound is None else _scaled(METRICS[claim.metric], claim.scale, bound)
     return Verdict(
@@ -179,7 +203,9 @@ def judge(
         beyond_bound=primary.enough and primary.interval().low > limit + ROUNDING,
         missing=list(dict.fromkeys(missing)) if reason is Reason.missing else [],
         endings={
-            ending.value: list(dict.fromkeys(f"{m.arm}, {m.per.value} {m.repeat}" for m in used if m.ending is ending))
+            ending.value: list(
+                dict.fromkeys(f"{m.arm}, {m.per.value} {m.repeat}" for m in used if m.ending is ending)
+            )
             for ending in Ending
             if ending is not Ending.measured
         },
@@ -188,11 +214,16 @@ def judge(
 
 def _decide(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Reason | None]:
     more_is_better = claim.scale is not Scale.value or METRICS[claim.metric].better is Better.higher
-    return decide(primary.place(), [guard.place() for guard in guards], above_refutes=claim.two_sided or not more_is_better)
+    return decide(
+        primary.place(),
+        [guard.place() for guard in guards],
+        above_refutes=claim.two_sided or not more_is_better,
+    )
 
 
 def decide(place: int, guards: Sequence[int], *, above_refutes: bool = False) -> tuple[Word, Reason | None]:
-    """The word for where an interval lies to what was stated (`Estimate.place`), and each guard's to its margin."""
+    """The word for where an interval lies to what was stated (`Estimate.place`), and each guard's to its
+    margin."""
     if -1 in guards:
         return Word.refuted, Reason.guard
     if place == -1:
@@ -204,13 +235,14 @@ def decide(place: int, guards: Sequence[int], *, above_refutes: bool = False) ->
     return Word.inconclusive, Reason.undecided
 
 
-# --- pairs -------------------------------------------------------------------------------------------------------------------------
+# --- pairs --------------------------------------------------------------------------------------------------
 
 
 def _pairs(
     metric: Metric, sides: Sequence[str], claim: Claim, known: Mapping[tuple[str, str, int], Measurement]
 ) -> tuple[list[list[Measurement]], list[Missing], Per]:
-    """The pairs of the last analysis, what the next one misses, and what they are. Pairs count in their order, none is passed over."""
+    """The pairs of the last analysis, what the next one misses, and what they are. Pairs count in their
+    order, none is passed over."""
     per = next((m.per for m in known.values() if m.metric is metric), Per.seed)
     timed = sorted({repeat for arm, name, repeat in known if name == metric.name and arm in sides})
     repeats = claim.seeds if per is Per.seed else timed
@@ -219,7 +251,9 @@ def _pairs(
     for repeat in repeats:
         row = [known.get((arm, metric.name, repeat)) for arm in sides]
         missing = [
-            Missing(metric=metric.name, arm=arm, per=per.value, repeat=repeat) for arm, m in zip(sides, row, strict=True) if m is None
+            Missing(metric=metric.name, arm=arm, per=per.value, repeat=repeat)
+            for arm, m in zip(sides, row, strict=True)
+            if m is None
         ]
         if missing:
             break
@@ -228,7 +262,9 @@ def _pairs(
         return whole[:1], missing, per
     if not missing and len(whole) < LEAST_PAIRS:
         wanted = range(len(whole) + 1, LEAST_PAIRS + 1)
-        missing = [Missing(metric=metric.name, arm=arm, per=per.value, repeat=n) for n in wanted for arm in sides]
+        missing = [
+            Missing(metric=metric.name, arm=arm, per=per.value, repeat=n) for n in wanted for arm in sides
+        ]
     size = analysis_of(len(whole))
     return (whole[: analyses()[size - 1]] if size else whole), missing, per
 
@@ -242,8 +278,9 @@ def _gain(
     pairs: Sequence[Sequence[Measurement]],
     declared: Declared | None,
 ) -> Gain:
-    """With what narrows and what widens its interval. A declared noise is a difference for losses and a log ratio for the rest; the
-    metric's own size in these pairs translates one into the other. It says nothing of one arm's own value."""
+    """With what narrows and what widens its interval. A declared noise is a difference for losses and a log
+    ratio for the rest; the metric's own size in these pairs translates one into the other. It says nothing of
+    one arm's own value."""
     values = [abs(m.value) for pair in pairs for m in pair if m.value]
     level = fmean(values) if values else 1.0
     unit = level if scale is Scale.difference else 1 / level
@@ -254,13 +291,19 @@ def _gain(
     bias = CLOCK_BIAS * (level if scale is Scale.difference else 1) if clock else 0.0
     least, most = [x for x, _ in ranges], [x for _, x in ranges]
     narrowed = None if scale is Scale.value else declared
-    return Gain(metric=metric, scale=scale, per=per, least=least, most=most, ends=ends, declared=narrowed, bias=bias)
+    return Gain(
+        metric=metric, scale=scale, per=per, least=least, most=most, ends=ends, declared=narrowed, bias=bias
+    )
 
 
-def _range(metric: Metric, scale: Scale, arm: Measurement, baseline: Measurement | None = None) -> tuple[float, float]:
+def _range(
+    metric: Metric, scale: Scale, arm: Measurement, baseline: Measurement | None = None
+) -> tuple[float, float]:
     """The least and the most that one pair's gain can be."""
     bounded = Ending.at_most in [m.ending for m in (arm, baseline) if m is not None]
-    require(not bounded or metric.name in TO_TARGET, metric.name, "be about a target to have a most", arm.value)
+    require(
+        not bounded or metric.name in TO_TARGET, metric.name, "be about a target to have a most", arm.value
+    )
     if baseline is None:
         if arm.value is None:
             return -math.inf, math.inf  # a value has no worst
@@ -270,9 +313,14 @@ def _range(metric: Metric, scale: Scale, arm: Measurement, baseline: Measurement
         return -math.inf, math.inf
     if arm.value is None:
         return -math.inf, -math.inf
-    better, worse = (arm.value, baseline.value) if metric.better is Better.higher else (baseline.value, arm.value)
+    better, worse = (
+        (arm.value, baseline.value) if metric.better is Better.higher else (baseline.value, arm.value)
+    )
     gain = _scaled(metric, scale, better) - _scaled(metric, scale, worse)
-    return -math.inf if baseline.ending is Ending.at_most else gain, math.inf if arm.ending is Ending.at_most else gain
+    return (
+        -math.inf if baseline.ending is Ending.at_most else gain,
+        math.inf if arm.ending is Ending.at_most else gain,
+    )
 
 
 def _scaled(metric: Metric, scale: Scale, x: float) -> float:

@@ -1,4 +1,5 @@
-"""A planned run brought to its end: its lease, its worker, restarts of a lost worker, its summary. No torch here."""
+"""A planned run brought to its end: its lease, its worker, restarts of a lost worker, its summary. No torch
+here."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ GOES_ON = "stopped and saved; the same command goes on"  # what a person reads a
 LOOK_S = 0.2  # between looks at the heartbeats
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
-AWAKE_S = 1.0  # the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's suspend give it
+# the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's
+# suspend give it
+AWAKE_S = 1.0
 
 
 def hold(plan: Plan, *, wait_s: float = 0.0) -> lease.Lease:
@@ -64,14 +67,19 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
     if result.status == "preempted":
         print(GOES_ON, flush=True)
         if signal.SIGUSR2 in result.signals and callable(signal.getsignal(signal.SIGUSR2)):
-            signal.raise_signal(signal.SIGUSR2)  # the handler of before, such as submitit's, may now requeue the job
+            # the handler of before, such as submitit's, may now requeue the job
+            signal.raise_signal(signal.SIGUSR2)
     return EXIT_CODES[result.status]
 
 
-def train(plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False) -> Result:
-    """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With `quiet`, output goes to `train.log`.
+def train(
+    plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False
+) -> Result:
+    """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With `quiet`,
+    output goes to `train.log`.
 
-    A request to stop is passed on to the worker. Main thread only. The status is `refused` where the worker found bad input.
+    A request to stop is passed on to the worker. Main thread only. The status is `refused` where the worker
+    found bad input.
 
     Errors:
         ValueError: another process is training it, and still is after `wait_s` seconds.
@@ -110,7 +118,11 @@ class Share:
 
     @property
     def env(self) -> dict[str, str]:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(self.units)} if self.device is Device.cuda and self.units else {}
+        return (
+            {"CUDA_VISIBLE_DEVICES": ",".join(self.units)}
+            if self.device is Device.cuda and self.units
+            else {}
+        )
 
     def pin(self, pid: int) -> None:
         """Keep a process that has just been started, and what it will start, on the share's cores."""
@@ -119,16 +131,30 @@ class Share:
 
 
 class Attempt:
-    """A run that this process holds: the head of its record, a worker for each device, and in the end a summary.
+    """A run that this process holds: the head of its record, a worker for each device, and in the end a
+    summary.
 
-    A worker that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost, and the others with it. The run then starts again from
-    its last checkpoint, `trainer.max_restarts` times. One that ends with an error of its own would fail again: it is not started again.
-    Nor is one whose lease another process has taken.
+    A worker that dies, or has no heartbeat for `trainer.hang_timeout_s`, is lost, and the others with it. The
+    run then starts again from its last checkpoint, `trainer.max_restarts` times. One that ends with an error
+    of its own would fail again: it is not started again. Nor is one whose lease another process has taken.
     """
 
-    def __init__(self, plan: Plan, held: lease.Lease, *, started: float, quiet: bool = False, share: Share | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        held: lease.Lease,
+        *,
+        started: float,
+        quiet: bool = False,
+        share: Share | None = None,
+    ) -> None:
         """With `quiet`, output goes to `train.log` only."""
-        self.plan, self.held, self._quiet, self._share = plan, held, quiet, share or Share(device=plan.run.trainer.device)
+        self.plan, self.held, self._quiet, self._share = (
+            plan,
+            held,
+            quiet,
+            share or Share(device=plan.run.trainer.device),
+        )
         self._stopping, self._restarts, self._hang = False, 0, ""
         self._start(started)
 
@@ -136,13 +162,20 @@ class Attempt:
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
         self._stage = self.held.stage()
         write_record_head(self.plan, self._stage)
-        self._heartbeat, self._beats, self._silent_s = Heartbeat.create(run_dir, ranks=run.trainer.devices), 0.0, 0.0
+        self._heartbeat, self._beats, self._silent_s = (
+            Heartbeat.create(run_dir, ranks=run.trainer.devices),
+            0.0,
+            0.0,
+        )
         self._failed_at, self._failed = math.inf, dict[int, int]()  # rank → exit code
-        self._said, self._error, self._refused = "", "", False  # what a worker said that failed; how they ended
-        self._told, told = os.pipe()  # what the workers say that fail, in their order; it needs no disk, which may be full
+        # what a worker said that failed; how they ended
+        self._said, self._error, self._refused = "", "", False
+        # what the workers say that fail, in their order; it needs no disk, which may be full
+        self._told, told = os.pipe()
         os.set_blocking(self._told, False)
         env = {
-            "GOMP_SPINCOUNT": "1000",  # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
+            # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
+            "GOMP_SPINCOUNT": "1000",
             **os.environ,
             "NOCAP_PARENT": str(os.getpid()),
             "NOCAP_STAGE": str(self._stage),
@@ -154,11 +187,19 @@ class Attempt:
         env.pop("HYDRA_FULL_ERROR", None)
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
         with shielded_child(), to_append(run_dir / "train.log") if self._quiet else nullcontext() as log:
-            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log} if self._quiet else {}
+            output: dict[str, Any] = (
+                {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log}
+                if self._quiet
+                else {}
+            )
             self._workers: list[subprocess.Popen[bytes]] = []
             try:
                 for number in range(run.trainer.devices):
-                    self._workers.append(worker := subprocess.Popen(command, env=env | self._rank(number), pass_fds=[told], **output))
+                    self._workers.append(
+                        worker := subprocess.Popen(
+                            command, env=env | self._rank(number), pass_fds=[told], **output
+                        )
+                    )
                     self._share.pin(worker.pid)
             except OSError:  # too few processes or files: those that were started must not go on alone
                 self._send(signal.SIGKILL)
@@ -169,20 +210,24 @@ class Attempt:
             self._send(signal.SIGTERM)
 
     def _rank(self, number: int) -> dict[str, str]:
-        """What one of several workers knows of the others: they meet in a file, in a folder that nobody else can enter."""
+        """What one of several workers knows of the others: they meet in a file, in a folder that nobody else
+        can enter."""
         if (size := self.plan.run.trainer.devices) == 1:
             return {}
         folder = self.plan.run_dir / RANKS
-        folder.mkdir(mode=0o700, exist_ok=number > 0)  # that of an attempt that was killed is gone: see `leftovers`
+        # that of an attempt that was killed is gone: see `leftovers`
+        folder.mkdir(mode=0o700, exist_ok=number > 0)
         return {
             "RANK": str(number),
             "LOCAL_RANK": str(number),
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
-            "NOCAP_STORE": str(folder / self._stage.name),  # a rank of the attempt before, if one still dies, writes to another
+            # a rank of the attempt before, if one still dies, writes to another
+            "NOCAP_STORE": str(folder / self._stage.name),
             "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
             "NCCL_SOCKET_IFNAME": LOOPBACK,
-            "TORCH_GLOO_LAZY_INIT": "0",  # all connections at once: then nobody can make another (`nocap.training.world.close_listeners`)
+            # all connections at once: then nobody can make another (`nocap.training.world.close_listeners`)
+            "TORCH_GLOO_LAZY_INIT": "0",
         }
 
     def poll(self) -> int | None:
@@ -202,24 +247,34 @@ class Attempt:
         return code
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
-        """When one has failed, the others have a little time to say what they lost. Then they are killed, which is no failure of theirs."""
+        """When one has failed, the others have a little time to say what they lost. Then they are killed,
+        which is no failure of theirs."""
         self._failed_at = min(self._failed_at, time.monotonic())
         if time.monotonic() > self._failed_at + GRACE_S:
             self._failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
             self._send(signal.SIGKILL)
 
     def _conclude(self, codes: Sequence[int]) -> int:
-        """One exit code for all, and why they failed: which were killed, or what the first said that failed, which the others only lost."""
+        """One exit code for all, and why they failed: which were killed, or what the first said that failed,
+        which the others only lost."""
         shutil.rmtree(self.plan.run_dir / RANKS, ignore_errors=True)
         failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
         killed, status = {rank: code for rank, code in failed.items() if code < 0}, ""
-        with suppress(BlockingIOError):  # a process that a worker started holds the other end, and nobody said anything
-            status, _, self._said = os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace").partition(" ")
+        # a process that a worker started holds the other end, and nobody said anything
+        with suppress(BlockingIOError):
+            status, _, self._said = (
+                os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace").partition(" ")
+            )
         os.close(self._told)
         if len(codes) == 1:
-            self._error = f"the worker ended with {ending(codes[0])} {self._heartbeat.where(0)} and left no summary"
+            self._error = (
+                f"the worker ended with {ending(codes[0])} {self._heartbeat.where(0)} and left no summary"
+            )
         else:
-            ends = [f"rank {rank} ended with {ending(code)} {self._heartbeat.where(rank)}" for rank, code in (killed or failed).items()]
+            ends = [
+                f"rank {rank} ended with {ending(code)} {self._heartbeat.where(rank)}"
+                for rank, code in (killed or failed).items()
+            ]
             self._error = ", ".join(ends) or "the ranks left no summary"
         if killed or (self._stopping and len(codes) > 1):
             self._said = ""
@@ -233,7 +288,9 @@ class Attempt:
     def wait(self) -> int:
         while (code := self.poll()) is None:
             with suppress(subprocess.TimeoutExpired):
-                next((worker for worker in self._workers if worker.poll() is None), self._workers[0]).wait(timeout=LOOK_S)
+                next((worker for worker in self._workers if worker.poll() is None), self._workers[0]).wait(
+                    timeout=LOOK_S
+                )
         return code
 
     def stop(self) -> None:
@@ -258,11 +315,14 @@ class Attempt:
         self._silent_s = 0.0 if beats != self._beats else self._silent_s + min(since, AWAKE_S)
         self._beats = beats
         if self._silent_s > limit:
-            self._hang = f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
+            self._hang = (
+                f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
+            )
             self._send(signal.SIGKILL)
 
     def summary(self) -> dict[str, Any]:
-        """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost nothing."""
+        """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost
+        nothing."""
         run, run_dir = self.plan.run, self.plan.run_dir
         mine = self.held.beat()
         found = read_json(run_dir / "summary.json") if mine else None
@@ -273,7 +333,14 @@ class Attempt:
         if not preempted:
             self._log(error)
         status, self._hang = "preempted" if preempted else "failed", ""
-        return cut_short(run, run_dir, status=status, attempt_s=time.monotonic() - self._started, error=error, stage=self._stage)
+        return cut_short(
+            run,
+            run_dir,
+            status=status,
+            attempt_s=time.monotonic() - self._started,
+            error=error,
+            stage=self._stage,
+        )
 
     def _log(self, text: str) -> None:
         """On stderr, or in the log of a quiet run."""

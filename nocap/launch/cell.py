@@ -27,7 +27,8 @@ from nocap.training.terminal import table
 
 
 def single(overrides: Sequence[str], *, started: float) -> NoReturn:
-    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code. `started`: a `time.monotonic()`.
+    """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
+    `started`: a `time.monotonic()`.
 
     Errors:
         ValueError: it cannot be trained.
@@ -36,7 +37,12 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     if is_rank:
         watch_parent(os.getppid())
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        require(this.run.trainer.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", this.run.trainer.devices)
+        require(
+            this.run.trainer.devices == ranks,
+            "trainer.devices",
+            f"be torchrun's {ranks} ranks",
+            this.run.trainer.devices,
+        )
     planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
     if is_rank:
         _train_as_rank(planned, started=started)
@@ -65,12 +71,14 @@ class CellJob:
         with guarded():
             try:
                 planned = _cell(Path(self.folder), self.identity)
-                # A cell that another process trains is waited for: then there is nothing left to do, or all of it.
+                # A cell that another process trains is waited for: then there is nothing left to do, or all
+                # of it.
                 return attempt.start(planned, started=time.monotonic(), wait_s=math.inf)
             except ValueError as error:
                 print(f"nocap: {error}", file=sys.stderr)
                 return EXIT_CODES["refused"]
-            except Exception:  # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
+            # the edge of a cluster's job: its neighbours in the array go on, and the log has the traceback
+            except Exception:
                 traceback.print_exc()
                 return EXIT_CODES["failed"]
 
@@ -92,8 +100,13 @@ def _cell(folder: Path, identity: str) -> Plan:
     if asked is None:
         raise ValueError(f"{folder / GRID} must have the cell {identity}")
     this = composed(asked["overrides"])
-    planned = replace(plan(this.run, choices=this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ()))
-    here, there = (", ".join(str(value) for value in place.values()) for place in (planned.parts["environment"], asked["environment"]))
+    planned = replace(
+        plan(this.run, choices=this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ())
+    )
+    here, there = (
+        ", ".join(str(value) for value in place.values())
+        for place in (planned.parts["environment"], asked["environment"])
+    )
     require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
     require(planned.identity == identity, str(folder / GRID), "be planned with this code and data", "others")
     return planned
@@ -132,13 +145,17 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     if problem:
         raise ValueError(problem)
     if world.is_main:
-        lines = [*(f"note: {notice}" for notice in plan.notices), headline(plan) if summary is None else nothing_to_train(plan, summary)]
+        lines = [
+            *(f"note: {notice}" for notice in plan.notices),
+            headline(plan) if summary is None else nothing_to_train(plan, summary),
+        ]
         print("\n".join(lines), flush=True)
     status = work(plan.run, Path(run_dir), started=started) if summary is None else summary["status"]
     if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:
         print(table(summary, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):
-        world.from_main(status)  # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
+        # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
+        world.from_main(status)
     if held is not None:
         held.close()
     leave(EXIT_CODES[status])

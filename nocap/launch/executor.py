@@ -1,4 +1,5 @@
-"""What carries a grid's cells out, here or on a cluster: its interface, which the launcher options build on."""
+"""What carries a grid's cells out, here or on a cluster: its interface, which the launcher options build
+on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Work(Protocol):
     """What an executor has begun."""
 
     def poll(self) -> Result | str | None:
-        """How it ended, once it has; of another machine a reason, which counts where the record tells nothing.
+        """How it ended, once it has; of another machine a reason, which counts where the record tells
+        nothing.
 
         Errors:
             HeldError: another process has taken it over.
@@ -36,7 +38,8 @@ class Executor:
         return None
 
     def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
-        """Begin a cell, unless it has ended already. None: there is no room. `begun` is called before a worker on this machine starts.
+        """Begin a cell, unless it has ended already. None: there is no room. `begun` is called before a
+        worker on this machine starts.
 
         Errors:
             HeldError: another process trains it.

@@ -1,4 +1,5 @@
-"""A grid: what is swept, its cells, all checked before the first starts, in the order in which they run, and the file that names them."""
+"""A grid: what is swept, its cells, all checked before the first starts, in the order in which they run, and
+the file that names them."""
 
 from __future__ import annotations
 
@@ -49,17 +50,25 @@ class Grid:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(unfinished(self.folder, older_than_s=60))  # another process may be writing one
-        write_json(self.folder / GRID, {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]})
+        write_json(
+            self.folder / GRID,
+            {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]},
+        )
 
 
 def named(cell: Cell) -> dict[str, Any]:
     """A cell in `grid.json`."""
     planned = cell.plan
-    names = {"identity": planned.identity, "run": planned.run_dir.name, "arm": planned.arm, "seed": planned.run.seed}
+    names = {
+        "identity": planned.identity,
+        "run": planned.run_dir.name,
+        "arm": planned.arm,
+        "seed": planned.run.seed,
+    }
     return {**names, "overrides": cell.overrides, "environment": planned.parts["environment"]}
 
 
-# --- what is swept ---------------------------------------------------------------------------------------------------------------------
+# --- what is swept ------------------------------------------------------------------------------------------
 
 
 def values_of(override: Override) -> list[str]:
@@ -72,29 +81,41 @@ def values_of(override: Override) -> list[str]:
     if isinstance(swept, Glob):
         require(name in outside.groups(), name, "be a group where its options are chosen by glob", line)
         return swept.filter(outside.yamls(name))
-    in_a_search = "be swept over values: nocap draws none from an interval but in a search, as with search=tpe"
+    in_a_search = (
+        "be swept over values: nocap draws none from an interval but in a search, as with search=tpe"
+    )
     require(not isinstance(swept, IntervalSweep), name, in_a_search, line)
     if isinstance(swept, RangeSweep):
         numbers = (swept.start or 0, swept.stop or 0, swept.step)
-        require(all(map(math.isfinite, numbers)) and swept.step != 0, name, "be a range of numbers with a step", line)
+        require(
+            all(map(math.isfinite, numbers)) and swept.step != 0,
+            name,
+            "be a range of numbers with a step",
+            line,
+        )
         n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
         require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
     return list(override.sweep_string_iterator())
 
 
 def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
-    """The cells' overrides: every combination of what is swept. `zipped`: the first values together, the second, and so on, each with every
-    seed.
+    """The cells' overrides: every combination of what is swept. `zipped`: the first values together, the
+    second, and so on, each with every seed.
 
     Errors:
         ValueError: nothing can be swept so.
     """
     words = [
-        [f"{one.get_key_element()}={value}" for value in values_of(one)] if one.is_sweep_override() else [str(one.input_line)]
+        [f"{one.get_key_element()}={value}" for value in values_of(one)]
+        if one.is_sweep_override()
+        else [str(one.input_line)]
         for one in overrides
     ]
     paired = [zipped and one.is_sweep_override() and one.key_or_group != "seed" for one in overrides]
-    lists, rest = list(itertools.compress(words, paired)), [values for values, pair in zip(words, paired, strict=True) if not pair]
+    lists, rest = (
+        list(itertools.compress(words, paired)),
+        [values for values, pair in zip(words, paired, strict=True) if not pair],
+    )
     lengths = [len(values) for values in lists]
     require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
     total = math.prod(map(len, rest)) * (lengths or [1])[0]
@@ -106,7 +127,7 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
     )
 
 
-# --- checked ---------------------------------------------------------------------------------------------------------------------------
+# --- checked ------------------------------------------------------------------------------------------------
 
 Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
 
@@ -132,10 +153,12 @@ def check(
     log: Callable[[str], None],
     datasets: Datasets | None = None,
 ) -> Grid:
-    """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order given, each run once.
+    """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order
+    given, each run once.
 
     Errors:
-        ValueError: at least one cell is invalid; a line for each. Nothing has been written but the data's cache.
+        ValueError: at least one cell is invalid; a line for each. Nothing has been written but the data's
+            cache.
     """
     found, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), {} if datasets is None else datasets
@@ -155,13 +178,17 @@ def check(
         found.append(Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned))
         experiments.add(composed.choices.get("experiment"))
     if len(outputs := {cell.plan.run.output_dir for cell in found}) > 1:
-        bad.append((f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid"))
+        bad.append(
+            (f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid")
+        )
     if bad:
         raise ValueError("\n".join(_refusal(bad, len(cells))))
     seeds = list(dict.fromkeys(cell.plan.run.seed for cell in found))
     ordered = _distinct(sorted(found, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
-    named = tuple(replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered)
+    named = tuple(
+        replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered
+    )
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
 
 
@@ -173,7 +200,10 @@ def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
     """A line for each bad cell. Where all are bad in the same way, one line."""
     if len(bad) == total and len({reason for _, reason in bad}) == 1:
         return [f"{bad[0][1]} (all {total} cells; none was trained)"]
-    return [*(f"{label}: {reason}" for label, reason in bad), f"{len(bad)} of {total} cells refused; none was trained"]
+    return [
+        *(f"{label}: {reason}" for label, reason in bad),
+        f"{len(bad)} of {total} cells refused; none was trained",
+    ]
 
 
 def _distinct(cells: Iterable[Cell], log: Callable[[str], None]) -> list[Cell]:

@@ -1,5 +1,5 @@
-"""The head of a run's record: `config.yaml` and `manifest.json`, what a killed attempt left in its place, and what trackers are told of the
-run. No torch here."""
+"""The head of a run's record: `config.yaml` and `manifest.json`, what a killed attempt left in its place, and
+what trackers are told of the run. No torch here."""
 
 from __future__ import annotations
 
@@ -35,18 +35,21 @@ COPIES = "options"  # a record's copies of the options from outside, as a folder
 
 
 def use_copies(run_dir: Path) -> None:
-    """Run the options from outside of which a run's record holds copies, if it does. It is somebody's code: a person has to allow it."""
+    """Run the options from outside of which a run's record holds copies, if it does. It is somebody's code: a
+    person has to allow it."""
     if (run_dir / COPIES).is_dir():
         outside.use([run_dir / COPIES])
 
 
 def write_record_head(plan: Plan, stage: Path | None = None) -> None:
-    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is read later is this one's.
+    """`config.yaml` and `manifest.json` of this attempt. An older attempt's summary goes, so that what is
+    read later is this one's.
 
     Errors:
         LostError: another process has taken over.
     """
-    made = manifest(plan, (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or [])  # takes a while
+    # takes a while
+    made = manifest(plan, (read_json(plan.run_dir / "manifest.json") or {}).get("attempts") or [])
     lease.check(stage)
     (plan.run_dir / "summary.json").unlink(missing_ok=True)  # its digests are of the head before
     delete(leftovers(plan))
@@ -57,11 +60,15 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():
-                write_text(plan.run_dir / COPIES / outside.place(file.group) / path.name, path.read_text(errors="surrogateescape"))
+                write_text(
+                    plan.run_dir / COPIES / outside.place(file.group) / path.name,
+                    path.read_text(errors="surrogateescape"),
+                )
 
 
 def leftovers(plan: Plan) -> list[Path]:
-    """What killed processes left of this run: half-written files and checkpoints, and the folder of its ranks."""
+    """What killed processes left of this run: half-written files and checkpoints, and the folder of its
+    ranks."""
     ranks = [folder for folder in (plan.run_dir / RANKS,) if is_folder(folder)]
     return [*unfinished(plan.run_dir), *unfinished(plan.run_dir / FOLDER), *ranks]
 
@@ -72,14 +79,18 @@ def outside_files(run: Run) -> list[outside.File]:
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
-    """Wall-clock seconds of the attempts before this one, and of what the first began with: the init checkpoint, or a teacher's training.
-    Those whose rows were cut back since count, too."""
+    """Wall-clock seconds of the attempts before this one, and of what the first began with: the init
+    checkpoint, or a teacher's training. Those whose rows were cut back since count, too."""
     rows = Metrics(plan.run_dir / "metrics.jsonl").rows()
     try:
         summary = read_json(plan.run_dir / "summary.json") or {}
     except ValueError:  # damaged, and named in the plan's notices
         summary = {}
-    begun_s = plan.init.seconds if plan.init is not None else sum(teacher.seconds for teacher in plan.teachers.values())
+    begun_s = (
+        plan.init.seconds
+        if plan.init is not None
+        else sum(teacher.seconds for teacher in plan.teachers.values())
+    )
     return max(
         (attempts[-1].get("spent_s") or 0.0) if attempts else begun_s,
         (rows[-1].get("clock/wall_s") or 0.0) if rows else 0.0,
@@ -88,7 +99,8 @@ def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
 
 
 def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the ones before this."""
+    """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the
+    ones before this."""
     t = plan.run.trainer
     n_bytes, reason = _val_bytes(plan)
     attempt = {
@@ -120,14 +132,24 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
         },
         "hardware": hardware.describe(t.device, t.threads),
         "versions": {"nocap": __version__, "python": platform.python_version()}
-        | {package: version(package) for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")}
+        | {
+            package: version(package)
+            for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
+        }
         | {"torch": hardware.torch_build()["version"]},
         "declared": {
-            name: [word for word, says in (("not causal", option.causal is False), ("random", option.random is True)) if says]
+            name: [
+                word
+                for word, says in (("not causal", option.causal is False), ("random", option.random is True))
+                if says
+            ]
             for name, option in plan.run.options()
             if option.causal is False or option.random is True
         },
-        "outside": [{"group": file.group, "name": file.name, "sha256": file.sha256} for file in outside_files(plan.run)],
+        "outside": [
+            {"group": file.group, "name": file.name, "sha256": file.sha256}
+            for file in outside_files(plan.run)
+        ],
         "git": git_state(),
         "attempts": [*attempts, attempt],
     }
@@ -139,20 +161,25 @@ def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
         return None, f"{plan.run.data.kind} tokens stand for no text"
     try:
         encoding = plan.run.tokenizer.load(cache_dir=cache_root(plan.run.cache_dir))
-    except ValueError as error:  # shards were tokenized elsewhere: they can be trained on without the vocabulary
+    # shards were tokenized elsewhere: they can be trained on without the vocabulary
+    except ValueError as error:
         print(f"no bits per byte: {error}", flush=True)
         return None, str(error)
-    return target_bytes(val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens), None
+    return target_bytes(
+        val_windows(plan.run, plan.dataset.val), token_bytes(encoding), tokens=plan.run.trainer.val_tokens
+    ), None
 
 
-# --- what trackers are told --------------------------------------------------------------------------------------------------------------
+# --- what trackers are told ---------------------------------------------------------------------------------
 
 
 def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
     """Of a run and its manifest."""
     attempt, options, config = manifest["attempts"][-1], manifest["options"], to_plain(run)
     grid, values = attempt["grid"], dict(flat(config))
-    swept = {key: options.get(key, values.get(key)) for key in attempt["swept"] if key in options or key in values}
+    swept = {
+        key: options.get(key, values.get(key)) for key in attempt["swept"] if key in options or key in values
+    }
     short = short_keys(list(swept))
     words = [
         str(value) if key in options and value != "none" else f"{short[key]}={spell(value)}"
@@ -177,7 +204,8 @@ def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
 
 
 def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
-    """The keys that a command line sets and that make another run, in its order; options are in the run's name already."""
+    """The keys that a command line sets and that make another run, in its order; options are in the run's
+    name already."""
     counted = dict(flat(run.that_count("identity", to_plain(run))))
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

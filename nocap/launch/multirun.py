@@ -1,6 +1,8 @@
-"""`--multirun`: expand the overrides into cells, check the whole grid, train what is missing, report how it ended.
+"""`--multirun`: expand the overrides into cells, check the whole grid, train what is missing, report how it
+ended.
 
-nocap runs a grid itself. Hydra's own sweeper would train all cells in one process, and check each only when its turn comes.
+nocap runs a grid itself. Hydra's own sweeper would train all cells in one process, and check each only when
+its turn comes.
 """
 
 from __future__ import annotations
@@ -50,14 +52,15 @@ def multirun(
     fail_fast: bool = False,
     detach: bool = False,
 ) -> int:
-    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code. `zipped`: what is swept goes in
-    pairs, but for seeds. `fail_fast`: the first cell that fails stops the others. `detach`: leave the cells to Slurm once they are handed
-    over; the same command later reports.
+    """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
+    `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that fails stops the
+    others. `detach`: leave the cells to Slurm once they are handed over; the same command later reports.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
     """
-    renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]  # as Hydra's plugin is called
+    # as Hydra's plugin is called
+    renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]
     searched, words = search.asked(renamed)
     given = overrides_of(words, grid=True)
     config = of_a_grid(given)
@@ -67,10 +70,20 @@ def multirun(
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
-    require(not detach or isinstance(launcher, Slurm), "--detach", "be given with hydra/launcher=slurm", "another launcher")
-    swept, cells = [one.key_or_group for one in asked if one.is_sweep_override()], expand(asked, zipped=zipped)
+    require(
+        not detach or isinstance(launcher, Slurm),
+        "--detach",
+        "be given with hydra/launcher=slurm",
+        "another launcher",
+    )
+    swept, cells = (
+        [one.key_or_group for one in asked if one.is_sweep_override()],
+        expand(asked, zipped=zipped),
+    )
     grid = (
-        _for_target(cells, swept, launcher) if isinstance(launcher, OfCluster) else check(cells, swept=swept, compose=composed, log=print)
+        _for_target(cells, swept, launcher)
+        if isinstance(launcher, OfCluster)
+        else check(cells, swept=swept, compose=composed, log=print)
     )
     if look is not None:
         print(look(grid))
@@ -78,7 +91,11 @@ def multirun(
     todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
     executor = launcher.executor(grid.folder) if launcher is not None and todo else one_at_a_time()
     grid.write()
-    print(f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - len(todo)} done, {len(todo)} to train", flush=True)
+    print(
+        f"grid {grid.name}: {len(grid.cells)} cells, "
+        f"{len(grid.cells) - len(todo)} done, {len(todo)} to train",
+        flush=True,
+    )
     if todo and (about := executor.describe(todo)):
         print(about, flush=True)
     runner = Runner(grid, executor, fail_fast=fail_fast, detach=detach)
@@ -87,7 +104,11 @@ def multirun(
     finally:
         executor.close()
     code = _report(grid, results, stopped=runner.stopping, goes_on=HANDED_OVER if detach else GOES_ON)
-    return EXIT_CODES["failed"] if fail_fast and any(result.status == "failed" for result in results.values()) else code
+    return (
+        EXIT_CODES["failed"]
+        if fail_fast and any(result.status == "failed" for result in results.values())
+        else code
+    )
 
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
@@ -105,20 +126,38 @@ def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: 
     with hardware.target(target.name, target.torch):
         grid = check(cells, swept=swept, compose=compose, log=print)
     found = [(cell, {name: getattr(cell.plan.run.trainer, name) for name in MACHINE}) for cell in grid.cells]
-    return replace(grid, cells=tuple(replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in found))
+    return replace(
+        grid,
+        cells=tuple(
+            replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in found
+        ),
+    )
 
 
 def _of_machine(values: Mapping[str, Any]) -> list[str]:
-    return [f"trainer.{name}={value.name if isinstance(value, Enum) else value}" for name, value in values.items() if value is not None]
+    return [
+        f"trainer.{name}={value.name if isinstance(value, Enum) else value}"
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
     """The overrides of the cells: a yaml's sweeps, and the command line's, which goes before them."""
     chosen = config.hydra.runtime.choices["hydra/sweeper"]
-    require(chosen == "basic", "hydra/sweeper", "stay basic: nocap itself checks, skips and resumes the cells of a grid", chosen)
+    require(
+        chosen == "basic",
+        "hydra/sweeper",
+        "stay basic: nocap itself checks, skips and resumes the cells of a grid",
+        chosen,
+    )
     sweeper: Any = OmegaConf.to_container(config.hydra.sweeper)
     own = overrides_of([f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()])
-    return list({override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)}.values())
+    return list(
+        {
+            override.get_key_element(): override for override in [*own, *given] if not is_launcher(override)
+        }.values()
+    )
 
 
 @explained()
@@ -131,10 +170,16 @@ def launcher_option(config: DictConfig) -> Launcher | None:
     keys: Any = OmegaConf.to_container(config.hydra.launcher, resolve=True)
     chosen = config.hydra.runtime.choices["hydra/launcher"]
     if chosen == "basic":
-        ok = keys.keys() == {"_target_"} and keys["_target_"].endswith(".BasicLauncher")  # what Hydra has where none is chosen
+        # what Hydra has where none is chosen
+        ok = keys.keys() == {"_target_"} and keys["_target_"].endswith(".BasicLauncher")
         require(ok, "hydra.launcher", "be chosen before its keys, as in hydra/launcher=pool", keys)
         return None
-    require("_target_" not in keys, "hydra/launcher", "be basic, pool, slurm or ray, or from outside: Hydra's are not run", chosen)
+    require(
+        "_target_" not in keys,
+        "hydra/launcher",
+        "be basic, pool, slurm or ray, or from outside: Hydra's are not run",
+        chosen,
+    )
     option: Launcher = made(outside.option("launcher", "hydra.launcher", keys), keys, "hydra.launcher.")
     check_keys("hydra.launcher", option)
     return option
@@ -152,18 +197,26 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     print("\n".join(searching.head), flush=True)
     searching.run(Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time())
     grid = replace(searching.grid, cells=tuple(searching.cells()))
-    return _report(grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}"))
+    return _report(
+        grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}")
+    )
 
 
-# --- the report --------------------------------------------------------------------------------------------------------------------
+# --- the report ---------------------------------------------------------------------------------------------
 
 STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where the status alone is unclear
 
 
 def _report(
-    grid: Grid, results: Mapping[str, Result], *, stopped: bool, goes_on: str = GOES_ON, conclude: Callable[[], None] | None = None
+    grid: Grid,
+    results: Mapping[str, Result],
+    *,
+    stopped: bool,
+    goes_on: str = GOES_ON,
+    conclude: Callable[[], None] | None = None,
 ) -> int:
-    """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The grid's exit code."""
+    """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The
+    grid's exit code."""
     waiting = Result(summary={"status": "waiting"})
     ended = [(cell, results.get(cell.plan.identity, waiting)) for cell in grid.cells]
     counts = Counter(result.status for _, result in ended)
@@ -184,7 +237,11 @@ def _report(
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
-    print(f"compare: python -m nocap.compare {shown(grid.folder)}\ncurves: python -m nocap.plot {shown(grid.folder)}", flush=True)
+    print(
+        f"compare: python -m nocap.compare {shown(grid.folder)}\ncurves: python -m "
+        f"nocap.plot {shown(grid.folder)}",
+        flush=True,
+    )
     if counts.keys() & {"failed", "waiting", DAMAGED}:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in counts else 0
@@ -193,14 +250,19 @@ def _report(
 def _explain(cell: Cell, result: Result) -> None:
     """Why a cell is not finished, in a line on stderr."""
     log = cell.plan.run_dir / "train.log"
-    reason = "; ".join([result.reason or STATUSES.get(result.status, result.status), *([f"see {log}"] if log.exists() else [])])
+    reason = "; ".join(
+        [
+            result.reason or STATUSES.get(result.status, result.status),
+            *([f"see {log}"] if log.exists() else []),
+        ]
+    )
     what = "diverged, which is its result" if result.status == "diverged" else "not finished"
     print(f"nocap: {what}: {cell.label} ({reason})", file=sys.stderr)
 
 
 def _compare(grid: Grid) -> None:
-    """Print the comparison. A report older than its runs, as a kill leaves it, is written and tracked again. An error here changes nothing
-    about the grid."""
+    """Print the comparison. A report older than its runs, as a kill leaves it, is written and tracked again.
+    An error here changes nothing about the grid."""
     try:
         from nocap.judge.compare import compare
         from nocap.report import comparison as report
@@ -215,7 +277,11 @@ def _compare(grid: Grid) -> None:
             report.write(comparison, path)
             if message := track_grid(grid, comparison.json(), report=path):
                 print(f"tracker: {message}")
-        for command in gathered(grid.cells[0].plan.run.tracker, grid.folder, {cell.label: cell.plan.run_dir for cell in grid.cells}):
+        for command in gathered(
+            grid.cells[0].plan.run.tracker,
+            grid.folder,
+            {cell.label: cell.plan.run_dir for cell in grid.cells},
+        ):
             print(f"tracker: {command}")
     except Exception as error:
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
@@ -239,11 +305,15 @@ def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> st
 
 
 def upload_all(folder: Path, plans: Sequence[Plan]) -> Iterator[str]:
-    """A command for each tracker that uploads what it left offline of these runs and of the grid in `folder`, where it lists that."""
+    """A command for each tracker that uploads what it left offline of these runs and of the grid in `folder`,
+    where it lists that."""
     waiting = offline(plans[0].run.tracker, [*(plan.run_dir for plan in plans), folder]) if plans else {}
     for uploader, places in waiting.items():
         write_text(folder / OFFLINE, "".join(f"{shlex.quote(str(place))}\n" for place in places))
-        yield f"{len(places)} offline; one command uploads them: xargs {uploader} < {shlex.quote(shown(folder / OFFLINE))}"
+        yield (
+            f"{len(places)} offline; one command uploads them: xargs {uploader} < "
+            f"{shlex.quote(shown(folder / OFFLINE))}"
+        )
 
 
 def shown(path: Path) -> str:

@@ -56,7 +56,9 @@ class Plan:
 class Result:
     """How a run ended, or that it did not."""
 
-    summary: dict[str, Any]  # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not started; `error`: why
+    # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not started; `error`:
+    # why
+    summary: dict[str, Any]
     trained: bool = False  # by this process, now
     signals: tuple[int, ...] = ()  # the requests to stop that came
 
@@ -73,7 +75,8 @@ LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and th
 
 
 def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
-    """Prepare the data unless `dataset` is it, work out the identity, find the folder. Nothing is written but the data's cache.
+    """Prepare the data unless `dataset` is it, work out the identity, find the folder. Nothing is written but
+    the data's cache.
 
     `choices` are the names of the options, for people to read.
 
@@ -95,7 +98,11 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
         ".".join(run.ideas),
     ]
-    name = os.fsencode("-".join(part.replace("/", "_") for part in parts_of_name if part))[:LONGEST].decode(errors="ignore").rstrip("-._")
+    name = (
+        os.fsencode("-".join(part.replace("/", "_") for part in parts_of_name if part))[:LONGEST]
+        .decode(errors="ignore")
+        .rstrip("-._")
+    )
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     if found := teachers(run):
         parts["teachers"] = {option: teacher.part for option, teacher in found.items()}
@@ -105,7 +112,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
     root = expanded(run.output_dir).absolute() / "runs"
     _check_writable(root, run.output_dir)
     run_dir = _folder(root, f"{name}-s{run.seed}-{identity}", identity)
-    name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")  # the same run may have another readable name
+    # the same run may have another readable name
+    name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")
     arm, name = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}", f"{name}-s{run.seed}"
     return Plan(
         run=run,
@@ -123,8 +131,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
 
 
 def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> Composed:
-    """The composition of a command. Where the machine would have to measure which precision is faster, and the run is there already in
-    one of the two, it is that one: what is finished stays finished.
+    """The composition of a command. Where the machine would have to measure which precision is faster, and
+    the run is there already in one of the two, it is that one: what is finished stays finished.
 
     Errors:
         ValueError: as for `compose`, or the run cannot be planned.
@@ -136,14 +144,18 @@ def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Compose
     words = list[str]()
     for precision in Precision:
         found.run.trainer.precision = precision
-        words += [f"trainer.precision={precision.value}"] * plan(found.run, choices=found.choices).run_dir.exists()
+        words += [f"trainer.precision={precision.value}"] * plan(
+            found.run, choices=found.choices
+        ).run_dir.exists()
     return compose((*overrides, *words) if len(words) == 1 else overrides)
 
 
 def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
     """The chosen options by name, those that change no number left out; ideas have commas between them."""
     groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
-    return {group: name for group in groups if (name := choices.get(group))} | {"ideas": ",".join(run.ideas) or "none"}
+    return {group: name for group in groups if (name := choices.get(group))} | {
+        "ideas": ",".join(run.ideas) or "none"
+    }
 
 
 def _folder(root: Path, name: str, identity: str) -> Path:
@@ -160,28 +172,40 @@ def _folder(root: Path, name: str, identity: str) -> Path:
 
 
 def _damage(folder: Path, identity: str) -> Iterator[str]:
-    """A notice where the folder has an ended run's record that is not believed, and the last checkpoint makes it again."""
+    """A notice where the folder has an ended run's record that is not believed, and the last checkpoint makes
+    it again."""
     try:
         damage = _read(folder, identity)[1]
     except ValueError:
         return  # it is this run's outcome
     if damage is not None:
-        yield f"{damage}: not believed; the run goes on from its last checkpoint, which makes its record again"
+        yield (
+            f"{damage}: not believed; the run goes on from its last checkpoint, which makes its record again"
+        )
 
 
 def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueError | None]:
     """The summary of a run that has ended, or why it is not believed.
 
     Errors:
-        ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is another run's.
+        ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is
+            another run's.
     """
     theirs = (read_json(folder / "manifest.json") or {}).get("identity", identity)
-    require(theirs == identity, f"{folder}/manifest.json", f"be of the run in the folder's name, {identity}", theirs)
+    require(
+        theirs == identity,
+        f"{folder}/manifest.json",
+        f"be of the run in the folder's name, {identity}",
+        theirs,
+    )
     try:
         return read_ended(folder, identity=identity), None
     except ValueError as error:
         if not any_whole(folder):
-            raise ValueError(f"{error}; there is no valid checkpoint to mend it from: move that folder to train the run again") from error
+            raise ValueError(
+                f"{error}; there is no valid checkpoint to mend it from: move that folder to train "
+                "the run again"
+            ) from error
         return None, error
 
 
@@ -194,18 +218,25 @@ def _check_writable(folder: Path, configured: str) -> None:
 
 
 def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
-    """A notice for each half-done run of the same arm, seed and paths that code, machine, threads or torch make another run.
+    """A notice for each half-done run of the same arm, seed and paths that code, machine, threads or torch
+    make another run.
 
     Errors:
-        ValueError: it has other data: this run would start from scratch, and half a run would be lost unnoticed.
+        ValueError: it has other data: this run would start from scratch, and half a run would be lost
+            unnoticed.
     """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
     of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
-    for folder in sorted(root / name for name in (os.listdir(root) if root.is_dir() else ()) if of_it.fullmatch(name)):
+    for folder in sorted(
+        root / name for name in (os.listdir(root) if root.is_dir() else ()) if of_it.fullmatch(name)
+    ):
         if not (steps := saved_steps(folder)):
             continue
         try:
-            manifest, config = read_json(folder / "manifest.json") or {}, parse_yaml(read_text(folder / "config.yaml"))
+            manifest, config = (
+                read_json(folder / "manifest.json") or {},
+                parse_yaml(read_text(folder / "config.yaml")),
+            )
             others, ended = manifest["parts"], read_ended(folder)
             same_paths = redact(paths) == {key: config["data"][key] for key in paths}
         except (OSError, ValueError, KeyError, TypeError):
@@ -215,12 +246,17 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
             continue
         if {*differences} <= {"data", "code"} and "data" in differences:
             remedy = "put it back to resume, or move that folder to start from scratch"
-            raise ValueError(f"data must be what {folder} began with ({others['data'][:12]}…), got {parts['data'][:12]}…; {remedy}")
+            raise ValueError(
+                f"data must be what {folder} began with ({others['data'][:12]}…), got "
+                f"{parts['data'][:12]}…; {remedy}"
+            )
         commit = ((manifest.get("git") or {}).get("commit") or "")[:12]
         back = f" (git checkout {commit})" if commit and "code" in differences else ""
         yield (
-            f"{folder} is half done, at step {steps[0]}, and another run: what differs is {', '.join(differences.values())}; "
-            f"this command starts from scratch, and to go on with that run put that back{back} and give the command again"
+            f"{folder} is half done, at step {steps[0]}, and another run: what differs is "
+            f"{', '.join(differences.values())}; "
+            f"this command starts from scratch, and to go on with that run put that back{back} "
+            "and give the command again"
         )
 
 
@@ -245,8 +281,8 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
 
 
 def sound(plan: Plan) -> dict[str, Any] | None:
-    """The summary of this run if it has come to its end: finished, or diverged, which it would do again. One that is damaged has not, where
-    there is a checkpoint to go on from.
+    """The summary of this run if it has come to its end: finished, or diverged, which it would do again. One
+    that is damaged has not, where there is a checkpoint to go on from.
 
     Errors:
         ValueError: it is damaged, and there is none.
@@ -266,14 +302,24 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
     """A line about a run that has come to its end."""
     if summary["status"] == "finished":
         gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
-        return "already finished: nothing to train" + (f"; trainer.keep_steps: it has no checkpoint of {gone}" if gone else "")
+        return "already finished: nothing to train" + (
+            f"; trainer.keep_steps: it has no checkpoint of {gone}" if gone else ""
+        )
     return "already diverged, which it would do again: nothing to train (to see it again, delete its folder)"
 
 
 def headline(plan: Plan) -> str:
-    """What it trains where, and what was chosen for this machine, with the reason where that is the default."""
+    """What it trains where, and what was chosen for this machine, with the reason where that is the
+    default."""
     t, why = plan.run.trainer, reasons(plan.run)
-    where = f"{t.devices} × {hardware.device_name(t.device)}" + (f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else "")
+    where = f"{t.devices} × {hardware.device_name(t.device)}" + (
+        f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else ""
+    )
     chosen = {key: getattr(t, key).value for key in ("precision", "compile")}
-    told = [f"{key} {why[key] if why.get(key, '').startswith(f'{value}: ') else value}" for key, value in chosen.items()]
-    return "\n".join([f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}", *told])
+    told = [
+        f"{key} {why[key] if why.get(key, '').startswith(f'{value}: ') else value}"
+        for key, value in chosen.items()
+    ]
+    return "\n".join(
+        [f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}", *told]
+    )

@@ -1,4 +1,5 @@
-"""Train a grid's cells, each by one process at a time. An executor takes a cell, its work is polled and stopped; here is this machine's."""
+"""Train a grid's cells, each by one process at a time. An executor takes a cell, its work is polled and
+stopped; here is this machine's."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ from nocap.store.lease import HeldError
 from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
 from nocap.training.terminal import left
 
-HELD_POLL_S = 0.5  # for each cell that another process is training, between looks at them: a thousand are no load on a file server
+# for each cell that another process is training, between looks at them: a thousand are no load on a file
+# server
+HELD_POLL_S = 0.5
 REFRESH_S = 0.5  # between updates of the bar
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
@@ -55,19 +58,27 @@ def _left_by(cell: Cell, reason: str) -> Result:
     return Result(summary=summary, trained=True)
 
 
-# --- this machine --------------------------------------------------------------------------------------------------------------------
+# --- this machine -------------------------------------------------------------------------------------------
 
 
 def _units() -> dict[Device, list[str]]:
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
     gpus = len(hardware.cuda_devices())
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    return {Device.cpu: [str(core) for core in cores], Device.cuda: names[:gpus] if names[0] else [str(gpu) for gpu in range(gpus)]}
+    return {
+        Device.cpu: [str(core) for core in cores],
+        Device.cuda: names[:gpus] if names[0] else [str(gpu) for gpu in range(gpus)],
+    }
 
 
 @dataclass(kw_only=True)
 class Devices(Executor):
-    """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices` CPU cores; at most `jobs` cells."""
+    """A worker for each cell, on `trainer.devices` GPUs or `trainer.threads` × `trainer.devices` CPU cores;
+    at most `jobs` cells."""
 
     jobs: int | None = None
     units: dict[Device, list[str]] = field(default_factory=_units)  # none: the whole machine for each
@@ -152,7 +163,7 @@ class _Worker:
         self.attempt.stop()
 
 
-# --- a grid ----------------------------------------------------------------------------------------------------------------------------
+# --- a grid -------------------------------------------------------------------------------------------------
 
 
 class Runner:
@@ -167,9 +178,10 @@ class Runner:
         fail_fast: bool = False,
         detach: bool = False,
     ) -> None:
-        """`watch` is told of each cell that it is `begun`, before its worker starts here, and then how it ended. `more`: asked for
-        cells beyond the grid's when those known have ended; with them there may be `total`. `fail_fast`: the first that fails stops the
-        others. `detach`: leave the cluster once it has them."""
+        """`watch` is told of each cell that it is `begun`, before its worker starts here, and then how it
+        ended. `more`: asked for cells beyond the grid's when those known have ended; with them there may be
+        `total`. `fail_fast`: the first that fails stops the others. `detach`: leave the cluster once it has
+        them."""
         self._executor, self._watch, self._fail_fast, self._detach = executor, watch, fail_fast, detach
         self.stopping = False  # whether a request to stop came
         self._waiting, self._held = deque[Cell](), deque[Cell]()
@@ -178,16 +190,24 @@ class Runner:
         self._held_until = 0.0
         self._more, self._total, self._place = more, total, dict[str, int]()
         self._bar = tqdm(
-            total=0, desc="steps of all cells", unit="step", disable=None, leave=False, file=trusted(sys.stdout)
+            total=0,
+            desc="steps of all cells",
+            unit="step",
+            disable=None,
+            leave=False,
+            file=trusted(sys.stdout),
         )  # on a terminal alone
         self._steps, self._drawn, self._began = dict[str, int](), 0.0, time.monotonic()
-        self._before, self._wide = 0, 0  # steps that cells had when they began here; characters of the longest label
+        # steps that cells had when they began here; characters of the longest label
+        self._before, self._wide = 0, 0
         self._add(grid.cells)
 
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
         with stop_handler(self._stop), self._bar:
-            while self._running or (not self.stopping and (self._waiting or self._held or self._add(self._more()))):
+            while self._running or (
+                not self.stopping and (self._waiting or self._held or self._add(self._more()))
+            ):
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
@@ -215,7 +235,8 @@ class Runner:
                 else:
                     self._running.append((cell, work))
                     self._before += last_step(cell)
-                    if self._bar.disable or self._executor.event != Devices.event:  # the bar names what has begun here
+                    # the bar names what has begun here
+                    if self._bar.disable or self._executor.event != Devices.event:
                         self._log(cell, self._executor.event)
             except HeldError as error:
                 self._leave(cell, str(error).partition("and ")[2])
@@ -256,21 +277,31 @@ class Runner:
         self._steps[cell.plan.identity] = steps = result.summary.get("steps") or 0
         self._bar.total -= cell.plan.run.trainer.steps - steps
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
-        rest = left(self._count() - self._before, self._bar.total - self._bar.n, time.monotonic() - self._began)
+        rest = left(
+            self._count() - self._before, self._bar.total - self._bar.n, time.monotonic() - self._began
+        )
         self._log(cell, event, _figures(result) if result.status == "finished" else result.reason, rest)
         self._watch(cell, result.status)
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
 
     def _count(self) -> int:
         """The steps of all cells."""
-        self._steps |= {cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0)) for cell, _ in self._running}
+        self._steps |= {
+            cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0))
+            for cell, _ in self._running
+        }
         self._bar.n = sum(self._steps.values())
         return self._bar.n
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
         place, n = self._place[cell.plan.identity], max(self._total, len(self._place))
         self._bar.clear()
-        print("  ".join([f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{self._wide}}", *filter(None, more)]).rstrip(), flush=True)
+        print(
+            "  ".join(
+                [f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{self._wide}}", *filter(None, more)]
+            ).rstrip(),
+            flush=True,
+        )
 
     def _draw(self) -> None:
         if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:

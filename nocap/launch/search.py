@@ -1,9 +1,11 @@
-"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop that asks Optuna and tells it losses.
+"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop that asks Optuna and
+tells it losses.
 
-It chooses settings and is no evidence for a claim. Its trials are runs like all others; `grid.json` in its folder lists them, and their
-losses are in their records. A trial follows from the seed, its number and the losses of the trials before it alone, so that a search
-that was killed goes on with the trials that it would have had. In a pool, trials are asked for in batches, as many as there is room for.
-No torch here; Optuna is imported only by what needs it.
+It chooses settings and is no evidence for a claim. Its trials are runs like all others; `grid.json` in its
+folder lists them, and their losses are in their records. A trial follows from the seed, its number and the
+losses of the trials before it alone, so that a search that was killed goes on with the trials that it would
+have had. In a pool, trials are asked for in batches, as many as there is room for. No torch here; Optuna is
+imported only by what needs it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from nocap.store.runs import GRID
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-DIGITS, STEP_DIGITS = 6, 12  # of a number that is proposed, and of one of a range: what is trained can be typed
+# of a number that is proposed, and of one of a range: what is trained can be typed
+DIGITS, STEP_DIGITS = 6, 12
 MOST = 10  # trials of the table on a terminal
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
 Params = Mapping[str, Any]
@@ -60,7 +63,7 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     return made(Search, given.search, "search."), [word for word in words if word not in own]
 
 
-# --- what is searched --------------------------------------------------------------------------------------------------------------------
+# --- what is searched ---------------------------------------------------------------------------------------
 
 
 def space_of(sweeps: Sequence[Override]) -> Space:
@@ -79,14 +82,24 @@ def _distribution(override: Override) -> BaseDistribution:
     tags: set[str] = getattr(swept, "tags", set())
     log = "log" in tags
     known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
-    require(tags <= known, name, "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))", line)
-    require(not getattr(swept, "shuffle", False), name, "not be shuffled: a search has an order of its own", line)
+    require(
+        tags <= known, name, "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))", line
+    )
+    require(
+        not getattr(swept, "shuffle", False), name, "not be shuffled: a search has an order of its own", line
+    )
     if isinstance(swept, IntervalSweep):
         low, high = swept.start or 0, swept.end or 0
-        require(-math.inf < low < high < math.inf, name, "be an interval from a lower number to a higher", line)
+        require(
+            -math.inf < low < high < math.inf, name, "be an interval from a lower number to a higher", line
+        )
         require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
         is_whole = isinstance(low, int) and isinstance(high, int)
-        return IntDistribution(int(low), int(high), log=log) if is_whole else FloatDistribution(float(low), float(high), log=log)
+        return (
+            IntDistribution(int(low), int(high), log=log)
+            if is_whole
+            else FloatDistribution(float(low), float(high), log=log)
+        )
     values = list(dict.fromkeys(values_of(override)))
     if not isinstance(swept, RangeSweep):
         require(bool(values), name, "be swept over something", line)
@@ -107,7 +120,9 @@ def words_of(space: Space, params: Params) -> tuple[str, ...]:
 def params_of(space: Space, words: Sequence[str]) -> Params:
     """The opposite."""
     given = dict(word.split("=", 1) for word in words)
-    kinds: dict[str, Any] = {name: type(getattr(distribution, "low", "")) for name, distribution in space.items()}
+    kinds: dict[str, Any] = {
+        name: type(getattr(distribution, "low", "")) for name, distribution in space.items()
+    }
     return {name: kinds[name](given[name]) for name in space}
 
 
@@ -116,16 +131,27 @@ def describe(distribution: BaseDistribution) -> str:
     d: Any = distribution
     if hasattr(d, "choices"):
         return ", ".join(d.choices)
-    step = f", in steps of {d.step}" if d.step not in (None, 1) else ", whole numbers" if isinstance(d.low, int) else ""
+    step = (
+        f", in steps of {d.step}"
+        if d.step not in (None, 1)
+        else ", whole numbers"
+        if isinstance(d.low, int)
+        else ""
+    )
     return f"{d.low} to {d.high}{step}{', log' if d.log else ''}"
 
 
 def ends(space: Space) -> list[tuple[str, ...]]:
-    """The words at the space's ends, which can be tried before the first trial: of each key in turn each choice or both ends, the others at
-    their first."""
-    choices: dict[str, Any] = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in space.items()}  # type: ignore[attr-defined]
+    """The words at the space's ends, which can be tried before the first trial: of each key in turn each
+    choice or both ends, the others at their first."""
+    kinds: dict[str, Any] = dict(space)  # each kind of distribution has what it needs
+    choices = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in kinds.items()}
     first = {name: values[0] for name, values in choices.items()}
-    return list(dict.fromkeys(words_of(space, {**first, name: value}) for name, values in choices.items() for value in values))
+    return list(
+        dict.fromkeys(
+            words_of(space, {**first, name: value}) for name, values in choices.items() for value in values
+        )
+    )
 
 
 def propose(search: Search, space: Space, before: Sequence[tuple[Params, float | None]]) -> Params:
@@ -140,13 +166,18 @@ def propose(search: Search, space: Space, before: Sequence[tuple[Params, float |
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sobol = samplers.QMCSampler(scramble=True, seed=search.seed)
         study, none = optuna.create_study(sampler=sobol), trial.create_trial(state=trial.TrialState.RUNNING)
-        drawn = [sobol.sample_relative(study, none, space) for _ in range(len(before) + 1)][-1]  # the next point of the sequence
+        # the next point of the sequence
+        drawn = [sobol.sample_relative(study, none, space) for _ in range(len(before) + 1)][-1]
     else:
         tpe = samplers.TPESampler(seed=own, constant_liar=True)  # a trial that runs counts as bad
-        study = optuna.create_study(sampler=tpe if search.sampler is Sampler.tpe else samplers.RandomSampler(seed=own))
+        study = optuna.create_study(
+            sampler=tpe if search.sampler is Sampler.tpe else samplers.RandomSampler(seed=own)
+        )
         for params, value in before:
             state = trial.TrialState.RUNNING if value is None else trial.TrialState.COMPLETE
-            study.add_trial(trial.create_trial(params=dict(params), distributions=space, value=value, state=state))
+            study.add_trial(
+                trial.create_trial(params=dict(params), distributions=space, value=value, state=state)
+            )
         drawn = study.ask(space).params
     return {name: _typed(distribution, drawn[name]) for name, distribution in space.items()}
 
@@ -154,10 +185,14 @@ def propose(search: Search, space: Space, before: Sequence[tuple[Params, float |
 def _typed(distribution: BaseDistribution, value: Any) -> Any:
     """What is trained can be typed: a number has few digits."""
     d: Any = distribution
-    return min(max(float(f"{value:.{STEP_DIGITS if d.step else DIGITS}g}"), d.low), d.high) if isinstance(value, float) else value
+    return (
+        min(max(float(f"{value:.{STEP_DIGITS if d.step else DIGITS}g}"), d.low), d.high)
+        if isinstance(value, float)
+        else value
+    )
 
 
-# --- carried out -------------------------------------------------------------------------------------------------------------------------
+# --- carried out --------------------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True, slots=True)
@@ -190,28 +225,49 @@ class Searching:
         ValueError: the space's ends cannot be trained. Nothing has been written but the data's cache.
     """
 
-    def __init__(self, search: Search, space: Space, *, fixed: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> None:
-        """`fixed`: the overrides of every trial. The space's first end decides the precision and compilation of all."""
-        require(bool(space), "search", "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'", "no such override")
+    def __init__(
+        self,
+        search: Search,
+        space: Space,
+        *,
+        fixed: Sequence[str],
+        compose: Callable[[Sequence[str]], Composed],
+    ) -> None:
+        """`fixed`: the overrides of every trial. The space's first end decides the precision and compilation
+        of all."""
+        require(
+            bool(space),
+            "search",
+            "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'",
+            "no such override",
+        )
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
         self._datasets, self._trials = Datasets(), list[Trial]()
         self.results, self.stopped = dict[str, Result](), False  # identity → how a run ended, of this process
         words = [(*self.fixed, *end) for end in ends(space)]
         self._base = settled(words[0], compose)
         self._compose = partial(as_in, self._base, compose=compose)
-        grid = check(words, swept=tuple(space), compose=self._compose, log=lambda line: None, datasets=self._datasets)
+        grid = check(
+            words, swept=tuple(space), compose=self._compose, log=lambda line: None, datasets=self._datasets
+        )
         kept = {cell.overrides[: len(words[0])] for cell in grid.cells}
         same = [" ".join(word[len(self.fixed) :]) for word in words if word not in kept]
         require(not same, "search", "be over keys and values that change the run", ", ".join(same))
         self._described = {name: describe(distribution) for name, distribution in space.items()}
         self._asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
-        content = {**self._asked, "trials": None, "space": self._described, "ends": sorted(cell.plan.identity for cell in grid.cells)}
+        content = {
+            **self._asked,
+            "trials": None,
+            "space": self._described,
+            "ends": sorted(cell.plan.identity for cell in grid.cells),
+        }
         keys = "-".join(re.sub(r"[^\w.]+", "_", name.rpartition(".")[2]) for name in space)
         name = f"search-{keys[:50]}-{digest(content)}"
         self.grid = Grid(name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=())
         line = f"{name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}"
         self.head = [line, *(f"  {axis}: {text}" for axis, text in self._described.items())]
-        self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"  # below the table
+        # below the table
+        self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"
 
     def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> None:
         """Train what is missing, as many trials at once as there is room for.
@@ -231,18 +287,25 @@ class Searching:
             self._write(lock.stage())
 
     def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
-        """The runs of the next trials, written down before they begin. They know the losses of the batches before theirs. None: enough."""
+        """The runs of the next trials, written down before they begin. They know the losses of the batches
+        before theirs. None: enough."""
         cells = list[Cell]()
         while not cells and (known := len(self._trials)) < self.search.trials:
             self.trials()  # which reads how those before ended
             begin = known // room * room
             for number in range(known + 1, min(begin + room, self.search.trials) + 1):
-                before = [(params_of(self.space, trial.words), trial.loss if trial.number <= begin else None) for trial in self._trials]
+                before = [
+                    (params_of(self.space, trial.words), trial.loss if trial.number <= begin else None)
+                    for trial in self._trials
+                ]
                 trial = self.trial(number, words_of(self.space, propose(self.search, self.space, before)))
                 self._trials.append(trial)
                 self._write(stage)
                 if trial.cell is None:
-                    log(f"trial {number}: {' '.join(trial.words)} cannot be trained, which is its result: {trial.reason}")
+                    log(
+                        f"trial {number}: {' '.join(trial.words)} cannot be trained, which is its result: "
+                        f"{trial.reason}"
+                    )
                 else:
                     cells.append(trial.cell)
                     for notice in trial.cell.plan.notices:
@@ -252,7 +315,9 @@ class Searching:
     def trial(self, number: int, words: tuple[str, ...]) -> Trial:
         try:
             composed = self._compose([*self.fixed, *words])
-            planned = plan(composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets))
+            planned = plan(
+                composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets)
+            )
         except ValueError as error:
             if is_fault(error):
                 raise
@@ -274,26 +339,49 @@ class Searching:
             if trial.cell is not None and trial.loss is None and (end := sound(trial.cell.plan)) is not None:
                 value = end.get("val_loss")
                 trial.loss = math.inf if end["status"] == "diverged" or value is None else float(value)
-        return sorted(self._trials, key=lambda one: (one.status == "refused", math.inf if one.loss is None else one.loss, one.number))
+        return sorted(
+            self._trials,
+            key=lambda one: (one.status == "refused", math.inf if one.loss is None else one.loss, one.number),
+        )
 
     def cells(self) -> list[Cell]:
         """Of all runs that there are."""
-        return list({trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None}.values())
+        return list(
+            {
+                trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None
+            }.values()
+        )
 
     def _write(self, stage: Path) -> None:
         """As a grid's `grid.json`."""
-        content = {"name": self.grid.name, "swept": self.grid.swept, "search": self._asked, "space": self._described}
+        content = {
+            "name": self.grid.name,
+            "swept": self.grid.swept,
+            "search": self._asked,
+            "space": self._described,
+        }
         trials, cells = [trial.json() for trial in self.trials()], [named(cell) for cell in self.cells()]
         write_json(self.grid.folder / GRID, {**content, "trials": trials, "cells": cells}, stage=stage)
 
-    # --- what came of it -----------------------------------------------------------------------------------------------------------------
+    # --- what came of it ------------------------------------------------------------------------------------
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows."""
         rows = []
         for trial in self.trials():
-            said = {"finished": "", "open": "not finished", "refused": f"cannot be trained: {trial.reason}"}.get(trial.status, trial.status)
-            rows.append([str(trial.number), loss(trial.val_loss), *(word.partition("=")[2] for word in trial.words), said])
+            said = {
+                "finished": "",
+                "open": "not finished",
+                "refused": f"cannot be trained: {trial.reason}",
+            }.get(trial.status, trial.status)
+            rows.append(
+                [
+                    str(trial.number),
+                    loss(trial.val_loss),
+                    *(word.partition("=")[2] for word in trial.words),
+                    said,
+                ]
+            )
         return ["trial", "val loss", *self.space, ""], rows
 
     def page(self) -> str:
@@ -301,8 +389,15 @@ class Searching:
 
         trials, (names, rows) = self.trials(), self.table()
         best = trials[0]
-        lowest = f"; the lowest loss is {loss(best.val_loss)}, with {' '.join(best.words)}" if best.val_loss is not None else ""
-        axes = [{"name": name, "log": getattr(d, "log", False), "words": hasattr(d, "choices")} for name, d in self.space.items()]
+        lowest = (
+            f"; the lowest loss is {loss(best.val_loss)}, with {' '.join(best.words)}"
+            if best.val_loss is not None
+            else ""
+        )
+        axes = [
+            {"name": name, "log": getattr(d, "log", False), "words": hasattr(d, "choices")}
+            for name, d in self.space.items()
+        ]
         return page.render(
             "search",
             kind="nocap search",

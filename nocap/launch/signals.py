@@ -1,4 +1,5 @@
-"""Requests to stop. A parent handles them and passes each on once. A worker gets them from its parent only."""
+"""Requests to stop. A parent handles them and passes each on once. A worker gets them from its parent
+only."""
 
 from __future__ import annotations
 
@@ -7,22 +8,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)  # SIGUSR2 is Slurm's warning as submitit sends it
-_TO_ALL = (signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)  # what a terminal or Slurm sends to all processes of a job
+# SIGUSR2 is Slurm's warning as submitit sends it
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+# what a terminal or Slurm sends to all processes of a job
+_TO_ALL = (signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 
 
 def catch_stops(handler: Callable[[int], None]) -> dict[signal.Signals, Any]:
-    """From now on a request to stop only calls `handler` with the signal's number. The handlers of before. Main thread only.
+    """From now on a request to stop only calls `handler` with the signal's number. The handlers of before.
+    Main thread only.
 
     A SIGHUP that is ignored stays so: that is what nohup asks for.
     """
-    caught = [number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    caught = [
+        number for number in _STOPS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
     return {number: signal.signal(number, lambda number, frame: handler(number)) for number in caught}
 
 
 @contextmanager
 def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
-    """`catch_stops` inside the block. After a request, more of them are ignored: they must not change the exit code of what now ends."""
+    """`catch_stops` inside the block. After a request, more of them are ignored: they must not change the
+    exit code of what now ends."""
     came = list[int]()
 
     def stop(number: int) -> None:
@@ -34,12 +41,16 @@ def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
         yield
     finally:
         for number, old in before.items():
-            signal.signal(number, signal.SIG_IGN if came and old in (signal.SIG_DFL, signal.default_int_handler) else old)
+            signal.signal(
+                number,
+                signal.SIG_IGN if came and old in (signal.SIG_DFL, signal.default_int_handler) else old,
+            )
 
 
 @contextmanager
 def shielded_child() -> Iterator[None]:
-    """A process started in this block gets a request to stop only as its parent's SIGTERM. The parent's own wait for the block's end."""
+    """A process started in this block gets a request to stop only as its parent's SIGTERM. The parent's own
+    wait for the block's end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _TO_ALL}
     try:
@@ -55,7 +66,8 @@ class StopNow(BaseException):
 
 
 class Stops:
-    """Whether a worker was asked to stop. In the block of `at_once` that raises `StopNow`, elsewhere the step in progress ends first."""
+    """Whether a worker was asked to stop. In the block of `at_once` that raises `StopNow`, elsewhere the step
+    in progress ends first."""
 
     def __init__(self) -> None:
         self.asked = self._at_once = False

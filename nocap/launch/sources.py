@@ -1,8 +1,9 @@
-"""The runs that a run begins from (`trainer.init_from`) or learns from, read from their folders. No torch here: the worker reads weights.
+"""The runs that a run begins from (`trainer.init_from`) or learns from, read from their folders. No torch
+here: the worker reads weights.
 
-Whether a run would have reached the checkpoint that it begins from itself is checked, so a branch is the run it would have been from its
-start, and counts as one: a longer base run at a constant rate is trained once, and each budget is a decay from its checkpoint (Hägele et
-al., 2024, arXiv:2405.18392).
+Whether a run would have reached the checkpoint that it begins from itself is checked, so a branch is the run
+it would have been from its start, and counts as one: a longer base run at a constant rate is trained once,
+and each budget is a decay from its checkpoint (Hägele et al., 2024, arXiv:2405.18392).
 """
 
 from __future__ import annotations
@@ -27,8 +28,11 @@ from nocap.store.runs import LAST, find_one, read
 
 KEY = "trainer.init_from"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-# Keys in which the base run may differ. So may its schedule: that the learning rates are the same up to the branch is checked step by step.
-FREE = re.compile(r"config\.trainer\.(steps|val_every)$|config\.schedule\.(?!warmup_steps$)|source\.nocap\.(options|outside)\.schedule\b")
+# Keys in which the base run may differ. So may its schedule: that the learning rates are the same up to the
+# branch is checked step by step.
+FREE = re.compile(
+    r"config\.trainer\.(steps|val_every)$|config\.schedule\.(?!warmup_steps$)|source\.nocap\.(options|outside)\.schedule\b"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,13 +46,18 @@ class Source:
 
 
 def located(run: Run) -> Run:
-    """A copy with a folder for each run that it names, so that its record stays true when there are more runs.
+    """A copy with a folder for each run that it names, so that its record stays true when there are more
+    runs.
 
     Errors:
         ValueError: a name stands for no run, or for several.
     """
     run, outputs = copy.deepcopy(run), expanded(run.output_dir)
-    if (word := run.trainer.init_from) is not None and (named := re.fullmatch(r"(.+)@(\d{1,18})", word)) and not expanded(word).exists():
+    if (
+        (word := run.trainer.init_from) is not None
+        and (named := re.fullmatch(r"(.+)@(\d{1,18})", word))
+        and not expanded(word).exists()
+    ):
         run.trainer.init_from = str(_folder(KEY, named[1], outputs) / FOLDER / name_of(int(named[2])))
     for name, option in run.options():
         if (path := option.learns_from()) is not None:
@@ -59,7 +68,12 @@ def located(run: Run) -> Run:
 def _folder(key: str, named: str, outputs: Path) -> Path:
     if (path := expanded(named)).exists():
         return path
-    require(named != LAST, key, "name its run: with last, the same command would mean another run when it is given again", named)
+    require(
+        named != LAST,
+        key,
+        "name its run: with last, the same command would mean another run when it is given again",
+        named,
+    )
     try:
         return find_one(named, outputs=outputs)
     except ValueError as error:
@@ -85,11 +99,23 @@ def _teacher(key: str, path: str) -> Source:
         sums = (read_json(saved[0] / MANIFEST) if saved else None) or {}
     except ValueError as error:
         raise ValueError(f"{key} must be the folder of a finished run, got {path} ({error})") from error
-    require(record.status == "finished", key, "be the folder of a finished run", f"{path}, which is {record.status}")
+    require(
+        record.status == "finished",
+        key,
+        "be the folder of a finished run",
+        f"{path}, which is {record.status}",
+    )
     steps, weights, seconds = record.summary.get("steps"), sums.get(MODEL), record.train_s or 0.0
-    require(isinstance(weights, str) and step_of(saved[0]) == steps, key, f"hold the checkpoint of its last step, {steps}", path)
+    require(
+        isinstance(weights, str) and step_of(saved[0]) == steps,
+        key,
+        f"hold the checkpoint of its last step, {steps}",
+        path,
+    )
     names = {"path": str(folder), "identity": record.identity, "train_s": seconds}
-    return Source(path=folder, part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds)
+    return Source(
+        path=folder, part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds
+    )
 
 
 def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
@@ -109,26 +135,50 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         raise ValueError(f"{KEY} must {rule}, got {path} without {MANIFEST}")
     try:
         content = read_bytes(path / "state.json")
-        require(hashlib.sha256(content).hexdigest() == sums["state.json"], "state.json", "match its checksum", "another")
+        require(
+            hashlib.sha256(content).hexdigest() == sums["state.json"],
+            "state.json",
+            "match its checksum",
+            "another",
+        )
         check_shape(state := parse_json(content.decode()), SHAPES["state.json"], path / "state.json")
         # Not the state's checksum: a clock is in it, and a base run trained twice is the same.
         part = {"step": step, "tensors": digest({name: sums[name] for name in (MODEL, OPTIMIZER)})}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{KEY} must be a whole checkpoint, got {path} ({type(error).__name__}: {error})") from error
-    require(step < run.trainer.steps, KEY, f"be of a step before trainer.steps={run.trainer.steps}", f"step {step}")
+        raise ValueError(
+            f"{KEY} must be a whole checkpoint, got {path} ({type(error).__name__}: {error})"
+        ) from error
+    require(
+        step < run.trainer.steps,
+        KEY,
+        f"be of a step before trainer.steps={run.trainer.steps}",
+        f"step {step}",
+    )
     folder = path.parents[1]
     manifest = read_json(folder / "manifest.json") or {}
     if not isinstance(recorded := manifest.get("parts"), dict):
-        raise ValueError(f"{KEY} must be in the folder of its run, with manifest.json and config.yaml, got {path}")
+        raise ValueError(
+            f"{KEY} must be in the folder of its run, with manifest.json and config.yaml, got {path}"
+        )
     base = load(folder / "config.yaml")
     own, other = (dict(flat(side)) for side in (parts, {**recorded, "config": config_that_counts(base)}))
     for key in dict.fromkeys([*own, *other]):
         value, base_value = (side.get(key, "nothing") for side in (own, other))
         same = value == base_value or FREE.match(key) or key.startswith("init.")
-        require(bool(same), KEY, f"be of a run with this one's {key.removeprefix('config.')} ({value})", f"{base_value} in {folder}")
+        require(
+            bool(same),
+            KEY,
+            f"be of a run with this one's {key.removeprefix('config.')} ({value})",
+            f"{base_value} in {folder}",
+        )
     for earlier in range(step):
-        rate, base_rate = (side.schedule.multiplier(step=earlier, steps=side.trainer.steps) for side in (run, base))
-        rule = f"be of a run with this one's learning rate before the branch at step {step} ({rate:g} of the peak at step {earlier})"
+        rate, base_rate = (
+            side.schedule.multiplier(step=earlier, steps=side.trainer.steps) for side in (run, base)
+        )
+        rule = (
+            f"be of a run with this one's learning rate before the branch at step {step} "
+            f"({rate:g} of the peak at step {earlier})"
+        )
         require(rate == base_rate, KEY, rule, f"{base_rate:g} in {folder}")
     names = {"path": str(path), "step": step, "identity": str(manifest.get("identity"))}
     return Source(path=path, part=part, record=names, seconds=float(sum(state["clock_s"].values())))

@@ -1,4 +1,5 @@
-"""A worker: one rank of a run, in a process of its own. The command starts `python -m nocap.launch.worker RUN_DIR` for each device."""
+"""A worker: one rank of a run, in a process of its own. The command starts `python -m nocap.launch.worker
+RUN_DIR` for each device."""
 
 from __future__ import annotations
 
@@ -135,7 +136,15 @@ def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: Tra
 
     def summary() -> dict[str, Any]:
         clock = outcome.ledger.seconds()
-        return summarize(job.run, manifest, rows, status=outcome.status, step=outcome.step, clock_s=clock, totals=outcome.totals)
+        return summarize(
+            job.run,
+            manifest,
+            rows,
+            status=outcome.status,
+            step=outcome.step,
+            clock_s=clock,
+            totals=outcome.totals,
+        )
 
     session.finish(summary=summary(), status=outcome.status)
     write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
@@ -149,22 +158,35 @@ def _stopped_in_compilation(job: Job) -> str:
 
 
 def _cut_short(job: Job, status: str, error: str) -> None:
-    cut_short(job.run, job.run_dir, status=status, attempt_s=time.monotonic() - job.started, error=error, stage=job.stage)
+    cut_short(
+        job.run,
+        job.run_dir,
+        status=status,
+        attempt_s=time.monotonic() - job.started,
+        error=error,
+        stage=job.stage,
+    )
 
 
 def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
     world, log, refused = job.world, job.run_dir / "train.log", isinstance(error, InputError)
-    line = str(error) if refused or isinstance(error, OSError | LostError) else f"{type(error).__name__}: {error}".splitlines()[0]
+    line = (
+        str(error)
+        if refused or isinstance(error, OSError | LostError)
+        else f"{type(error).__name__}: {error}".splitlines()[0]
+    )
     line += _place_outside(error)
-    if world.size > 1 and isinstance(error, RuntimeError):  # from a collective, as a rule: which rank did not come?
+    # from a collective, as a rule: which rank did not come?
+    if world.size > 1 and isinstance(error, RuntimeError):
         line += f" (furthest behind: {behind})"
     with suppress(OSError):  # a full disk may be what failed
         append_text(log, f"rank {world.rank} failed\n{traceback.format_exc()}")
     if world.size > 1 and not refused:  # all ranks refuse for the same reason
         line = f"rank {world.rank}: {line}"
     status = "refused" if refused else "failed"
-    if told := os.environ.get("NOCAP_FAILURES"):  # the parent reports the first failure: the others only say that they lost a rank
+    # the parent reports the first failure: the others only say that they lost a rank
+    if told := os.environ.get("NOCAP_FAILURES"):
         os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
         return status
     if world.is_main:

@@ -1,1 +1,2 @@
-"""What training and decoding cost: steps timed side by side, a step profiled part by part, text from a checkpoint."""
+"""What training and decoding cost: steps timed side by side, a step profiled part by part, text from a
+checkpoint."""

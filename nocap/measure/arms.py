@@ -1,4 +1,5 @@
-"""The arms of a bench as they are typed: overrides on top of common ones, each composed and checked as `nocap.train` does. No torch."""
+"""The arms of a bench as they are typed: overrides on top of common ones, each composed and checked as
+`nocap.train` does. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from nocap.launch.plan import check_compiler
 
 
 def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
-    """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is the baseline. As in `compose_measured`.
+    """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is the
+    baseline. As in `compose_measured`.
 
     Errors:
         ValueError: a wrong override, or two arms with the same training step.
@@ -24,7 +26,12 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     composed = [compose_arm(base, overrides) for overrides in arms]
     for (first, run), (label, other) in combinations(composed, 2):
         differs = step_config(run) != step_config(other)
-        require(differs, f"--arm {label!r}", "differ from the others in what a training step executes", repr(first))
+        require(
+            differs,
+            f"--arm {label!r}",
+            "differ from the others in what a training step executes",
+            repr(first),
+        )
     return dict(composed)
 
 
@@ -37,7 +44,12 @@ def compose_arm(base: Sequence[str], overrides: str) -> tuple[str, Run]:
     label = overrides.strip() or "(no change)"
     try:
         run = compose_measured(["tracker=none", *base, *shlex.split(overrides)])
-        require(run.trainer.devices == 1, "trainer.devices", "be 1: one device is timed at a time", run.trainer.devices)
+        require(
+            run.trainer.devices == 1,
+            "trainer.devices",
+            "be 1: one device is timed at a time",
+            run.trainer.devices,
+        )
         check_compiler(run)
     except ValueError as error:
         raise ValueError(f"--arm {label!r}: {error}") from error
@@ -68,9 +80,13 @@ SECONDS = {"cpu": 285.0, "gpu": 420.0}  # five and eight minutes, less the start
 
 
 def suite(name: str, overrides: Sequence[str]) -> tuple[list[str], list[str], float]:
-    """The suite of this name: what its arms share, with the user's overrides; its arms, the baseline first, then each attention and MLP
-    that there is, and the rest, one change an arm; its seconds."""
+    """The suite of this name: what its arms share, with the user's overrides; its arms, the baseline first,
+    then each attention and MLP that there is, and the rest, one change an arm; its seconds."""
     plain = PLAIN[name].split()
-    options = [f"{group}={path.stem}" for group in ("attention", "mlp") for path in sorted((conf_dir() / group).glob("*.yaml"))]
+    options = [
+        f"{group}={path.stem}"
+        for group in ("attention", "mlp")
+        for path in sorted((conf_dir() / group).glob("*.yaml"))
+    ]
     arms = [" ".join(plain), *(option for option in options if option not in plain), *SAVERS, *LAST[name]]
     return [*BASE[name].split(), *plain, *overrides], arms, SECONDS[name]

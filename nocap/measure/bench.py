@@ -1,11 +1,13 @@
-"""A bench from its arms to its result: warm up, take turns until the intervals are narrow or the time is spent, compare.
+"""A bench from its arms to its result: warm up, take turns until the intervals are narrow or the time is
+spent, compare.
 
-A round has two blocks of each arm, there and back, and gives one log ratio an arm, to the baseline's second instance: what is built and
-timed first has come out 0.5 to 1% slow, and the first instance, the control, is only there to show it. The interval is the one of all
-nocap (`judge.interval`), over rounds, wider by what the baseline differs from itself. All of it is of one session.
+A round has two blocks of each arm, there and back, and gives one log ratio an arm, to the baseline's second
+instance: what is built and timed first has come out 0.5 to 1% slow, and the first instance, the control, is
+only there to show it. The interval is the one of all nocap (`judge.interval`), over rounds, wider by what the
+baseline differs from itself. All of it is of one session.
 
-Rounds go on until the intervals are narrow enough. Their width does not depend on where they lie, so that stopping on it keeps the level
-(`tests/test_speed.py` simulates it).
+Rounds go on until the intervals are narrow enough. Their width does not depend on where they lie, so that
+stopping on it keeps the level (`tests/test_speed.py` simulates it).
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from nocap.measure.timed import Clock, TimedArm
 from nocap.store.metrics import METRICS, Measurement, now
 from nocap.training import memory
 
-Times = NDArray[np.float64]  # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed
-LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}  # half-width of an interval, of the ratio's logarithm, that needs no more rounds
+# (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed
+Times = NDArray[np.float64]
+# half-width of an interval, of the ratio's logarithm, that needs no more rounds
+LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 
 
@@ -44,11 +48,16 @@ class BaselineError(EndedError):
 
 
 def bench(
-    arms: Sequence[TimedArm], *, seconds: float, rounds: int | None = None, log: Callable[[str], None] = lambda line: None
+    arms: Sequence[TimedArm],
+    *,
+    seconds: float,
+    rounds: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Time the arms against the first one. The result as JSON types.
 
-    Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up included, are spent.
+    Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up included,
+    are spent.
 
     Errors:
         BaselineError: the baseline fails or does not fit.
@@ -56,7 +65,12 @@ def bench(
     """
     started, began, trainer = now(), time.monotonic(), arms[0].run.trainer
     devices = sorted({arm.run.trainer.device.value for arm in arms})
-    require(len(devices) == 1, "trainer.device", "be the same in all arms: they share a clock", " and ".join(devices))
+    require(
+        len(devices) == 1,
+        "trainer.device",
+        "be the same in all arms: they share a clock",
+        " and ".join(devices),
+    )
     clock = Clock.of(trainer.device, max(arm.run.trainer.threads for arm in arms))
     instances = [copy.copy(arms[0]), *arms]  # the control comes first
 
@@ -72,10 +86,14 @@ def bench(
         narrow = all(each.half_width <= LIMIT[trainer.device] for each in estimates(times) if each)
         return spent() + next_s > seconds or narrow
 
-    with memory.bounded() if trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
+    # CUDA reserves addresses by the terabyte
+    with memory.bounded() if trainer.device is Device.cpu else nullcontext():
         for i, arm in enumerate(instances):
             if i > 1 and rounds is None and spent() > WARM_SHARE * seconds:
-                arm.status, arm.reason = "not measured", f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up"
+                arm.status, arm.reason = (
+                    "not measured",
+                    f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up",
+                )
                 continue
             log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
             arm.tried(partial(arm.warm, clock))
@@ -88,22 +106,36 @@ def bench(
         for arm in instances:
             arm.close()
         result = _result(instances, times)
-    head = {"kind": "bench", "date": date.today().isoformat(), "started": started, "ended": now(), "clock": clock.value}
+    head = {
+        "kind": "bench",
+        "date": date.today().isoformat(),
+        "started": started,
+        "ended": now(),
+        "clock": clock.value,
+    }
     return {**head, "spent_s": {"warm_up": warm_up_s, "all": spent()}, **result}
 
 
 def _result(instances: Sequence[TimedArm], times: Times) -> dict[str, Any]:
     trainer, peaks, log_ratios = instances[0].run.trainer, _peaks(instances), estimates(times)
     machine = hardware.describe(trainer.device, trainer.threads)
-    control, *rows = [_row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks) for i, arm in enumerate(instances)]
+    control, *rows = [
+        _row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks)
+        for i, arm in enumerate(instances)
+    ]
     return {
         "peak_flops": peaks,
         "hardware": machine,
         "limit": {"half_width": LIMIT[trainer.device], "confidence": CONFIDENCE},
         "rounds": len(times),
-        "control": {key: control[key] for key in ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")},
+        "control": {
+            key: control[key]
+            for key in ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")
+        },
         "arms": rows,
-        "measurements": [each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))],
+        "measurements": [
+            each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))
+        ],
     }
 
 
@@ -114,8 +146,9 @@ def _check_baseline(instances: Sequence[TimedArm]) -> None:
 
 
 def order(n: int, *, round_: int) -> list[int]:
-    """The instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly slows all alike; then B C A A C B, and
-    so on. Over n rounds each has every place once; then the neighbours change."""
+    """The instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly slows all
+    alike; then B C A A C B, and so on. Over n rounds each has every place once; then the neighbours
+    change."""
     cycle, shift = divmod(round_, n)
     there = np.roll(np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift).tolist()
     return [*there, *reversed(there)]
@@ -132,27 +165,48 @@ def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times
 
 
 def estimates(times: Times) -> list[Estimate | None]:
-    """Of each instance's tokens/s over those of the second one: the log ratio. `None`: it is the second, or it failed."""
+    """Of each instance's tokens/s over those of the second one: the log ratio. `None`: it is the second, or
+    it failed."""
     logs = np.log(times.mean(axis=2))
     control = of_pairs(logs[:, 1] - logs[:, 0])
     bias = max(CLOCK_BIAS, abs(control.mid))  # an arm must differ by more than the baseline does from itself
-    others = [of_pairs(logs[:, 1] - arm, bias=bias, comparisons=max(1, logs.shape[1] - 2)) for arm in logs.T[2:]]
+    others = [
+        of_pairs(logs[:, 1] - arm, bias=bias, comparisons=max(1, logs.shape[1] - 2)) for arm in logs.T[2:]
+    ]
     return [control, None, *(each if math.isfinite(each.mid) else None for each in others)]
 
 
 def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
-    """FLOP/s by precision of the arms that were timed: by the data sheet, where there is one, and of a large matrix product here."""
+    """FLOP/s by precision of the arms that were timed: by the data sheet, where there is one, and of a large
+    matrix product here."""
     peaks = {}
-    for t in {arm.run.trainer.precision: arm.run.trainer for arm in arms if arm.status == "measured"}.values():
+    for t in {
+        arm.run.trainer.precision: arm.run.trainer for arm in arms if arm.status == "measured"
+    }.values():
         nominal, source = hardware.peak_flops(t.device, t.precision)
-        peaks[t.precision.value] = {"nominal": nominal, "nominal_source": source, "measured": matmul_flops(t.device, t.precision)}
+        peaks[t.precision.value] = {
+            "nominal": nominal,
+            "nominal_source": source,
+            "measured": matmul_flops(t.device, t.precision),
+        }
     return peaks
 
 
-def _row(arm: TimedArm, times: Times, log_ratio: Estimate | None, *, base: TimedArm, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """An arm in the result, with the same keys for every arm; null where there is nothing to report. Its tokens/s are the geometric mean
-    over rounds, as its ratio is."""
-    timed, flops, base_flops = arm.status == "measured", arm.facts["flops_per_token"], base.facts["flops_per_token"]
+def _row(
+    arm: TimedArm,
+    times: Times,
+    log_ratio: Estimate | None,
+    *,
+    base: TimedArm,
+    peaks: dict[str, dict[str, Any]],
+) -> dict[str, Any]:
+    """An arm in the result, with the same keys for every arm; null where there is nothing to report. Its
+    tokens/s are the geometric mean over rounds, as its ratio is."""
+    timed, flops, base_flops = (
+        arm.status == "measured",
+        arm.facts["flops_per_token"],
+        base.facts["flops_per_token"],
+    )
     tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean()) if timed else None
     peak = peaks.get(arm.run.trainer.precision.value, {})
     rate = flops * tokens_per_s if flops and tokens_per_s else None
@@ -166,8 +220,11 @@ def _row(arm: TimedArm, times: Times, log_ratio: Estimate | None, *, base: Timed
         "speed": {"ratio": ratio.mid, "low": ratio.low, "high": ratio.high} if ratio else None,
         "tokens_per_s": tokens_per_s,
         "step_ms": arm.facts["tokens_per_step"] / tokens_per_s * 1e3 if tokens_per_s else None,
-        "speed_by_flops": base_flops / flops if rate and base_flops else None,  # what arithmetic alone would give
-        "mfu": {kind: rate / peak[kind] if rate and peak.get(kind) else None for kind in ("nominal", "measured")},
+        # what arithmetic alone would give
+        "speed_by_flops": base_flops / flops if rate and base_flops else None,
+        "mfu": {
+            kind: rate / peak[kind] if rate and peak.get(kind) else None for kind in ("nominal", "measured")
+        },
         "config": arm.config,
         "seconds_per_token": times.tolist() if timed else None,
     }

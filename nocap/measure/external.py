@@ -1,17 +1,21 @@
-"""An arm from a file that the command line names: anybody's training step, timed by the code that times nocap's own.
+"""An arm from a file that the command line names: anybody's training step, timed by the code that times
+nocap's own.
 
-The file defines `build(request, **options)`. It gets what a step is to be built for (`requested`), and as strings the options that follow
-the file on the command line; it returns a callable `step`. `step(tokens)` takes one training step (forward, backward, optimizer) on tokens
-of shape (batch_tokens / seq_len, seq_len + 1), int64, on the request's device: inputs and, one further, targets. It returns the mean loss
-in nats per token, a float or a tensor of one element, which the bench reads once a step. The callable has these attributes:
+The file defines `build(request, **options)`. It gets what a step is to be built for (`requested`), and as
+strings the options that follow the file on the command line; it returns a callable `step`. `step(tokens)`
+takes one training step (forward, backward, optimizer) on tokens of shape (batch_tokens / seq_len, seq_len +
+1), int64, on the request's device: inputs and, one further, targets. It returns the mean loss in nats per
+token, a float or a tensor of one element, which the bench reads once a step. The callable has these
+attributes:
 
     parameters          the tensors that a step updates
     settings            what it is: a dict of plain JSON values, shown below the table
     optimizers          optional: those of torch whose state counts as memory
     flops_per_token     optional: a number, for MFU
 
-The tokens are those of nocap's own arms, read by the same code inside the time that counts. Before each block the bench sets the number of
-threads, and that fp32 means fp32 (no TF32). An error in the file fails its arm, as any error fails any arm.
+The tokens are those of nocap's own arms, read by the same code inside the time that counts. Before each block
+the bench sets the number of threads, and that fp32 means fp32 (no TF32). An error in the file fails its arm,
+as any error fails any arm.
 """
 
 from __future__ import annotations
@@ -42,8 +46,8 @@ FLAG = "--arm-external"
 
 
 def external_arm(base: Sequence[str], typed: str) -> ExternalArm:
-    """The arm of a FLAG as typed in a shell: the file, its options (`name=value`), and overrides (`group.key=value`) on top of `base`, the
-    baseline's. Runs the file.
+    """The arm of a FLAG as typed in a shell: the file, its options (`name=value`), and overrides
+    (`group.key=value`) on top of `base`, the baseline's. Runs the file.
 
     Errors:
         InputError: a wrong word, or a file that cannot be run.
@@ -83,7 +87,9 @@ class ExternalArm(TimedArm):
         super().__init__(label, run, source=path)
         self.options, self.request, content = options, requested(run), path.read_bytes()
         sha256 = hashlib.sha256(content).hexdigest()
-        self.config = {"external": {"file": path.name, "sha256": sha256, "options": options, "request": self.request}}
+        self.config = {
+            "external": {"file": path.name, "sha256": sha256, "options": options, "request": self.request}
+        }
         self.module = ModuleType(f"external_{path.stem}_{sha256[:12]}")
         sys.modules[self.module.__name__] = self.module  # the compiler and dataclasses look for it there
         sys.path.insert(0, str(path.absolute().parent))  # its neighbours can be imported, as a script's
@@ -94,14 +100,16 @@ class ExternalArm(TimedArm):
         require(hasattr(self.module, "build"), str(path), "define a function build(request)", "none")
 
     def build(self) -> float:
-        """Build; one step, which must change a parameter, gives the MiB that a forward keeps for its backward."""
+        """Build; one step, which must change a parameter, gives the MiB that a forward keeps for its
+        backward."""
         torch.manual_seed(self.request["seed"])
         self.windows = train_windows(self.run, self.job.train_shards)
         self.built = self.module.build(SimpleNamespace(**self.request), **self.options)
         self.ahead, parameters = self._tokens(), list(self.built.parameters)
         before = [_bits(p) for p in parameters]
         counted: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters)
-        with nullcontext({}) if self.device.type == "cuda" else counted as kept:  # on a GPU memory is measured
+        # on a GPU memory is measured
+        with nullcontext({}) if self.device.type == "cuda" else counted as kept:
             self.step()
         if [_bits(p) for p in parameters] == before:
             raise InputError("a step must update its parameters, got one that changes none")
@@ -119,9 +127,19 @@ class ExternalArm(TimedArm):
 
     def describe(self) -> dict[str, Any]:
         step = self.built
-        parameters, settings = dict.fromkeys(step.parameters), json.loads(json.dumps(dict(step.settings), allow_nan=False))
-        flops, mib = getattr(step, "flops_per_token", None), memory.parts_mib(parameters, getattr(step, "optimizers", ()))
-        counts = {"flops_per_token": flops, "flops_basis": flops and "the file's own", "params": sum(p.numel() for p in parameters)}
+        parameters, settings = (
+            dict.fromkeys(step.parameters),
+            json.loads(json.dumps(dict(step.settings), allow_nan=False)),
+        )
+        flops, mib = (
+            getattr(step, "flops_per_token", None),
+            memory.parts_mib(parameters, getattr(step, "optimizers", ())),
+        )
+        counts = {
+            "flops_per_token": flops,
+            "flops_basis": flops and "the file's own",
+            "params": sum(p.numel() for p in parameters),
+        }
         return {**counts, "settings": settings, "memory_mib": mib}
 
     def _tokens(self) -> Tensor:

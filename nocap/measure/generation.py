@@ -1,7 +1,8 @@
-"""Text from a trained run, over one of two engines: cached keys and values, or the whole prefix again. Both give the same tokens.
+"""Text from a trained run, over one of two engines: cached keys and values, or the whole prefix again. Both
+give the same tokens.
 
-B: batch, T: tokens, V: vocabulary, H: query heads, K: key/value heads, G: query heads a key/value head, S: slots, D: channels of a head,
-N: new tokens.
+B: batch, T: tokens, V: vocabulary, H: query heads, K: key/value heads, G: query heads a key/value head, S:
+slots, D: channels of a head, N: new tokens.
 """
 
 from __future__ import annotations
@@ -41,8 +42,17 @@ class UncachedError(ValueError):
     """This model does not decode from a cache; the message gives the reason."""
 
 
-def engine_for(model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False, log: Callable[[str], None]) -> Engine:
-    """An engine with a cache; where the model has none, one that recomputes the prefix, and a line in the log."""
+def engine_for(
+    model: LanguageModel,
+    run: Run,
+    *,
+    batch: int,
+    capacity: int,
+    compiled: bool = False,
+    log: Callable[[str], None],
+) -> Engine:
+    """An engine with a cache; where the model has none, one that recomputes the prefix, and a line in the
+    log."""
     try:
         check_cached(model, run)
     except UncachedError as error:
@@ -52,10 +62,11 @@ def engine_for(model: LanguageModel, run: Run, *, batch: int, capacity: int, com
 
 
 class Recompute:
-    """The training model's own forward over the whole prefix, for each token: the reference, and what a cache saves.
+    """The training model's own forward over the whole prefix, for each token: the reference, and what a cache
+    saves.
 
-    Of both engines: `prefill` starts over with some tokens, and gives the logits (B, V) of the token after them; `decode` takes one more
-    token a sequence, and gives the logits of the token after that.
+    Of both engines: `prefill` starts over with some tokens, and gives the logits (B, V) of the token after
+    them; `decode` takes one more token a sequence, and gives the logits of the token after that.
     """
 
     def __init__(self, model: LanguageModel) -> None:
@@ -72,23 +83,34 @@ class Recompute:
 
 
 class Cached:
-    """Prefill in one pass, then a token at a time over `LayerCache`s for `batch` sequences of up to `capacity` tokens.
+    """Prefill in one pass, then a token at a time over `LayerCache`s for `batch` sequences of up to
+    `capacity` tokens.
 
-    The position is a tensor, so that no shape depends on it: `compiled` makes decoding one graph at the first token.
+    The position is a tensor, so that no shape depends on it: `compiled` makes decoding one graph at the first
+    token.
 
     Errors:
         UncachedError: the model has no cached form.
     """
 
-    def __init__(self, model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False) -> None:
+    def __init__(
+        self, model: LanguageModel, run: Run, *, batch: int, capacity: int, compiled: bool = False
+    ) -> None:
         assert capacity <= run.model.seq_len, "the model has no positions beyond its context"
         self.model, parts = _parts(model, run, capacity)
         self.capacity, self.length = capacity, 0
-        weight, heads, d_head = self.model.embedding.weight, run.attention.n_kv_heads, run.model.d_model // run.model.n_head
+        weight, heads, d_head = (
+            self.model.embedding.weight,
+            run.attention.n_kv_heads,
+            run.model.d_model // run.model.n_head,
+        )
         self.tokens_B = torch.zeros(batch, dtype=torch.long, device=weight.device)
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
         # Zeros: hidden slots are multiplied by 0, and 0 × uninitialised memory may be NaN.
-        self.layers = [LayerCache(mixer, self.position, weight.new_zeros(2, batch, heads, slots, d_head)) for mixer, slots in parts]
+        self.layers = [
+            LayerCache(mixer, self.position, weight.new_zeros(2, batch, heads, slots, d_head))
+            for mixer, slots in parts
+        ]
         self._step = _compiled(weight.device) if compiled else step
 
     @torch.no_grad()
@@ -96,7 +118,9 @@ class Cached:
         self.length = tokens_BT.shape[1]
         assert self.length <= self.capacity
         self.position.fill_(self.length)
-        trunk_BTC = self.model.trunk(tokens_BT, where=slice(0, self.length), mixers=[layer.prefill for layer in self.layers])
+        trunk_BTC = self.model.trunk(
+            tokens_BT, where=slice(0, self.length), mixers=[layer.prefill for layer in self.layers]
+        )
         return self.model.head.logits(trunk_BTC[:, -1:])[:, 0]
 
     @torch.no_grad()
@@ -114,21 +138,28 @@ Engine = Recompute | Cached
 
 def step(engine: Cached, tokens_B: Tensor) -> Tensor:
     """Logits (B, V) after one more token, which is stored."""
-    trunk_B1C = engine.model.trunk(tokens_B[:, None], where=engine.position, mixers=[layer.decode for layer in engine.layers])
+    trunk_B1C = engine.model.trunk(
+        tokens_B[:, None], where=engine.position, mixers=[layer.decode for layer in engine.layers]
+    )
     return engine.model.head.logits(trunk_B1C)[:, 0]
 
 
 def _compiled(device: torch.device) -> Callable[[Cached, Tensor], Tensor]:
-    """`step` as one graph, without the checks at each call that what it was made for still holds: an engine's shapes and modules do
-    not change, and the checks, several for every module and weight, took 0.9 of 3.2 ms a token in a model of four layers."""
-    # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and none counts as another's recompilation.
+    """`step` as one graph, without the checks at each call that what it was made for still holds: an engine's
+    shapes and modules do not change, and the checks, several for every module and weight, took 0.9 of 3.2 ms
+    a token in a model of four layers."""
+    # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and none counts
+    # as another's recompilation.
     own = FunctionType(step.__code__.replace(), globals())
-    return compile_(own, {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"})
+    return compile_(
+        own, {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"}
+    )
 
 
 class LayerCache:
-    """Keys and values so far, allocated once, as a ring: position p lies in slot p mod S. A global layer has a slot for every position. A
-    sliding layer has `window` slots, so that a new token takes the place of the one that it no longer sees.
+    """Keys and values so far, allocated once, as a ring: position p lies in slot p mod S. A global layer has
+    a slot for every position. A sliding layer has `window` slots, so that a new token takes the place of the
+    one that it no longer sees.
 
     `prefill` and `decode` take a mixer's place: they store the keys and values that they get, and attend.
     """
@@ -147,12 +178,15 @@ class LayerCache:
         return self.mixer(q_BHTD, k_BKTD, v_BKTD)
 
     def decode(self, q_BH1D: Tensor, k_BK1D: Tensor, v_BK1D: Tensor) -> Tensor:
-        """One token at `position`. Slots that are still empty are hidden; queries that share a key/value head meet it together."""
+        """One token at `position`. Slots that are still empty are hidden; queries that share a key/value head
+        meet it together."""
         place = self.position % self.slots
         self.k_BKSD.index_copy_(2, place, k_BK1D)
         self.v_BKSD.index_copy_(2, place, v_BK1D)
         q_BKGD = q_BH1D.unflatten(1, (self.k_BKSD.shape[1], -1)).squeeze(3)
-        y_BKGD = F.scaled_dot_product_attention(q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=self.places_S[None] <= self.position)
+        y_BKGD = F.scaled_dot_product_attention(
+            q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=self.places_S[None] <= self.position
+        )
         return y_BKGD.flatten(1, 2).unsqueeze(2)
 
 
@@ -160,17 +194,23 @@ class LayerCache:
 
 
 def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
-    """The model, and its layers' mixers with the tokens that each one's cache holds, where it is made of the blocks that a cache can
-    enter and no idea looks across tokens."""
+    """The model, and its layers' mixers with the tokens that each one's cache holds, where it is made of the
+    blocks that a cache can enter and no idea looks across tokens."""
     paths = (path.split(".") for path, _ in model.named_modules())
     ideas = {names[-1] for names in paths if names[-2:-1] == ["ideas"]}
     across = [name for name, idea in run.ideas.items() if not idea.PER_TOKEN and name in ideas]
     if across:
-        raise UncachedError(f"ideas.{across[0]} does not declare that it takes each token by itself (PER_TOKEN)")
-    layers = [block.attention.f for block in model.blocks if type(block) is Block] if type(model) is GPT else []
+        raise UncachedError(
+            f"ideas.{across[0]} does not declare that it takes each token by itself (PER_TOKEN)"
+        )
+    layers = (
+        [block.attention.f for block in model.blocks if type(block) is Block] if type(model) is GPT else []
+    )
     mixers = [attention.mixer for attention in layers if type(attention) is CausalSelfAttention]
     if type(model) is not GPT or len(mixers) < run.model.n_layer:
-        raise UncachedError(f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own")
+        raise UncachedError(
+            f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own"
+        )
     slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
     if slots is None:
         raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
@@ -182,7 +222,8 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
 
 @torch.no_grad()
 def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
-    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed when it is so.
+    """Try the cache on a few tokens against the prefix computed again: what an option declares is believed
+    when it is so.
 
     Errors:
         UncachedError: there is no cache, or it gives other logits.
@@ -194,7 +235,9 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
         logits = cached.decode(tokens_1T[:, t - 1]) if t > 1 else cached.prefill(tokens_1T[:, :1])
         expected = again.prefill(tokens_1T[:, :t])
         if not torch.allclose(logits, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
-            raise UncachedError(f"its logits differ from the whole prefix's at token {t}: some option looks across tokens")
+            raise UncachedError(
+                f"its logits differ from the whole prefix's at token {t}: some option looks across tokens"
+            )
 
 
 # --- text from a trained run: its checkpoint, the sampler, and the tokens with their rate ------------
@@ -220,11 +263,12 @@ class Trained:
 
 
 def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> Trained:
-    """The newest valid checkpoint of the run, on `device`; or the model of an exported file. What is wrong with a newer checkpoint goes to
-    the log.
+    """The newest valid checkpoint of the run, on `device`; or the model of an exported file. What is wrong
+    with a newer checkpoint goes to the log.
 
     Errors:
-        ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose weights are not finite.
+        ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose
+            weights are not finite.
     """
     if run_dir.is_dir():
         _log_other_code(run_dir, log)
@@ -234,7 +278,8 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
 
 
 def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code: bool) -> Trained:
-    """As a command names it: a run's folder, name or identity, or an exported file; on a GPU where there is one, unless told otherwise.
+    """As a command names it: a run's folder, name or identity, or an exported file; on a GPU where there is
+    one, unless told otherwise.
 
     Errors:
         ValueError: as for `load`; no such run, or no such device.
@@ -252,24 +297,35 @@ def log(line: str) -> None:
 
 
 def _log_other_code(run_dir: Path, log: Callable[[str], None]) -> None:
-    """A line for each option from outside that is not, byte for byte, the one that the run was trained with."""
-    known = {(row["group"], row["name"]): row["sha256"] for row in (read_json(run_dir / "manifest.json") or {}).get("outside", ())}
+    """A line for each option from outside that is not, byte for byte, the one that the run was trained
+    with."""
+    known = {
+        (row["group"], row["name"]): row["sha256"]
+        for row in (read_json(run_dir / "manifest.json") or {}).get("outside", ())
+    }
     for file in outside.files():
         if known.get((file.group, file.name), file.sha256) != file.sha256:
-            log(f"{file.path} is not the code that this run was trained with; its record has a copy (--allow-code)")
+            log(
+                f"{file.path} is not the code that this run was trained with; its record has a copy "
+                "(--allow-code)"
+            )
 
 
 class Sampler:
-    """Draws by the inverse of the distribution function, in fp64: the i-th new token of a sequence needs one uniform number, and that
-    number is a function of (seed, sequence, i) alone. So a sample is the same on every device and in every batch.
+    """Draws by the inverse of the distribution function, in fp64: the i-th new token of a sequence needs one
+    uniform number, and that number is a function of (seed, sequence, i) alone. So a sample is the same on
+    every device and in every batch.
 
-    `temperature` 0 takes the most probable token. `top_k` keeps the k most probable (ties with the last of them too); 0 keeps all.
+    `temperature` 0 takes the most probable token. `top_k` keeps the k most probable (ties with the last of
+    them too); 0 keeps all.
     """
 
     def __init__(self, *, temperature: float, top_k: int, seed: int, sequences: int, max_tokens: int) -> None:
         self.temperature, self.top_k = temperature, top_k
         # fp32 draws stay so far below 1 that their product with a sum in fp64 stays below the sum.
-        rows = [np.random.default_rng([seed, i]).random(max_tokens, dtype=np.float32) for i in range(sequences)]
+        rows = [
+            np.random.default_rng([seed, i]).random(max_tokens, dtype=np.float32) for i in range(sequences)
+        ]
         self.draws_BN = torch.from_numpy(np.stack(rows))
 
     def __call__(self, logits_BV: Tensor, i: int) -> Tensor:
@@ -296,11 +352,15 @@ def generate(engine: Engine, prompt_BT: Tensor, sampler: Sampler, *, max_tokens:
             logits_BV = engine.decode(tokens_B)
 
 
-def write(trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler) -> tuple[list[list[int]], float | None]:
-    """As many tokens a sequence as the sampler has draws for, or up to its end-of-text; and the tokens/s of all from the second token on
-    (wall clock)."""
+def write(
+    trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler
+) -> tuple[list[list[int]], float | None]:
+    """As many tokens a sequence as the sampler has draws for, or up to its end-of-text; and the tokens/s of
+    all from the second token on (wall clock)."""
     end, rows, marks, ended = trained.encoding.eot_token, list[list[int]](), list[float](), set[int]()
-    for tokens_B in generate(engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=sampler.draws_BN.shape[1]):
+    for tokens_B in generate(
+        engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=sampler.draws_BN.shape[1]
+    ):
         rows.append(tokens_B.tolist())
         marks.append(time.perf_counter())
         ended.update(i for i, token in enumerate(rows[-1]) if token == end)

@@ -19,7 +19,8 @@ from nocap.measure.generation import Engine, Sampler, Trained, engine_for, gener
 
 
 class Harnessed(TemplateLM):  # type: ignore[misc]
-    """A model has `model.seq_len` positions. Of a longer context the end is read, as lm-eval's own models do; `shortened` counts them.
+    """A model has `model.seq_len` positions. Of a longer context the end is read, as lm-eval's own models do;
+    `shortened` counts them.
 
     An answer that is itself longer cannot be scored, and is refused.
     """
@@ -31,7 +32,9 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
 
     @cached_property
     def engine(self) -> Engine:
-        return engine_for(self.trained.model, self.trained.run, batch=1, capacity=self.positions, log=self.log)
+        return engine_for(
+            self.trained.model, self.trained.run, batch=1, capacity=self.positions, log=self.log
+        )
 
     @property
     def eot_token_id(self) -> int:
@@ -40,11 +43,19 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         return self.trained.encoding.encode_ordinary(string)
 
-    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any) -> list[tuple[float, bool]]:
-        """Of each continuation given its context, and whether each of its tokens was the most probable one."""
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """Of each continuation given its context, and whether each of its tokens was the most probable
+        one."""
         rows = list[tuple[list[int], int]]()
         for _, context, continuation in requests:
-            require(len(continuation) <= self.positions, "a text to score", f"have at most {self.positions} tokens", len(continuation))
+            require(
+                len(continuation) <= self.positions,
+                "a text to score",
+                f"have at most {self.positions} tokens",
+                len(continuation),
+            )
             tokens = [*(context or [self.eot_token_id]), *continuation]
             self.shortened += len(tokens) > self.positions + 1
             rows.append((tokens[-self.positions - 1 :], len(continuation)))
@@ -56,7 +67,10 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
     def _scored(self, rows: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
         """Of the last so many tokens of each row. Causal attention does not see the padding at the right."""
         longest = max(len(tokens) for tokens, _ in rows)
-        tokens_BT = torch.tensor([tokens + [self.eot_token_id] * (longest - len(tokens)) for tokens, _ in rows], device=self.trained.device)
+        tokens_BT = torch.tensor(
+            [tokens + [self.eot_token_id] * (longest - len(tokens)) for tokens, _ in rows],
+            device=self.trained.device,
+        )
         logits_BTV = self.trained.model.logits(tokens_BT[:, :-1]).float()
         found = []
         for row, (tokens, scored) in enumerate(rows):
@@ -67,10 +81,12 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
         return found
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Of whole texts, each after an end-of-text. A longer one is cut as lm-eval cuts: every token is scored once, and the last piece
-        has as much context as fits."""
+        """Of whole texts, each after an end-of-text. A longer one is cut as lm-eval cuts: every token is
+        scored once, and the last piece has as much context as fits."""
         windows = [
-            get_rolling_token_windows(self.tok_encode(request.args[0]), self.eot_token_id, max_seq_len=self.positions, context_len=1)
+            get_rolling_token_windows(
+                self.tok_encode(request.args[0]), self.eot_token_id, max_seq_len=self.positions, context_len=1
+            )
             for request in requests
         ]
         texts = [[(None, *make_disjoint_window(window)) for window in text] for text in windows]
@@ -81,7 +97,8 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
         return [self._continued(*request.args) for request in requests]
 
     def _continued(self, context: str, asked: dict[str, Any]) -> str:
-        """Greedily, up to a stop, an end-of-text, as many tokens as the task allows, or half of the positions."""
+        """Greedily, up to a stop, an end-of-text, as many tokens as the task allows, or half of the
+        positions."""
         given = normalize_gen_kwargs(asked)
         require(not given["do_sample"], "do_sample", "be false: continuations are greedy", given["do_sample"])
         new = min(given["max_gen_toks"], self.positions // 2)
@@ -91,7 +108,9 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
         prompt = prompt[-room:]
         sampler = Sampler(temperature=0, top_k=0, seed=0, sequences=1, max_tokens=new)
         tokens, text = list[int](), ""
-        for token_B in generate(self.engine, torch.tensor([prompt], device=self.trained.device), sampler, max_tokens=new):
+        for token_B in generate(
+            self.engine, torch.tensor([prompt], device=self.trained.device), sampler, max_tokens=new
+        ):
             tokens.append(int(token_B))
             text = self.trained.text(tokens)
             if tokens[-1] == self.eot_token_id or any(stop and stop in text for stop in given["until"]):

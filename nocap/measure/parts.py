@@ -1,9 +1,10 @@
 """The parts of a step: which module is running, and what the profiler saw of each.
 
-Ranges stand around the model's modules, forward by hooks, backward by autograd's sequence numbers. Nothing in the model knows of this:
-hooks are put on its modules, and its mixers wrapped, for as long as a profile lasts. From the profiler's events each moment of a step then
-belongs to one module and direction. On the CPU a row's time is wall time without that of the ranges inside it, so the rows add up to the
-step. On CUDA it is the time of the kernels that the row's operations launched; what is left of the step is the device waiting.
+Ranges stand around the model's modules, forward by hooks, backward by autograd's sequence numbers. Nothing in
+the model knows of this: hooks are put on its modules, and its mixers wrapped, for as long as a profile lasts.
+From the profiler's events each moment of a step then belongs to one module and direction. On the CPU a row's
+time is wall time without that of the ranges inside it, so the rows add up to the step. On CUDA it is the time
+of the kernels that the row's operations launched; what is left of the step is the device waiting.
 """
 
 from __future__ import annotations
@@ -30,8 +31,15 @@ from nocap.model.attention import CausalSelfAttention
 from nocap.model.gpt import GPT, Block, Branch, Head
 from nocap.options.ideas import MODEL_JOINTS, Idea
 
-_BY_NAME = {"embedding": "embedding", "position": "embedding", "norm": "norm", "norm_after": "norm", "unembed": "head"}
-_BY_TYPE: dict[type, str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}  # GPT adds the positions
+_BY_NAME = {
+    "embedding": "embedding",
+    "position": "embedding",
+    "norm": "norm",
+    "norm_after": "norm",
+    "unembed": "head",
+}
+# GPT adds the positions
+_BY_TYPE: dict[type, str] = {GPT: "embedding", Block: "residual", Branch: "residual", Head: "loss"}
 _IDEAS = ("ideas", "around")
 MARK = "nocap|"  # begins the names of our ranges among the profiler's
 STEP, ACCUMULATE = "step", "gradients"  # paths beside the modules'
@@ -63,11 +71,18 @@ class Ranges:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.part: dict[str, str] = {STEP: "other", ACCUMULATE: "accumulate", "data": "data", "clip": "clip", "optimizer": "optimizer"}
+        self.part: dict[str, str] = {
+            STEP: "other",
+            ACCUMULATE: "accumulate",
+            "data": "data",
+            "clip": "clip",
+            "optimizer": "optimizer",
+        }
         self.calls = Counter[str]()
         self.kept = Counter[str]()  # bytes that one micro-batch's forward keeps for its backward
         self._open: list[str] = []
-        self._numbers: list[int] = []  # autograd's sequence number at each change of the running module, ascending
+        # autograd's sequence number at each change of the running module, ascending
+        self._numbers: list[int] = []
         self._paths: list[str] = []
 
     @property
@@ -89,7 +104,8 @@ class Ranges:
         self._numbers, self._paths, self.calls = [], [], Counter()
 
     def node(self, sequence: int) -> str:
-        """The module whose forward made the autograd node of this number. A gradient accumulator's is the largest there is."""
+        """The module whose forward made the autograd node of this number. A gradient accumulator's is the
+        largest there is."""
         if not 0 <= sequence < 2**62:
             return ACCUMULATE
         at = bisect_right(self._numbers, sequence) - 1
@@ -113,7 +129,10 @@ class Ranges:
                     part = part_of(self.run, f"{path}.mixer", modules) or "scores"
                     replace(module, "mixer", self._watched(f"{path}.mixer", part, module.mixer))
                 if isinstance(module, GPT | Block | Head) and module.joined:
-                    joined = tuple((name, self._joints(f"{path}.ideas.{name}".lstrip("."), idea), at) for name, idea, at in module.joined)
+                    joined = tuple(
+                        (name, self._joints(f"{path}.ideas.{name}".lstrip("."), idea), at)
+                        for name, idea, at in module.joined
+                    )
                     replace(module, "joined", joined)
                     if isinstance(module, Block) and module.of_qkv:
                         replace(module, "of_qkv", (joined,))
@@ -121,7 +140,9 @@ class Ranges:
 
     def _joints(self, path: str, idea: Idea) -> Any:
         """The idea, each of whose joints in this place is one of its moments in the profile."""
-        return SimpleNamespace(**{joint: self._watched(path, "ideas", getattr(idea, joint)) for joint in MODEL_JOINTS})
+        return SimpleNamespace(
+            **{joint: self._watched(path, "ideas", getattr(idea, joint)) for joint in MODEL_JOINTS}
+        )
 
     def _watched(self, path: str, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
         self.part[path] = part
@@ -142,7 +163,9 @@ class Ranges:
 
     def _changed(self) -> None:
         if torch._C._current_autograd_node() is not None:
-            return  # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its nodes never run
+            # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its
+            # nodes never run
+            return
         self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self._paths.append(self.here)
 
@@ -174,14 +197,17 @@ class Timeline:
 def profiler(*, on_cuda: bool) -> profile:
     """torch's profiler for one step."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    return profile(activities=activities, profile_memory=True, acc_events=True)  # older versions warn about the default
+    # older versions warn about the default
+    return profile(activities=activities, profile_memory=True, acc_events=True)
 
 
 def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
     """The one step that `prof` saw. Ranges must be those that watched it."""
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
-    backward_ends = max((e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start)
+    backward_ends = max(
+        (e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start
+    )
     rows = defaultdict[Key, Cost](Cost)
     unattributed = 0.0
 
@@ -208,7 +234,8 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
 
 
 def busy_ms(prof: profile) -> float:
-    """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges on its timeline are no work."""
+    """Milliseconds in which a kernel or a copy ran on the GPU: the union of their intervals. Ranges on its
+    timeline are no work."""
     work = (e.time_range for e in prof.events() if e.device_type.name == "CUDA" and not e.is_user_annotation)
     busy_us, until = 0.0, -math.inf
     for start, end in sorted((at.start, at.end) for at in work):
@@ -234,12 +261,14 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
 def memory_events(prof: profile) -> list[tuple[int, int]]:
     """(nanoseconds, bytes; negative where freed) of every thread, in time."""
     results: Any = prof.profiler and prof.profiler.kineto_results
-    return sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
+    return sorted(
+        (event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"
+    )
 
 
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
-    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the profiler's record of each
-    allocation (compiled code's included)."""
+    """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the
+    profiler's record of each allocation (compiled code's included)."""
     with profiler(on_cuda=False) as seen:
         call(*arguments)
     return sum(max(0, n) for _, n in memory_events(seen))

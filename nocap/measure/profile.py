@@ -1,4 +1,5 @@
-"""One profile from beginning to end: count the step, take it under the profiler, bound it; and the record, one JSON object."""
+"""One profile from beginning to end: count the step, take it under the profiler, bound it; and the record,
+one JSON object."""
 
 from __future__ import annotations
 
@@ -34,40 +35,57 @@ from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
-# Beyond these limits the machine was busy: on a quiet one a process had 1.00 of its core, products came to 0.92 of the peak at most.
+# Beyond these limits the machine was busy: on a quiet one a process had 1.00 of its core, products came to
+# 0.92 of the peak at most.
 LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
 
 Row = dict[str, Any]
 
 
 def profile(
-    run: Run, overrides: Sequence[str], compose: Composer, *, repeats: int, trace: Path | None = None, ceilings: bool = False
+    run: Run,
+    overrides: Sequence[str],
+    compose: Composer,
+    *,
+    repeats: int,
+    trace: Path | None = None,
+    ceilings: bool = False,
 ) -> dict[str, Any]:
-    """The profile of a run, as JSON types. `compose` makes the run that the user's overrides and more of them describe.
+    """The profile of a run, as JSON types. `compose` makes the run that the user's overrides and more of them
+    describe.
 
     Errors:
         ValueError: the step does not fit into this machine's memory, or diverges.
     """
     check_compiler(run)
     try:
-        with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():  # CUDA reserves addresses by the terabyte
+        # CUDA reserves addresses by the terabyte
+        with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():
             counted = count(run, vocab_size=run.tokenizer.vocab_size)
             configure_numerics(run)
             log("measuring the peaks: a large product and a large copy")
             peak = measure_peak(run.trainer.device)
-            log(f"measuring {2 * repeats + 1} steps of {run.trainer.micro_batch} × {run.model.seq_len} tokens")
-            result = record(overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace))
+            log(
+                f"measuring {2 * repeats + 1} steps of {run.trainer.micro_batch} × {run.model.seq_len} tokens"
+            )
+            result = record(
+                overrides, counted=counted, peak=peak, measured=measure(run, repeats=repeats, trace=trace)
+            )
             if ceilings:
                 log("counting what each option would do")
                 ms = {row["part"]: row["ms"] for row in result["parts"]}
-                result["ceilings"] = {"table": roofline.ceilings(counted, compose, peak, ms, result["step"]["unattributed_ms"])}
+                result["ceilings"] = {
+                    "table": roofline.ceilings(counted, compose, peak, ms, result["step"]["unattributed_ms"])
+                }
     except DivergedError as error:
         raise ValueError(f"a profiled step must have a finite loss and gradient: {error}") from error
     except (RuntimeError, MemoryError) as error:
         if not memory.ran_out(error):
             raise
         cause, size = str(error).partition("\n")[0], run.trainer.micro_batch
-        raise ValueError(f"the step must fit into the device's memory; lower trainer.micro_batch={size} ({cause})") from error
+        raise ValueError(
+            f"the step must fit into the device's memory; lower trainer.micro_batch={size} ({cause})"
+        ) from error
     return result
 
 
@@ -81,7 +99,9 @@ def log(line: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    steps: dict[str, Row]  # how it ran (`plain`, eager as the parts are; `profiled`; `compiled` where the config asks for it) → its clocks
+    # how it ran (`plain`, eager as the parts are; `profiled`; `compiled` where the config asks for it) → its
+    # clocks
+    steps: dict[str, Row]
     timeline: Timeline  # of the fastest profiled step, the least disturbed
     ranges: Ranges
     microbatches: int  # in the measured step
@@ -89,7 +109,8 @@ class Measured:
 
 
 class _Marks(Ledger):
-    """The loop's clock ledger, whose lines become ranges of the profiler: the step, and within it the wait for data."""
+    """The loop's clock ledger, whose lines become ranges of the profiler: the step, and within it the wait
+    for data."""
 
     @contextmanager
     def charge(self, line: str) -> Iterator[None]:
@@ -98,7 +119,8 @@ class _Marks(Ledger):
 
 
 def measurable(run: Run) -> Run:
-    """The same step, as it is in the end, with at most two micro-batches, uncompiled: a compiled graph cannot be taken apart by module."""
+    """The same step, as it is in the end, with at most two micro-batches, uncompiled: a compiled graph cannot
+    be taken apart by module."""
     run = run.in_the_end()
     t = run.trainer
     tokens = min(microbatches(run), MOST_MICROBATCHES) * t.micro_batch * run.model.seq_len * t.devices
@@ -130,18 +152,27 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
                 prof.export_chrome_trace(str(trace))
     mib = {**arm.facts["memory_mib"], "activations": sum(ranges.kept.values()) / MIB}
     # Gradients come and go within the step.
-    mib["peak"] = memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
+    mib["peak"] = (
+        memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
+    )
     del model
     arm.close()
     steps = {"plain": busy(plain, timeline.busy_ms), "profiled": profiled}
     if run.trainer.compile is not Compile.off or run.trainer.cuda_graphs:
         steps["compiled"] = _compiled(run, eager, repeats=repeats)
-    return Measured(steps=steps, timeline=timeline, ranges=ranges, microbatches=microbatches(eager), memory=mib)
+    return Measured(
+        steps=steps, timeline=timeline, ranges=ranges, microbatches=microbatches(eager), memory=mib
+    )
 
 
 def _compiled(run: Run, eager: Run, *, repeats: int) -> Row:
     """The step as it is trained, whole: nothing sees into it."""
-    arm = _warm(replace(eager, trainer=replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)))
+    arm = _warm(
+        replace(
+            eager,
+            trainer=replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs),
+        )
+    )
     step = _fastest(_clocked(arm) for _ in range(repeats))
     if run.trainer.device is Device.cpu:
         return step
@@ -157,11 +188,16 @@ def _warm(run: Run) -> TimedArm:
 
 
 def _clocked(arm: TimedArm) -> Row:
-    """One training step, timed as it is trained, by the wall and by this process; it ends when the device has finished."""
+    """One training step, timed as it is trained, by the wall and by this process; it ends when the device has
+    finished."""
     began, cpu = time.perf_counter(), time.process_time()
     arm.step()
     arm.job.world.synchronize()
-    return {"wall_ms": (time.perf_counter() - began) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3, "gpu_busy": None}
+    return {
+        "wall_ms": (time.perf_counter() - began) * 1e3,
+        "cpu_ms": (time.process_time() - cpu) * 1e3,
+        "gpu_busy": None,
+    }
 
 
 def _fastest(steps: Iterable[Row]) -> Row:
@@ -169,7 +205,8 @@ def _fastest(steps: Iterable[Row]) -> Row:
 
 
 def busy(step: Row, busy_ms: float) -> Row:
-    """The step with the share of it in which the GPU worked. `busy_ms` are kernels': what the profiler costs the host is in neither."""
+    """The step with the share of it in which the GPU worked. `busy_ms` are kernels': what the profiler costs
+    the host is in neither."""
     return {**step, "gpu_busy": min(1.0, busy_ms / step["wall_ms"]) if busy_ms else None}
 
 
@@ -179,15 +216,18 @@ SUMMED = ("ms", "calls", "flops", "bytes", "bound_ms", "allocations", "allocated
 
 
 def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
-    """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the config has it: ms, bytes, FLOPs,
-    MiB (those kept for the backward are one micro-batch's), and its bound by the roofline."""
+    """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the
+    config has it: ms, bytes, FLOPs, MiB (those kept for the backward are one micro-batch's), and its bound by
+    the roofline."""
     run = counted.run
     vocab_size, n = run.tokenizer.vocab_size, microbatches(run)
     scale, clock = _clock(run, measured)
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
     rows = list(_rows(counted, peak, measured, scale))
     attributed_ms = sum(row["ms"] for row in rows)
-    whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
+    whole_ms = (
+        attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
+    )
     doubts = list(_doubts(counted, peak, measured, rows))
     machine = hardware.describe(run.trainer.device, run.trainer.threads)
     parts = _summed(rows, ("part",), whole_ms)
@@ -220,14 +260,21 @@ def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Me
         "parts": parts,
         "layers": _summed([row for row in rows if row["layer"] is not None], ("layer", "part"), whole_ms),
         "rows": [_rated(row, whole_ms) for row in rows],
-        "memory_mib": {"measured": {**measured.memory, "kept": {part: n / MIB for part, n in measured.ranges.kept_by_part().items()}}},
+        "memory_mib": {
+            "measured": {
+                **measured.memory,
+                "kept": {part: n / MIB for part, n in measured.ranges.kept_by_part().items()},
+            }
+        },
         "measurements": [_measurement(overrides, str(machine["fingerprint"]), row).json() for row in parts],
     }
 
 
 def _measurement(overrides: Sequence[str], where: str, row: Row) -> Measurement:
     arm, metric = " ".join(overrides) or "(no change)", METRICS["part_ms"]
-    return Measurement(arm=arm, repeat=0, metric=metric, value=row["ms"], part=row["part"], where=where, when=now())
+    return Measurement(
+        arm=arm, repeat=0, metric=metric, value=row["ms"], part=row["part"], where=where, when=now()
+    )
 
 
 def _doubts(counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -236,7 +283,9 @@ def _doubts(counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row])
     Bytes are no bound here: a cache is faster than the copy that was measured.
     """
     run = counted.run
-    core = min(measured.steps[how]["cpu_ms"] / measured.steps[how]["wall_ms"] for how in ("plain", "profiled"))
+    core = min(
+        measured.steps[how]["cpu_ms"] / measured.steps[how]["wall_ms"] for how in ("plain", "profiled")
+    )
     if run.trainer.device is Device.cpu and core < LEAST_CORE:
         yield {"doubt": "core", "value": core, "limit": LEAST_CORE}
     # Parts that are not counted as they are computed.
@@ -249,11 +298,13 @@ def _doubts(counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row])
 
 
 def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
-    """What no module accounts for in the measured step. On a GPU: the device's waiting in a step without the profiler, whose own work on
-    the host would be taken for it."""
+    """What no module accounts for in the measured step. On a GPU: the device's waiting in a step without the
+    profiler, whose own work on the host would be taken for it."""
     if run.trainer.device is not Device.cuda:
         return measured.timeline.unattributed_ms * scale
-    return max(0.0, measured.steps["plain"]["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run))
+    return max(
+        0.0, measured.steps["plain"]["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run)
+    )
 
 
 def _clock(run: Run, measured: Measured) -> tuple[float, str]:
@@ -263,14 +314,16 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
     return share, {
         Clock.cuda: "device time of the kernels",
         Clock.wall: f"wall time, {run.trainer.threads} threads",
-        Clock.cpu: f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that this process had a core",
+        Clock.cpu: f"process CPU time: the profiler's wall time × {share:.2f}, the share of it that "
+        "this process had a core",
     }[clock]
 
 
 def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
     n, ranges = microbatches(counted.run), measured.ranges
     counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
-    for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):  # of one rank: 0
+    # of one rank: 0
+    for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):
         cost = measured.timeline.rows.get((path, direction), Cost())
         work = counted.work.get((path, direction), Work())
         part = ranges.part.get(path, path if path in PARTS else "other")
@@ -293,8 +346,8 @@ def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Itera
 
 
 def _times(part: str, n: int, m: int) -> float:
-    """How often the step of `n` micro-batches does what was measured over `m`: only those after the first add gradients up, and the
-    update comes once."""
+    """How often the step of `n` micro-batches does what was measured over `m`: only those after the first add
+    gradients up, and the update comes once."""
     if part not in STEP_PARTS or part == "data":
         return n / m
     return (n - 1) / (m - 1) if part == "accumulate" and m > 1 else 1.0
@@ -303,12 +356,16 @@ def _times(part: str, n: int, m: int) -> float:
 def _rated(row: Row, whole_ms: float) -> Row:
     """A row, or a sum of rows, with its share of the step, and how close it is to the roofline."""
     ms = row["ms"]
-    rates = {"flop_s": row["flops"] / ms * 1e3 if ms else None, "of_bound": row["bound_ms"] / ms if ms else None}
+    rates = {
+        "flop_s": row["flops"] / ms * 1e3 if ms else None,
+        "of_bound": row["bound_ms"] / ms if ms else None,
+    }
     return {**row, "share": ms / whole_ms, **rates}
 
 
 def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list[Row]:
-    """Rows added up over everything but `keys`, with the forward's and the backward's milliseconds beside the sum."""
+    """Rows added up over everything but `keys`, with the forward's and the backward's milliseconds beside the
+    sum."""
     groups: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         whole = groups.setdefault(
@@ -320,4 +377,7 @@ def _summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list
         whole[f"{row['direction']}_ms"] += row["ms"]
     order = {part: float(place) for place, part in enumerate(PARTS)}
     # 0.5: a replaced block's own parts, after the embedding.
-    return sorted((_rated(row, whole_ms) for row in groups.values()), key=lambda row: (row.get("layer", 0), order.get(row["part"], 0.5)))
+    return sorted(
+        (_rated(row, whole_ms) for row in groups.values()),
+        key=lambda row: (row.get("layer", 0), order.get(row["part"], 0.5)),
+    )

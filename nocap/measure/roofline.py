@@ -1,8 +1,9 @@
-"""The roofline: what a step must do (counted, not computed), how fast this machine can do it (measured peaks), and what each option could
-win at most.
+"""The roofline: what a step must do (counted, not computed), how fast this machine can do it (measured
+peaks), and what each option could win at most.
 
-The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own dispatcher decides which operations there
-are, in the run's precision, with its kernels. `nocap.model.flops` has the formulas of the FLOPs.
+The step runs on fake tensors, which have shapes, dtypes and a device, and no memory: torch's own dispatcher
+decides which operations there are, in the run's precision, with its kernels. `nocap.model.flops` has the
+formulas of the FLOPs.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ class Peak:
 
 def measure_peak(device: Device) -> Peak:
     """FLOP/s and bytes/s of the device with the threads that torch has now."""
-    flops, n = {precision.value: matmul_flops(device, precision) for precision in Precision}, COPY_BYTES[device]
+    flops, n = (
+        {precision.value: matmul_flops(device, precision) for precision in Precision},
+        COPY_BYTES[device],
+    )
     pair = [torch.zeros(n // 4, device=device.value) for _ in range(2)]
     copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: pair[0].copy_(pair[1]))
     pair.clear()
@@ -61,7 +65,9 @@ def matmul_flops(device: Device, precision: Precision) -> float:
     n, dtype = PRODUCT[device], torch.bfloat16 if precision is Precision.bf16 else torch.float32
     a, b = (torch.randn(n, n, device=device.value).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    return 2 * n**3 / Clock.of(device, torch.get_num_threads()).least_ms(lambda: torch.mm(a, b, out=out)) * 1e3
+    return (
+        2 * n**3 / Clock.of(device, torch.get_num_threads()).least_ms(lambda: torch.mm(a, b, out=out)) * 1e3
+    )
 
 
 # --- what a step must do
@@ -88,7 +94,8 @@ class Work(list[Op]):
         return sum(op.bytes for op in self)
 
     def bound_ms(self, peak: Peak) -> float:
-        """The roofline: no operation is faster than its FLOPs at the measured peak, or its bytes at the measured bandwidth."""
+        """The roofline: no operation is faster than its FLOPs at the measured peak, or its bytes at the
+        measured bandwidth."""
         return sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self) * 1e3
 
     def product_ms(self, peak: Peak) -> float:
@@ -97,13 +104,15 @@ class Work(list[Op]):
 
     @property
     def kinds(self) -> frozenset[tuple[str, str]]:
-        """The matrix products' operations and precisions: where they differ, a measured efficiency does not carry over."""
+        """The matrix products' operations and precisions: where they differ, a measured efficiency does not
+        carry over."""
         return frozenset((op.name, op.dtype) for op in self if op.flops)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """One micro-batch: work by (module path, direction), what each path is and keeps, and the parameters' bytes."""
+    """One micro-batch: work by (module path, direction), what each path is and keeps, and the parameters'
+    bytes."""
 
     run: Run
     work: dict[tuple[str, str], Work]
@@ -119,14 +128,27 @@ class Count:
     def product_ms(self, peak: Peak) -> dict[str, float]:
         """Of a step, by part: its matrix products at the measured peak."""
         n = microbatches(self.run)
-        return {part: work.product_ms(peak) * n * (self.needed() if part == "scores" else 1) for part, work in self.by_part().items()}
+        return {
+            part: work.product_ms(peak) * n * (self.needed() if part == "scores" else 1)
+            for part, work in self.by_part().items()
+        }
 
     def needed(self) -> float:
-        """The share of the computed scores that lies in the window: chunks compute a border that another kernel can skip."""
+        """The share of the computed scores that lies in the window: chunks compute a border that another
+        kernel can skip."""
         run, scores = self.run, self.by_part()["scores"]
-        if not scores or first_window(run) is None or declared(run.attention, "keys_met", of=("build", "mixer")) is None:
+        if (
+            not scores
+            or first_window(run) is None
+            or declared(run.attention, "keys_met", of=("build", "mixer")) is None
+        ):
             return 1.0
-        return component_flops(run, vocab_size=1)["scores"] * run.trainer.micro_batch * run.model.seq_len / scores.flops
+        return (
+            component_flops(run, vocab_size=1)["scores"]
+            * run.trainer.micro_batch
+            * run.model.seq_len
+            / scores.flops
+        )
 
     def held_mib(self) -> float:
         return (HELD * self.parameters + sum(self.ranges.kept.values())) / memory.MIB
@@ -135,14 +157,18 @@ class Count:
 def count(run: Run, *, vocab_size: int) -> Count:
     """Count one micro-batch of the run on this machine's device, without allocating it."""
     ranges, device = Ranges(run), run.trainer.device.value
-    countable = run.varied(attention=run.attention.countable())  # FlexAttention compiles itself and cannot be faked
+    # FlexAttention compiles itself and cannot be faked
+    countable = run.varied(attention=run.attention.countable())
     with FakeTensorMode():
         with torch.device(device):
             model = build_model(countable, vocab_size=vocab_size)
         tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
         counter = _WorkCounter(ranges)
         with ranges.around(model), counter:
-            with memory.saved_for_backward(list(model.parameters()), on_save=ranges.keep), autocast(run, run.trainer.precision):
+            with (
+                memory.saved_for_backward(list(model.parameters()), on_save=ranges.keep),
+                autocast(run, run.trainer.precision),
+            ):
                 loss = model(tokens, tokens)
             loss.total.backward()
     return Count(run=run, work=counter.work, ranges=ranges, parameters=memory.n_bytes(model.parameters()))
@@ -163,7 +189,11 @@ class _WorkCounter(TorchDispatchMode):
             return out
         node = torch._C._current_autograd_node()
         # A recomputed forward runs inside a node, with its modules' hooks.
-        path = self.ranges.here if node is None or self.ranges.here != STEP else self.ranges.node(node._sequence_nr())
+        path = (
+            self.ranges.here
+            if node is None or self.ranges.here != STEP
+            else self.ranges.node(node._sequence_nr())
+        )
         self.work[path, "forward" if node is None else "backward"].append(_op(func, args, kwargs, out))
         return out
 
@@ -175,7 +205,9 @@ _VIEWS = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say s
 
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns
-    return func._overloadpacket.__name__ in _VIEWS or any(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return func._overloadpacket.__name__ in _VIEWS or any(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
 
 
 def _op(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
@@ -188,7 +220,9 @@ def _op(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     distinct = {id(t): t for t in read}.values()
     floats = [t.dtype for t in (*read, *written) if t.is_floating_point()]
     dtype = "bf16" if floats and floats[0] is torch.bfloat16 else "fp32"
-    return Op(name, dtype, op_flops(func, args, kwargs, out), sum(map(_size, distinct)) + sum(map(_size, written)))
+    return Op(
+        name, dtype, op_flops(func, args, kwargs, out), sum(map(_size, distinct)) + sum(map(_size, written))
+    )
 
 
 def _tensors(tree: Any) -> Iterable[Tensor]:
@@ -205,16 +239,27 @@ def _size(t: Tensor) -> int:
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
 
 
-def ceilings(old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float) -> list[dict[str, Any]]:
-    """Everything that the configuration tree offers, the largest win first: by FLOPs and by the step, whose parts took these `ms`."""
-    new = {override: count(run, vocab_size=run.tokenizer.vocab_size) for override, run in options(old.run, compose).items()}
+def ceilings(
+    old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float
+) -> list[dict[str, Any]]:
+    """Everything that the configuration tree offers, the largest win first: by FLOPs and by the step, whose
+    parts took these `ms`."""
+    new = {
+        override: count(run, vocab_size=run.tokenizer.vocab_size)
+        for override, run in options(old.run, compose).items()
+    }
     rows = [{"label": override, **ceiling(old, each, peak, ms, rest_ms)} for override, each in new.items()]
     return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
 
 
 def options(run: Run, compose: Composer) -> dict[str, Run]:
-    """Everything that this configuration tree offers and the run does not already have: the override, and the run with it."""
-    groups = [(group, folder / group) for group in ("attention", "mlp") for folder in (conf_dir(), *outside.folders())]
+    """Everything that this configuration tree offers and the run does not already have: the override, and the
+    run with it."""
+    groups = [
+        (group, folder / group)
+        for group in ("attention", "mlp")
+        for folder in (conf_dir(), *outside.folders())
+    ]
     runs: dict[str, Run] = {}
     for override in (
         *(f"{group}={path.stem}" for group, folder in groups for path in sorted(folder.glob("*.yaml"))),
@@ -234,8 +279,8 @@ def options(run: Run, compose: Composer) -> dict[str, Run]:
 
 
 def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float) -> dict[str, float]:
-    """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their precision) and by the measured
-    step (Amdahl's law), and the MiB saved with their share of the memory."""
+    """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their
+    precision) and by the measured step (Amdahl's law), and the MiB saved with their share of the memory."""
     return {
         "by_flops": sum(old.product_ms(peak).values()) / sum(new.product_ms(peak).values()),
         "by_step": (sum(ms.values()) + rest_ms) / (sum(changed(old, new, peak, ms).values()) + rest_ms),
@@ -245,8 +290,9 @@ def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: f
 
 
 def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[str, float]:
-    """The parts of the other run's step, as fast as arithmetic allows. A part's time goes down with its roofline bound; where another
-    kernel or precision computes it, whose efficiency is unknown, to that bound. Everything else stays."""
+    """The parts of the other run's step, as fast as arithmetic allows. A part's time goes down with its
+    roofline bound; where another kernel or precision computes it, whose efficiency is unknown, to that bound.
+    Everything else stays."""
     before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
     fuses = new.run.trainer.compile is not old.run.trainer.compile
     found = dict(ms)

@@ -51,16 +51,25 @@ def render_bench(result: Json) -> str:
 
 
 def _speed(ratio: Json) -> Cell:
-    return measured(Estimate(mid=ratio["ratio"], low=ratio["low"], high=ratio["high"], n=0), METRICS["tokens_per_s"], Scale.ratio)
+    return measured(
+        Estimate(mid=ratio["ratio"], low=ratio["low"], high=ratio["high"], n=0),
+        METRICS["tokens_per_s"],
+        Scale.ratio,
+    )
 
 
 def _notes(result: Json) -> Iterator[str]:
     peaks, arms = result["peak_flops"], result["arms"]
     yield from (f"{arm['label']}: {arm['status']}: {arm['reason']}" for arm in arms if arm["reason"])
-    yield "all of this is of one session: how much this machine differs tomorrow is in no interval here; a study times in three sessions"
     yield (
-        f"speed: tokens/s over the baseline's, round by round, with an interval at {result['limit']['confidence']:.0%} for all arms"
-        " together, wider by what the baseline differs from itself (the control). by FLOPs: what arithmetic alone would give"
+        "all of this is of one session: how much this machine differs tomorrow is in no "
+        "interval here; a study times in three sessions"
+    )
+    yield (
+        "speed: tokens/s over the baseline's, round by round, with an interval at "
+        f"{result['limit']['confidence']:.0%} for all arms"
+        " together, wider by what the baseline differs from itself (the control). by FLOPs: "
+        "what arithmetic alone would give"
     )
     counted = "parameters, gradients, optimizer and what a forward keeps, counted"
     which = "nominal / measured" if any(peak["nominal"] for peak in peaks.values()) else "measured"
@@ -69,8 +78,15 @@ def _notes(result: Json) -> Iterator[str]:
         + (f", {peak['nominal'] / 1e12:,.0f} nominal" if peak["nominal"] else "")
         for precision, peak in peaks.items()
     )
-    yield f"MiB: {'most allocated' if result['hardware']['device'] == 'cuda' else counted}. MFU ({which} peak): {tera}"
-    yield from (f"{arm['label']}: {', '.join(f'{key} {x}' for key, x in arm['settings'].items())}" for arm in arms if arm["settings"])
+    yield (
+        f"MiB: {'most allocated' if result['hardware']['device'] == 'cuda' else counted}. "
+        f"MFU ({which} peak): {tera}"
+    )
+    yield from (
+        f"{arm['label']}: {', '.join(f'{key} {x}' for key, x in arm['settings'].items())}"
+        for arm in arms
+        if arm["settings"]
+    )
     sizes = sorted({arm["tokens_per_step"] for arm in arms if arm["tokens_per_s"]})
     if len(sizes) > 1:
         yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sizes)}): speed is per token"
@@ -89,7 +105,8 @@ def profile_head(found: Json) -> list[str]:
     return [
         *doubted(found),
         f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, V={found['vocab_size']:,}; "
-        f"B={t['micro_batch']}, T={m['seq_len']}, {found['step']['microbatches']} micro-batch(es) a step; {t['precision']}, eager, "
+        f"B={t['micro_batch']}, T={m['seq_len']}, {found['step']['microbatches']} "
+        f"micro-batch(es) a step; {t['precision']}, eager, "
         f"attention {found['kernel']}",
         f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}",
         f"peaks, measured: {flops}; {peak['bytes_per_s'] / 1e9:,.1f} GB/s",
@@ -105,12 +122,19 @@ def doubted(found: Json) -> list[str]:
         else f"{part_title(doubt['part'])} at {doubt['value']:.0%} of the measured peak"
         for doubt in found["doubts"]
     ]
-    return [f"not to be trusted, the machine was busy: {shorten(why)}; measure again when it is quiet"] if why else []
+    return (
+        [f"not to be trusted, the machine was busy: {shorten(why)}; measure again when it is quiet"]
+        if why
+        else []
+    )
 
 
 def profile_tables(found: Json) -> dict[str, Table]:
     """By what they show, in the order to read them; tables of ceilings where those were measured."""
-    tables = {"parts": _parts(found["parts"], found["step"]), "memory": _memory(found["memory_mib"]["measured"])}
+    tables = {
+        "parts": _parts(found["parts"], found["step"]),
+        "memory": _memory(found["memory_mib"]["measured"]),
+    }
     if "ceilings" in found:
         tables["ceilings"] = _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
     return {**tables, "layers": _layers(found["layers"])}
@@ -124,7 +148,8 @@ def _share(x: float) -> str:
     return f"{fixed(100 * x, 1)}%"
 
 
-PART_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {  # key of a row → title, format; what is 0 of arithmetic is a dash
+# key of a row → title, format; what is 0 of arithmetic is a dash
+PART_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "part": ("part", part_title),
     "ms": ("ms", three_digits),
     "share": ("share", _share),
@@ -153,8 +178,10 @@ def _parts(parts: Sequence[Json], step: Json) -> Table:
 
 def _sum(step: Json) -> Iterator[str]:
     yield (
-        f"sum of the parts {three_digits(step['attributed_ms'])} ms, {step['attributed_ms'] / step['ms']:.1%} of the profiled step's "
-        f"{three_digits(step['ms'])} ms; not attributed {three_digits(step['unattributed_ms'])} ms (between operations: Python, autograd's "
+        f"sum of the parts {three_digits(step['attributed_ms'])} ms, "
+        f"{step['attributed_ms'] / step['ms']:.1%} of the profiled step's "
+        f"{three_digits(step['ms'])} ms; not attributed "
+        f"{three_digits(step['unattributed_ms'])} ms (between operations: Python, autograd's "
         "engine, the profiler; on a GPU, where the plain step counts: idle)"
     )
     measured, all_ = step["measured_microbatches"], step["microbatches"]
@@ -165,11 +192,19 @@ def _sum(step: Json) -> Iterator[str]:
         if step[key]:
             busy = step[key].get("gpu_busy")
             gpu = "" if busy is None else f", the GPU busy {busy:.0%} of it"
-            clocks = f"{three_digits(step[key]['wall_ms'])} ms wall, {three_digits(step[key]['cpu_ms'])} ms of CPU time"
+            clocks = (
+                f"{three_digits(step[key]['wall_ms'])} ms wall, {three_digits(step[key]['cpu_ms'])} "
+                "ms of CPU time"
+            )
             yield f"step {what}: {clocks}{of}{gpu}"
             if busy is not None and busy < BUSY:
-                yield "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a micro-batch"
-    yield "bound: per operation the larger of its FLOPs at the measured peak and its bytes at the measured bandwidth"
+                yield (
+                    "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a micro-batch"
+                )
+    yield (
+        "bound: per operation the larger of its FLOPs at the measured peak and its bytes at "
+        "the measured bandwidth"
+    )
 
 
 def _layers(found: Sequence[Json]) -> Table:
@@ -177,7 +212,10 @@ def _layers(found: Sequence[Json]) -> Table:
     for row in found:
         layers.setdefault(row["layer"], {})[row["part"]] = row["ms"]
     shown = list(dict.fromkeys(row["part"] for row in found))
-    rows = [[layer, *(parts.get(part, 0.0) for part in shown), sum(parts.values())] for layer, parts in layers.items()]
+    rows = [
+        [layer, *(parts.get(part, 0.0) for part in shown), sum(parts.values())]
+        for layer, parts in layers.items()
+    ]
     titles = [*(part_title(part).partition(",")[0] for part in shown), "all"]
     columns = [Column(title="layer"), *(Column(title=title, show=three_digits) for title in titles)]
     return Table(title="milliseconds by layer", columns=columns, rows=rows)
@@ -185,10 +223,16 @@ def _layers(found: Sequence[Json]) -> Table:
 
 def _memory(mib: Json) -> Table:
     rows = [[key, mib[key]] for key in HELD]
-    rows += [[f"  {part_title(part)}", mib["kept"][part]] for part in dict.fromkeys([*PARTS, *mib["kept"]]) if part in mib["kept"]]
+    rows += [
+        [f"  {part_title(part)}", mib["kept"][part]]
+        for part in dict.fromkeys([*PARTS, *mib["kept"]])
+        if part in mib["kept"]
+    ]
     columns = [Column(title="memory"), Column(title="MiB", show=_per(1))]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
-    return Table(title="memory", columns=columns, rows=[*rows, ["peak of tensors", mib["peak"]]], notes=[note])
+    return Table(
+        title="memory", columns=columns, rows=[*rows, ["peak of tensors", mib["peak"]]], notes=[note]
+    )
 
 
 def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:
@@ -201,5 +245,8 @@ def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:
         Column(title="of memory", show=_share),
     ]
     order = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
-    rows = [[row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]] for row in order]
+    rows = [
+        [row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]]
+        for row in order
+    ]
     return Table(title="what an option can win at most", columns=columns, rows=rows)

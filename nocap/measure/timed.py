@@ -1,5 +1,5 @@
-"""An arm of a bench, from its run to what is known of its step: the trainer's own (`nocap.training.step.take_step`), on random tokens;
-and the one clock for all that is compared."""
+"""An arm of a bench, from its run to what is known of its step: the trainer's own
+(`nocap.training.step.take_step`), on random tokens; and the one clock for all that is compared."""
 
 from __future__ import annotations
 
@@ -32,11 +32,24 @@ from nocap.training.loop import warm_up
 from nocap.training.step import Job, autocast, build, configure_numerics, take_step
 from nocap.training.world import join
 
-LEAST_S, REPEATS = 0.2, 3  # of work behind a figure of `least_ms`; figures, of which the least counts: others can only add time
+# of work behind a figure of `least_ms`; figures, of which the least counts: others can only add time
+LEAST_S, REPEATS = 0.2, 3
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
-BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}  # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
-# What is known of a step besides its times: null where it could not be built, or an arm from a file does not say.
-FACTS = ("tokens_per_step", "steps_per_block", "warm_up_s", "flops_per_token", "flops_basis", "params", "kernel", "memory_mib", "settings")
+# of one block; on a busy CPU many short blocks give narrower intervals than few long ones
+BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
+# What is known of a step besides its times: null where it could not be built, or an arm from a file does not
+# say.
+FACTS = (
+    "tokens_per_step",
+    "steps_per_block",
+    "warm_up_s",
+    "flops_per_token",
+    "flops_basis",
+    "params",
+    "kernel",
+    "memory_mib",
+    "settings",
+)
 
 
 class Clock(Enum):
@@ -65,7 +78,8 @@ class Clock(Enum):
         return read() - began
 
     def least_ms(self, work: Callable[[], object]) -> float:
-        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one call that is not counted."""
+        """Milliseconds of a call: the least of REPEATS figures, each over enough calls, after one call that
+        is not counted."""
         work()
         calls = 1
         while self.seconds(partial(repeat, work, calls)) < LEAST_S and calls < 4096:
@@ -80,12 +94,16 @@ def repeat(work: Callable[[], object], n: int) -> None:
 
 @contextmanager
 def random_tokens(run: Run) -> Iterator[Job]:
-    """A job on random tokens, in a shard that the loop's own reader maps. Build inside the block: a mapped file may be deleted."""
+    """A job on random tokens, in a shard that the loop's own reader maps. Build inside the block: a mapped
+    file may be deleted."""
     with tempfile.TemporaryDirectory() as folder:
         size, path = run.tokenizer.vocab_size, Path(folder) / "random.bin"
         n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
         write_shard(path, np.random.default_rng(run.seed).integers(0, size, n, dtype=np.uint16))
-        shards, world = (Shard(path=str(path), tokens=n, sha256="", max_id=size - 1),), join(run.trainer.device)
+        shards, world = (
+            (Shard(path=str(path), tokens=n, sha256="", max_id=size - 1),),
+            join(run.trainer.device),
+        )
         yield Job(
             run=run,
             train_shards=shards,
@@ -98,11 +116,13 @@ def random_tokens(run: Run) -> Iterator[Job]:
 
 
 class DivergedError(Exception):
-    """A loss that is not finite: the optimizer's part of the step is skipped, and the time is not a step's."""
+    """A loss that is not finite: the optimizer's part of the step is skipped, and the time is not a
+    step's."""
 
 
 class TimedArm:
-    """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take NaN seconds from then on."""
+    """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take
+    NaN seconds from then on."""
 
     def __init__(self, label: str, run: Run, source: Path | None = None) -> None:
         self.label, self.config, self.run, self.source = label, step_config(run), run.in_the_end(), source
@@ -125,7 +145,8 @@ class TimedArm:
         return saved_mib
 
     def step(self) -> float:
-        """The loss of one optimizer step on the next random batch; after its last step the schedule begins anew.
+        """The loss of one optimizer step on the next random batch; after its last step the schedule begins
+        anew.
 
         Errors:
             DivergedError: it is not finite.
@@ -134,7 +155,10 @@ class TimedArm:
         update = take_step(self.job, self.built, self.ledger, step=self.at % self.run.trainer.steps)
         self.at += 1
         if not update.finite:
-            raise DivergedError(f"the loss is {update.loss!r}, its gradient's norm {update.grad_norm!r}, after {self.at} steps")
+            raise DivergedError(
+                f"the loss is {update.loss!r}, its gradient's norm {update.grad_norm!r}, after "
+                f"{self.at} steps"
+            )
         return update.loss
 
     def describe(self) -> dict[str, Any]:
@@ -148,7 +172,8 @@ class TimedArm:
     # --- what all have in common
 
     def warm(self, clock: Clock) -> None:
-        """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and measured on CUDA."""
+        """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and
+        measured on CUDA."""
         self.clock, began, before_mib = clock, time.perf_counter(), self._allocated_mib()
         configure_numerics(self.run)
         with random_tokens(self.run) as self.job:
@@ -158,11 +183,16 @@ class TimedArm:
         self.held_mib, known = self._allocated_mib() - before_mib, self.describe()
         mib = {**known["memory_mib"], "activations": saved_mib}
         mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())
-        size = {"tokens_per_step": self.run.trainer.batch_tokens, "steps_per_block": self.steps, "warm_up_s": time.perf_counter() - began}
+        size = {
+            "tokens_per_step": self.run.trainer.batch_tokens,
+            "steps_per_block": self.steps,
+            "warm_up_s": time.perf_counter() - began,
+        }
         self.facts = {**self.facts, **size, **known, "memory_mib": mib}
 
     def block(self) -> float:
-        """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes back what other arms left."""
+        """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes
+        back what other arms left."""
         configure_numerics(self.run)
         if on_cuda := self.device.type == "cuda":
             others_mib = self._allocated_mib() - self.held_mib
@@ -175,7 +205,8 @@ class TimedArm:
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def tried(self, work: Callable[[], float | None]) -> float:
-        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no other."""
+        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no
+        other."""
         if self.status != "measured":
             return math.nan
         try:
@@ -189,8 +220,13 @@ class TimedArm:
     def told(self, error: BaseException) -> str:
         """The error in a line; of an arm's file, with the number of the line."""
         first, _, rest = str(error).strip().partition("\n")
-        first += " " + rest.strip().partition("\n")[0] if first.endswith(":") else ""  # a compiler's: what it passes on
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(self.source)]
+        # a compiler's: what it passes on
+        first += " " + rest.strip().partition("\n")[0] if first.endswith(":") else ""
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == str(self.source)
+        ]
         kind = type(error).__name__ + (f", line {lines[-1]}" if lines else "")
         return first if memory.ran_out(error) else f"{kind}: {first}"
 
@@ -200,7 +236,9 @@ class TimedArm:
         memory.give_back(self.device)
 
     def _allocated_mib(self) -> float:
-        return torch.cuda.memory_allocated(self.device) / memory.MIB if self.device.type == "cuda" else math.nan
+        return (
+            torch.cuda.memory_allocated(self.device) / memory.MIB if self.device.type == "cuda" else math.nan
+        )
 
 
 # --- a layer's attention by itself, and what it costs against the sequence length ------------
@@ -212,9 +250,12 @@ def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def attention_ms(run: Run) -> float:
-    """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a hybrid's, on average."""
+    """Forward and backward of a layer's mixer on random queries, keys and values of the run's shape; a
+    hybrid's, on average."""
     windows = [run.attention.window_of(layer) for layer in range(run.model.n_layer)]
-    return sum(_mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)) / len(windows)
+    return sum(
+        _mixer_ms(run, windows.index(window)) * windows.count(window) for window in set(windows)
+    ) / len(windows)
 
 
 def _mixer_ms(run: Run, layer: int) -> float:
@@ -234,14 +275,21 @@ def _mixer_ms(run: Run, layer: int) -> float:
             return mixer(q, k, v)
 
     grad = torch.ones_like(mixed())
-    return Clock.of(device, run.trainer.threads).least_ms(lambda: torch.autograd.grad(mixed(), (q, k, v), grad))
+    return Clock.of(device, run.trainer.threads).least_ms(
+        lambda: torch.autograd.grad(mixed(), (q, k, v), grad)
+    )
 
 
 def at_length(run: Run, T: int) -> Run:
     """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
     tokens = run.trainer.micro_batch * T
     trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
-    return replace(run, model=replace(run.model, seq_len=T), trainer=trainer, optimizer=run.optimizer.at_batch(trainer.batch_tokens))
+    return replace(
+        run,
+        model=replace(run.model, seq_len=T),
+        trainer=trainer,
+        optimizer=run.optimizer.at_batch(trainer.batch_tokens),
+    )
 
 
 def with_window(run: Run, T: int, *, window: int) -> Run:

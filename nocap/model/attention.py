@@ -1,6 +1,7 @@
 """Causal self-attention: one module of projections, and the mixers that an option chooses from.
 
-B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channels of a head. A mixer maps q_BHTD, k_BKTD, v_BKTD to BHTD.
+B: batch, T: tokens, C: channels, H: query heads, K: key/value heads, D: channels of a head. A mixer maps
+q_BHTD, k_BKTD, v_BKTD to BHTD.
 """
 
 from __future__ import annotations
@@ -38,15 +39,21 @@ def repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
     return kv_BKTD if groups == 1 else kv_BKTD.repeat_interleave(groups, dim=1)
 
 
-def materialized(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
-    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which autocast sees to on CUDA only."""
+def materialized(
+    q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None
+) -> Tensor:
+    """softmax(q·kᵀ/√D + causal mask)·v with the T×T matrix in memory. The softmax is fp32, which autocast
+    sees to on CUDA only."""
     T, D = q_BHTD.shape[2:]
     k_BHTD, v_BHTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
     scores_BHTT = (q_BHTD @ k_BHTD.transpose(2, 3)) / math.sqrt(D)
     future_TT = torch.ones(T, T, dtype=torch.bool, device=q_BHTD.device).triu(1)
     seen_B1TT = None if documents is None else documents.seen_B1TT
     hidden = future_TT if seen_B1TT is None else ~seen_B1TT
-    return scores_BHTT.masked_fill(hidden, float("-inf")).softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD) @ v_BHTD
+    return (
+        scores_BHTT.masked_fill(hidden, float("-inf")).softmax(dim=-1, dtype=torch.float32).type_as(v_BHTD)
+        @ v_BHTD
+    )
 
 
 def autocast_like(x: Tensor) -> Precision:
@@ -59,14 +66,19 @@ def fused(kernel: Kernel) -> Mixer:
     """A fused kernel: where none of those allowed can run torch raises; the math kernel never stands in."""
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
-        device, seen_B1TT = Device.cuda if q_BHTD.is_cuda else Device.cpu, None if documents is None else documents.seen_B1TT
+        device, seen_B1TT = (
+            Device.cuda if q_BHTD.is_cuda else Device.cpu,
+            None if documents is None else documents.seen_B1TT,
+        )
         kernels = sdpa_kernels(kernel, device, autocast_like(q_BHTD), masked=seen_B1TT is not None)
         if kernels == (Kernel.efficient,):  # the one kernel without grouped heads
             k_BKTD, v_BKTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
         grouped = q_BHTD.shape[1] != k_BKTD.shape[1]
         with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
             causal = seen_B1TT is None
-            return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask=seen_B1TT, is_causal=causal, enable_gqa=grouped)
+            return F.scaled_dot_product_attention(
+                q_BHTD, k_BKTD, v_BKTD, attn_mask=seen_B1TT, is_causal=causal, enable_gqa=grouped
+            )
 
     return mix
 
@@ -76,7 +88,9 @@ def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kerne
     m = run.model
 
     def heads(n: int) -> Tensor:
-        return torch.empty(1, n, m.seq_len, m.d_model // m.n_head, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        return torch.empty(
+            1, n, m.seq_len, m.d_model // m.n_head, dtype=torch.bfloat16, device="cuda", requires_grad=True
+        )
 
     q, k, v = heads(m.n_head), heads(n_kv_heads), heads(n_kv_heads)
     with sdpa_kernel([_BACKENDS[kernel] for kernel in kernels]):
@@ -84,26 +98,32 @@ def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kerne
     return next(kernel for kernel in kernels if _BACKENDS[kernel].value == chosen)
 
 
-# --- FlexAttention, and attention inside a document ----------------------------------------------------------------------------------
+# --- FlexAttention, and attention inside a document ---------------------------------------------------------
 
 
 def flex(window: int | None) -> Mixer:
-    """FlexAttention (arXiv:2412.05496) over a window, or with None all earlier tokens; tiles that no query sees are skipped. CUDA only,
-    always compiled."""
+    """FlexAttention (arXiv:2412.05496) over a window, or with None all earlier tokens; tiles that no query
+    sees are skipped. CUDA only, always compiled."""
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
         prepared = _flex_prepared.get((window, q_BHTD.shape[2], q_BHTD.device.type))
-        assert prepared is not None, "prepare_flex must run first: a mask made inside a compiled region is made at every step"
+        assert prepared is not None, (
+            "prepare_flex must run first: a mask made inside a compiled region is made at every step"
+        )
         kernel, mask = prepared[0], prepared[1] if documents is None else documents.flex[window]
         # FlexAttention is outside autocast: queries and keys come out of the rotation in fp32.
-        q, k, v = (x.to(torch.bfloat16) if autocast_like(x) is Precision.bf16 else x for x in (q_BHTD, k_BKTD, v_BKTD))
+        q, k, v = (
+            x.to(torch.bfloat16) if autocast_like(x) is Precision.bf16 else x
+            for x in (q_BHTD, k_BKTD, v_BKTD)
+        )
         y: Tensor = kernel(q, k, v, block_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
         return y
 
     return mix
 
 
-_flex_prepared: dict[tuple[int | None, int, str], tuple[Any, Any]] = {}  # (window, T, device type) → compiled FlexAttention and block mask
+# (window, T, device type) → compiled FlexAttention and block mask
+_flex_prepared: dict[tuple[int | None, int, str], tuple[Any, Any]] = {}
 
 
 def prepare_flex(window: int | None, *, seq_len: int, device: torch.device) -> None:
@@ -117,7 +137,8 @@ def prepare_flex(window: int | None, *, seq_len: int, device: torch.device) -> N
 
 
 def flex_mask(ids_BT: Tensor, window: int | None) -> Any:
-    """FlexAttention's mask of a batch whose tokens see those of their own document (of one id) in their window."""
+    """FlexAttention's mask of a batch whose tokens see those of their own document (of one id) in their
+    window."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     B, T = ids_BT.shape
@@ -137,10 +158,14 @@ def _visible(window: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
 
 
 class Documents:
-    """Of one forward's tokens, for all its layers. A document begins with the token `start`, and goes on to the next."""
+    """Of one forward's tokens, for all its layers. A document begins with the token `start`, and goes on to
+    the next."""
 
-    def __init__(self, tokens_BT: Tensor, *, start: int, dense: bool, flex_windows: Collection[int | None]) -> None:
-        """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers that FlexAttention computes."""
+    def __init__(
+        self, tokens_BT: Tensor, *, start: int, dense: bool, flex_windows: Collection[int | None]
+    ) -> None:
+        """`dense`: for kernels that take a mask of all pairs; `flex_windows`: those of the layers that
+        FlexAttention computes."""
         self.ids_BT = (tokens_BT == start).cumsum(1)
         self.seen_B1TT = seen(self.ids_BT) if dense else None
         self.flex: dict[int | None, Any] = {window: flex_mask(self.ids_BT, window) for window in flex_windows}
@@ -153,19 +178,20 @@ def seen(ids_BT: Tensor) -> Tensor:
     return same_B1TT & torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()
 
 
-# --- the module ----------------------------------------------------------------------------------------------------------------------
+# --- the module ---------------------------------------------------------------------------------------------
 
 
 class Merged(nn.Module):
-    """Several bias-free linear maps of one input as one product. The outputs are theirs; the input's gradient is rounded once, not once a
-    map. The weights stay apart, for Muon, initial values and checkpoints."""
+    """Several bias-free linear maps of one input as one product. The outputs are theirs; the input's gradient
+    is rounded once, not once a map. The weights stay apart, for Muon, initial values and checkpoints."""
 
     def forward(self, x_BTC: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         return F.linear(x_BTC, torch.cat(weights)).split([weight.shape[0] for weight in weights], dim=2)
 
 
 class CausalSelfAttention(nn.Module):
-    """Project, turn, mix, project. Queries, keys and values have a matrix each: Muon must orthogonalise them one by one."""
+    """Project, turn, mix, project. Queries, keys and values have a matrix each: Muon must orthogonalise them
+    one by one."""
 
     def __init__(self, run: Run, layer: int) -> None:
         super().__init__()
@@ -184,7 +210,11 @@ class CausalSelfAttention(nn.Module):
         """`context.mixers` replace the layer's own mixer: those of generation read and write a cache."""
         mix = self.mixer if context.mixers is None else next(context.mixers)
         maps = self.q_proj, self.k_proj, self.v_proj
-        made = [one(x_BTC) for one in maps] if self.merged is None else self.merged(x_BTC, *(one.weight for one in maps))
+        made = (
+            [one(x_BTC) for one in maps]
+            if self.merged is None
+            else self.merged(x_BTC, *(one.weight for one in maps))
+        )
         q_BTHD, k_BTKD, v_BTKD = (y.unflatten(2, (-1, self.d_head)) for y in made)
         if self.qk_norm:
             q_BTHD, k_BTKD = rms_norm(q_BTHD, 1e-6), rms_norm(k_BTKD, 1e-6)

@@ -1,7 +1,8 @@
 """Unembedding and loss a chunk of tokens at a time, so that no more than one chunk's logits exist at once.
 
-The gradients are computed in the forward pass, from the chunk's logits. In the backward pass that would be a fourth product with the
-weights (a third more work) and save no memory: the head's backward follows its forward at once.
+The gradients are computed in the forward pass, from the chunk's logits. In the backward pass that would be a
+fourth product with the weights (a third more work) and save no memory: the head's backward follows its
+forward at once.
 
 N: tokens, C: channels, V: vocabulary.
 """
@@ -25,12 +26,19 @@ def wide(x: Tensor) -> Tensor:
 
 
 def chunk_step(
-    x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, *, softcap: float | None, z_loss: float, gradient: bool
+    x_NC: Tensor,
+    weight_VC: Tensor,
+    targets_N: Tensor,
+    *,
+    softcap: float | None,
+    z_loss: float,
+    gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One chunk's loss in nats, summed over its tokens (at least fp32), the same without z-loss, and the gradient of the first by the
-    product h = x·weightᵀ, (N, V), or None.
+    """One chunk's loss in nats, summed over its tokens (at least fp32), the same without z-loss, and the
+    gradient of the first by the product h = x·weightᵀ, (N, V), or None.
 
-    With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 - (l/cap)²).
+    With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 -
+    (l/cap)²).
     """
     logits_NV = x_NC @ weight_VC.t()
     slope_NV = None
@@ -65,20 +73,25 @@ def chunked_cross_entropy(
     z_loss: float,
     step: ChunkStep = chunk_step,
 ) -> tuple[Tensor, Tensor]:
-    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ, in nats, at least fp32; and the mean of
-    the cross-entropy alone, which has no gradient.
+    """Mean over the tokens of cross-entropy + z_loss·logsumexp² of the (capped) logits x·weightᵀ, in nats, at
+    least fp32; and the mean of the cross-entropy alone, which has no gradient.
 
-    Every target is a token: there is no ignored index. The products run in autocast's dtype where it is on. The gradient of the weights is
-    summed over chunks in the weights' own dtype. There is no second backward pass. `step` may be `chunk_step` compiled.
+    Every target is a token: there is no ignored index. The products run in autocast's dtype where it is on.
+    The gradient of the weights is summed over chunks in the weights' own dtype. There is no second backward
+    pass. `step` may be `chunk_step` compiled.
     """
     device = x_NC.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_NC.dtype
 
-    def one(x: Tensor, weight: Tensor, targets: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    def one(
+        x: Tensor, weight: Tensor, targets: Tensor, gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         return step(x, weight, targets, softcap=softcap, z_loss=z_loss, gradient=gradient)
 
     if torch.is_grad_enabled():
-        both: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(x_NC, weight_VC, targets_N, chunks, dtype, one)  # type: ignore[no-untyped-call]
+        both: tuple[Tensor, Tensor] = _ChunkedCrossEntropy.apply(
+            x_NC, weight_VC, targets_N, chunks, dtype, one
+        )  # type: ignore[no-untyped-call]
         return both
     parts = zip(x_NC.chunk(chunks), targets_N.chunk(chunks), strict=True)
     weight = weight_VC.to(dtype)
@@ -91,7 +104,8 @@ def _mean(losses: Sequence[Tensor], n: int) -> Tensor:
 
 
 def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
-    """sum += aᵀ·b; where the sum is wider than the product, some rows at a time, for no second (V, C) in between."""
+    """sum += aᵀ·b; where the sum is wider than the product, some rows at a time, for no second (V, C) in
+    between."""
     if sum_VC.dtype is a_NV.dtype:
         torch.addmm(sum_VC, a_NV.t(), b_NC, out=sum_VC)  # not addmm_, which FlopCounterMode misses
         return
@@ -102,13 +116,21 @@ def _add_product(sum_VC: Tensor, a_NV: Tensor, b_NC: Tensor) -> None:
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, chunks: int, dtype: torch.dtype, step: ChunkStep
+        ctx: Any,
+        x_NC: Tensor,
+        weight_VC: Tensor,
+        targets_N: Tensor,
+        chunks: int,
+        dtype: torch.dtype,
+        step: ChunkStep,
     ) -> tuple[Tensor, Tensor]:
         N = x_NC.shape[0]
         weight = weight_VC.to(dtype)
         by_x_NC, by_weight_VC = torch.empty_like(x_NC), torch.zeros_like(weight_VC)
         losses, plains = [], []
-        for x, targets, by_x in zip(x_NC.chunk(chunks), targets_N.chunk(chunks), by_x_NC.chunk(chunks), strict=True):
+        for x, targets, by_x in zip(
+            x_NC.chunk(chunks), targets_N.chunk(chunks), by_x_NC.chunk(chunks), strict=True
+        ):
             x = x.to(dtype)
             loss, plain, by_logits = step(x, weight, targets, True)
             assert by_logits is not None

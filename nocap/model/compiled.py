@@ -17,7 +17,8 @@ TUNED: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True
 
 
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """The compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's own limit is 8, where it goes on uncompiled."""
+    """The compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's own limit is 8,
+    where it goes on uncompiled."""
     _prepare()
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
@@ -46,4 +47,5 @@ def _prepare() -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, VERSIONS)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * VERSIONS)
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # fp32 means fp32 here
-    dynamo.optimize_ddp = False  # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth already
+    # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth already
+    dynamo.optimize_ddp = False

@@ -1,8 +1,9 @@
 """Floating-point operations of a training token: forward and backward, 2 a multiply-add.
 
-Matrix products count 6 a weight. Attention scores and values count 12·d a key that a query meets, and causal attention meets T/2 on
-average: in this convention GPT-2 124M at T=1024 costs 797.8M a token. `causal=False` counts all T, as FlopCounterMode does (854.4M).
-An option without a formula is counted by running it on tensors that have shapes and no memory, and is named in the basis.
+Matrix products count 6 a weight. Attention scores and values count 12·d a key that a query meets, and causal
+attention meets T/2 on average: in this convention GPT-2 124M at T=1024 costs 797.8M a token. `causal=False`
+counts all T, as FlopCounterMode does (854.4M). An option without a formula is counted by running it on
+tensors that have shapes and no memory, and is named in the basis.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from nocap.options.model import Model
 
 
 def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float, str]:
-    """FLOPs of one training token (the matrices, the attention products, the head; norms and activations are not counted), and how they
-    are known: `arithmetic`, or with what was counted."""
+    """FLOPs of one training token (the matrices, the attention products, the head; norms and activations are
+    not counted), and how they are known: `arithmetic`, or with what was counted."""
     known, by_counting = _components(run, vocab_size=vocab_size, causal=causal)
     return sum(known.values()), "arithmetic" + (f"; counted: {', '.join(by_counting)}" if by_counting else "")
 
@@ -52,7 +53,9 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
     }
     by_counting = []
     if keys_met := declared(run.attention, "keys_met", of=("build", "mixer")):
-        found["scores"] = 12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
+        found["scores"] = (
+            12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
+        )
     else:
         found |= _attention_flops(run.varied(attention=run.attention.countable()))
         by_counting.append(f"attention={run.attention.kind}")
@@ -74,7 +77,12 @@ def _attention_flops(run: Run) -> dict[str, float]:
     if type(run.attention).build is Attention.build:
         heads = (m.n_head, run.attention.n_kv_heads, run.attention.n_kv_heads)
         shapes = [(1, n, T, m.d_model // m.n_head) for n in heads]
-        return {"scores": sum(counted(partial(run.attention.mixer, run, layer), *shapes) for layer in range(m.n_layer)) / T}
+        return {
+            "scores": sum(
+                counted(partial(run.attention.mixer, run, layer), *shapes) for layer in range(m.n_layer)
+            )
+            / T
+        }
     whole = sum(counted(partial(_attention_of, run, layer), (1, T, m.d_model)) for layer in range(m.n_layer))
     return {"qkv": 0.0, "scores": whole / T, "attention_out": 0.0}
 
@@ -85,7 +93,9 @@ def _attention_of(run: Run, layer: int) -> Callable[[Tensor], Any]:
 
     def forward(x_BTC: Tensor) -> Any:
         tokens_BT = torch.zeros(x_BTC.shape[:2], dtype=torch.long)
-        return f(x_BTC, Context(tokens_BT, x_BTC, run.position.tables(positions, slice(0, x_BTC.shape[1])), None))
+        return f(
+            x_BTC, Context(tokens_BT, x_BTC, run.position.tables(positions, slice(0, x_BTC.shape[1])), None)
+        )
 
     return forward
 
@@ -102,11 +112,12 @@ def _model_flops(run: Run, vocab_size: int) -> float:
     return counted(make) / T
 
 
-# --- counting ----------------------------------------------------------------------------------------------------------------------
+# --- counting -----------------------------------------------------------------------------------------------
 
 
 def counted(make: Callable[[], Callable[..., Any]], *shapes: tuple[int, ...], device: str = "cpu") -> float:
-    """FLOPs of a forward and backward of what `make` builds, on inputs of these shapes that have gradients."""
+    """FLOPs of a forward and backward of what `make` builds, on inputs of these shapes that have
+    gradients."""
     counter = _FlopCounter()
     with FakeTensorMode():
         with torch.device(device):
@@ -133,8 +144,8 @@ class _FlopCounter(TorchDispatchMode):
 def op_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Matrix FLOPs of one operation as torch's dispatcher sees it, by FlopCounterMode's formulas.
 
-    It misses the fused attention kernels on the CPU and counts them in full elsewhere: here they are 4·Tq·Tk·D a head, half under the
-    causal mask, and twice that in the backward.
+    It misses the fused attention kernels on the CPU and counts them in full elsewhere: here they are
+    4·Tq·Tk·D a head, half under the causal mask, and twice that in the backward.
     """
     name = func._overloadpacket.__name__
     if "scaled_dot_product" in name:

@@ -1,4 +1,5 @@
-"""A matrix product in 8-bit floats with a scale for each tensor (arXiv:2209.05433): twice bf16's rate on GPUs of capability 8.9 and newer.
+"""A matrix product in 8-bit floats with a scale for each tensor (arXiv:2209.05433): twice bf16's rate on GPUs
+of capability 8.9 and newer.
 
 N: tokens, C: channels, V: columns, a multiple of 16, as are N and C.
 """
@@ -17,7 +18,8 @@ COLUMNS = 64
 
 
 class Fp8Linear(nn.Linear):
-    """A bias-free linear map whose three products of a training step are in fp8; in validation it is `nn.Linear`."""
+    """A bias-free linear map whose three products of a training step are in fp8; in validation it is
+    `nn.Linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:

@@ -1,4 +1,5 @@
-"""GPT: embedding, blocks, head. The training forward returns the loss only, so that no logits outlive the head.
+"""GPT: embedding, blocks, head. The training forward returns the loss only, so that no logits outlive the
+head.
 
 B: batch, T: tokens, C: channels, V: vocabulary.
 """
@@ -37,7 +38,9 @@ class Context:
 
     documents: Any = None  # the fourth argument of the mixers, where they have one
 
-    def __init__(self, tokens_BT: Tensor, x0_BTC: Tensor, tables: Any, mixers: Iterator[Mixer] | None) -> None:
+    def __init__(
+        self, tokens_BT: Tensor, x0_BTC: Tensor, tables: Any, mixers: Iterator[Mixer] | None
+    ) -> None:
         self.tokens_BT = tokens_BT
         self.x0_BTC = x0_BTC  # the residual stream where the first block finds it
         self.tables = tables  # of the positions, for `Position.turn`
@@ -46,7 +49,8 @@ class Context:
 
 
 class Branch(nn.Module):
-    """One residual branch f with its norms and scale: x + s·f(norm(x)), norm(x + s·f(x)), or x + s·norm(f(norm(x)))."""
+    """One residual branch f with its norms and scale: x + s·f(norm(x)), norm(x + s·f(x)), or x +
+    s·norm(f(norm(x)))."""
 
     def __init__(self, f: nn.Module, *, norm: Norm, model: Model, scale: float) -> None:
         super().__init__()
@@ -64,7 +68,8 @@ class Branch(nn.Module):
         return (x_BTC + self.scaled(y_BTC)).type_as(x_BTC)
 
     def scaled(self, y_BTC: Tensor) -> Tensor:
-        return y_BTC if self.scale == 1.0 else self.scale * y_BTC  # eager, a factor of 1 would cost two passes over memory
+        # eager, a factor of 1 would cost two passes over memory
+        return y_BTC if self.scale == 1.0 else self.scale * y_BTC
 
 
 class Block(nn.Module):
@@ -75,12 +80,23 @@ class Block(nn.Module):
         m = run.model
         attention = run.attention.build(run, layer)
         small, kind = 1 / math.sqrt(2 * m.n_layer), m.residual_scale
-        self.attention = Branch(attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small)
-        self.mlp = Branch(run.mlp.build(m.d_model), norm=run.norm, model=m, scale=small if kind is ResidualScale.both else 1.0)
+        self.attention = Branch(
+            attention, norm=run.norm, model=m, scale=1.0 if kind is ResidualScale.none else small
+        )
+        self.mlp = Branch(
+            run.mlp.build(m.d_model),
+            norm=run.norm,
+            model=m,
+            scale=small if kind is ResidualScale.both else 1.0,
+        )
         self.checkpointing = run.trainer.activation_checkpointing
-        self.ideas, self.joined = joined(run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer))
+        self.ideas, self.joined = joined(
+            run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer)
+        )
         # Passed only where there are some: an attention module from outside need not know of ideas.
-        self.of_qkv: tuple[Joined, ...] = (self.joined,) if any(overrides(idea, "qkv") for _, idea, _ in self.joined) else ()
+        self.of_qkv: tuple[Joined, ...] = (
+            (self.joined,) if any(overrides(idea, "qkv") for _, idea, _ in self.joined) else ()
+        )
 
     def forward(self, x_BTC: Tensor, context: Context) -> Tensor:
         for _, idea, part in self.joined:
@@ -95,34 +111,44 @@ class Block(nn.Module):
         return self._call(ActivationCheckpointing.mlp, self.mlp, x_BTC)
 
     def _call(self, part: ActivationCheckpointing, f: Callable[..., Tensor], *args: Any) -> Tensor:
-        """f(*args). Where this part is checkpointed, f's inside is computed again in the backward pass (arXiv:1604.06174)."""
+        """f(*args). Where this part is checkpointed, f's inside is computed again in the backward pass
+        (arXiv:1604.06174)."""
         if self.checkpointing is not part:
             return f(*args)
-        y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)  # nothing in the model is random
+        # nothing in the model is random
+        y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)
         return y
 
 
 class Padded(nn.Linear):
-    """A bias-free linear map whose product has a multiple of 64 columns, as a GPU's kernels want them; the columns of zeros are cut off."""
+    """A bias-free linear map whose product has a multiple of 64 columns, as a GPU's kernels want them; the
+    columns of zeros are cut off."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, F.pad(self.weight, (0, 0, 0, -self.out_features % 64)))[..., : self.out_features]
 
 
 class Head(nn.Module):
-    """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra passes over memory are fused away."""
+    """Final norm, unembedding and loss in one module: compiled as one region, the logits' extra passes over
+    memory are fused away."""
 
     def __init__(self, run: Run, vocab_size: int) -> None:
         super().__init__()
         self.norm = run.norm.build(run.model.d_model)
         product = Fp8Linear if run.model.fp8_head else Padded if run.model.pad_logits else nn.Linear
         self.unembed = product(run.model.d_model, vocab_size, bias=False)
-        self.softcap, self.objective, self.chunks = run.model.logit_softcap, run.objective, run.objective.loss_chunks
+        self.softcap, self.objective, self.chunks = (
+            run.model.logit_softcap,
+            run.objective,
+            run.objective.loss_chunks,
+        )
         self.chunk_step = chunk_step
-        self.joined: Joined = ()  # the model's ideas: some change what is unembedded, some add a loss to this one
+        # the model's ideas: some change what is unembedded, some add a loss to this one
+        self.joined: Joined = ()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else each chunk would be compiled anew."""
+        """Compile the head as one region. Where its loss is in chunks, compile `chunk_step`: else each chunk
+        would be compiled anew."""
         if self.chunks > 1:
             self.chunk_step = torch.compile(chunk_step, *args, **kwargs)
         else:
@@ -146,7 +172,9 @@ class Head(nn.Module):
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
         found = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
-        return self.objective.loss(self, x_BTC, targets_BT).plus({name: loss for name, loss in found.items() if loss is not None})
+        return self.objective.loss(self, x_BTC, targets_BT).plus(
+            {name: loss for name, loss in found.items() if loss is not None}
+        )
 
     def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token, fp32."""
@@ -172,8 +200,8 @@ class Head(nn.Module):
 class GPT(LanguageModel):
     """A decoder-only transformer.
 
-    Every matrix, the embedding included, starts as PyTorch's `nn.Linear` does: uniform in ±1/√fan_in. For the embedding, tied or not,
-    fan_in is d_model.
+    Every matrix, the embedding included, starts as PyTorch's `nn.Linear` does: uniform in ±1/√fan_in. For the
+    embedding, tied or not, fan_in is d_model.
     """
 
     def __init__(self, run: Run, *, vocab_size: int) -> None:
@@ -194,11 +222,19 @@ class GPT(LanguageModel):
         self.head.joined = self.joined
         self.plug_in_around(run)
 
-    def trunk(self, tokens_BT: Tensor, *, where: slice | Tensor | None = None, mixers: Sequence[Mixer] | None = None) -> Tensor:
-        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions; default: from 0 on."""
+    def trunk(
+        self, tokens_BT: Tensor, *, where: slice | Tensor | None = None, mixers: Sequence[Mixer] | None = None
+    ) -> Tensor:
+        """Token ids to the residual stream before the final norm, (B, T, C). `where` are their positions;
+        default: from 0 on."""
         where = slice(0, tokens_BT.shape[1]) if where is None else where
         x_BTC = self.carried(self.positions.embed(self.position, self.embedding(tokens_BT), where))
-        context = Context(tokens_BT, x_BTC, self.positions.tables(self.position, where), None if mixers is None else iter(mixers))
+        context = Context(
+            tokens_BT,
+            x_BTC,
+            self.positions.tables(self.position, where),
+            None if mixers is None else iter(mixers),
+        )
         if self.documents is not None:
             context.documents = self.documents(tokens_BT)
         for _, idea, part in self.joined:
@@ -210,7 +246,8 @@ class GPT(LanguageModel):
         return x_BTC
 
     def carried(self, x_BTC: Tensor) -> Tensor:
-        """The residual stream in its own precision, whatever a part returned. Where products are fp32, as in validation, so is it."""
+        """The residual stream in its own precision, whatever a part returned. Where products are fp32, as in
+        validation, so is it."""
         bf16 = self.residual_precision is Precision.bf16 and autocast_like(x_BTC) is Precision.bf16
         return x_BTC.bfloat16() if bf16 else x_BTC
 
@@ -237,7 +274,8 @@ def documents_of(attention: Attention, run: Run) -> Callable[[Tensor], Any] | No
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
-    """The run's model on the CPU, its weights a function of the seed alone: the same for every device and world size.
+    """The run's model on the CPU, its weights a function of the seed alone: the same for every device and
+    world size.
 
     Errors:
         InputError: an idea has a joint that this model has no place for, or for which it built no part.
@@ -264,11 +302,14 @@ def check_plugged_in(run: Run, model: LanguageModel) -> None:
                 rule = f"have a part for its {own[0]}: from its {builder}, in model.kind={run.model.kind}"
                 raise InputError(f"ideas.{name} must {rule}, and has none")
             if plugged[builder] and not own:
-                raise InputError(f"ideas.{name} must have a joint for what its {builder} made: one of {', '.join(joints)}")
+                raise InputError(
+                    f"ideas.{name} must have a joint for what its {builder} made: one of {', '.join(joints)}"
+                )
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:
-    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and the head's matrix."""
+    """`total` counts a tied matrix once; `non_embedding` leaves out every table of embeddings, and the head's
+    matrix."""
     total = sum(p.numel() for p in model.parameters())
     head = getattr(model, "head", None)
     tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]

@@ -1,4 +1,5 @@
-"""What every model is to the training, whatever is inside, what its forward returns, and how ideas plug into it."""
+"""What every model is to the training, whatever is inside, what its forward returns, and how ideas plug into
+it."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 class Loss(NamedTuple):
     """A scalar to minimise, in nats per token, and what it is the sum of.
 
-    `parts` is empty where the loss is the next-token loss alone; else it holds that one as `next_token`, and every other part as it enters
-    the sum, all without gradients.
+    `parts` is empty where the loss is the next-token loss alone; else it holds that one as `next_token`, and
+    every other part as it enters the sum, all without gradients.
     """
 
     total: Tensor
@@ -40,14 +41,18 @@ class Loss(NamedTuple):
         return self.parts.get("next_token", self.total)
 
 
-Joined = tuple[tuple[str, "Idea", nn.Module], ...]  # name, idea, part: what a place loops over; empty: nothing is plugged in
+# name, idea, part: what a place loops over; empty: nothing is plugged in
+Joined = tuple[tuple[str, "Idea", nn.Module], ...]
 
 
 @contextmanager
 def keyed(seed: int, name: str) -> Iterator[None]:
-    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if nothing had been drawn."""
+    """Inside, torch's CPU generator is a function of seed and name; after it, it goes on as if nothing had
+    been drawn."""
     before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big"))
+    torch.default_generator.manual_seed(
+        int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:7], "big")
+    )
     try:
         yield
     finally:
@@ -55,7 +60,8 @@ def keyed(seed: int, name: str) -> Iterator[None]:
 
 
 def joined(run: Run, place: str, build: Callable[[Idea], nn.Module | None]) -> tuple[nn.ModuleDict, Joined]:
-    """The ideas' parts for this place, to be registered under its name, and each idea with its part, in the order of their joints."""
+    """The ideas' parts for this place, to be registered under its name, and each idea with its part, in the
+    order of their joints."""
     parts: dict[str, nn.Module] = {}
     for name, idea in run.ideas.items():
         with keyed(run.seed, f"{place}.{name}"):
@@ -66,7 +72,8 @@ def joined(run: Run, place: str, build: Callable[[Idea], nn.Module | None]) -> t
 
 
 class LanguageModel(nn.Module):
-    """A causal language model. `forward` and `logits` are its own; the rest has defaults that are right for any.
+    """A causal language model. `forward` and `logits` are its own; the rest has defaults that are right for
+    any.
 
     B: batch, T: tokens, V: vocabulary.
     """
@@ -91,7 +98,8 @@ class LanguageModel(nn.Module):
         return [self]
 
     def plug_in_around(self, run: Run) -> None:
-        """Let ideas change the first weights, then build what they keep around the step; the last line of a constructor."""
+        """Let ideas change the first weights, then build what they keep around the step; the last line of a
+        constructor."""
         for idea in run.ideas.values():
             idea.built(run, self)
         self.around, self.joined_around = joined(run, "around", lambda idea: idea.build_around(run, self))

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 
 def rms_norm(x: Tensor, eps: float) -> Tensor:
-    """x / √(mean(x²) + eps) over the last dimension, computed in fp32, returned in x's dtype (arXiv:1910.07467)."""
+    """x / √(mean(x²) + eps) over the last dimension, computed in fp32, returned in x's dtype
+    (arXiv:1910.07467)."""
     x_float = x.float()
     return (x_float * torch.rsqrt(x_float.pow(2).mean(-1, keepdim=True) + eps)).type_as(x)
 

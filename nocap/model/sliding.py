@@ -18,7 +18,8 @@ MIN_BLOCK = 64  # tokens: smaller windows share a block, so that the matrix prod
 
 
 def blocks(window: int) -> Mixer:
-    """Sliding window by chunks: each block of queries meets its own keys and those of the block before, and a band mask of one block × two.
+    """Sliding window by chunks: each block of queries meets its own keys and those of the block before, and a
+    band mask of one block × two.
 
     Cost: T·2·max(window, 64) scores a head, linear in T.
     """
@@ -29,14 +30,21 @@ def blocks(window: int) -> Mixer:
         n_block = math.ceil(T / size)
         k_BHTD, v_BHTD = repeat_heads(q_BHTD, k_BKTD), repeat_heads(q_BHTD, v_BKTD)
         # Padding lies after every real query, so causality hides it.
-        q, k, v = (F.pad(x, (0, 0, 0, n_block * size - T)).unflatten(2, (n_block, size)) for x in (q_BHTD, k_BHTD, v_BHTD))
+        q, k, v = (
+            F.pad(x, (0, 0, 0, n_block * size - T)).unflatten(2, (n_block, size))
+            for x in (q_BHTD, k_BHTD, v_BHTD)
+        )
         # Each token's document, as a head of one channel: cut and put together as the keys are.
         pad = (0, n_block * size - T)
-        ids = None if documents is None else F.pad(documents.ids_BT, pad).unflatten(1, (n_block, size))[:, None, ..., None]
+        ids = (
+            None
+            if documents is None
+            else F.pad(documents.ids_BT, pad).unflatten(1, (n_block, size))[:, None, ..., None]
+        )
 
         def attend(q_: Tensor, k_: Tensor, v_: Tensor, *, same: Tensor | None) -> Tensor:
-            """(B, H, blocks, queries, D) against (B, H, blocks, keys, D); the keys end where the queries end. `same`: whether a pair is of
-            the same document."""
+            """(B, H, blocks, queries, D) against (B, H, blocks, keys, D); the keys end where the queries end.
+            `same`: whether a pair is of the same document."""
             mask = _band(q_.shape[3], k_.shape[3], window, q_.device)
             mask = mask if same is None else mask & same.transpose(1, 2).flatten(0, 1)
             q_, k_, v_ = (x.transpose(1, 2).flatten(0, 1) for x in (q_, k_, v_))

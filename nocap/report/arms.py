@@ -1,4 +1,5 @@
-"""A comparison as tables, for the terminal and for the page. What is missing (one seed, another machine, no bytes) is a dash."""
+"""A comparison as tables, for the terminal and for the page. What is missing (one seed, another machine, no
+bytes) is a dash."""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ from nocap.store.formats import NONE, count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Scale
 
 ARM = Column(title="arm")
-SEEDS = {"log": "from the logs", "name": "from the names of files", NONE: "none named, so nothing is paired"}  # of imported runs
+# of imported runs
+SEEDS = {"log": "from the logs", "name": "from the names of files", NONE: "none named, so nothing is paired"}
 DIFFERENCE = "difference"  # a column that the page knows
-# Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the first ratio beside a verdict.
+# Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the
+# first ratio beside a verdict.
 MEASURED = {
     "tokens_per_s": ("mean tokens/s", "speed"),
     "step_ms": ("median step ms", ""),
@@ -32,7 +35,9 @@ def headline(comparison: Comparison) -> str:
     """`11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
     said = [row.difference.outcome.value for row in comparison.arms if row.difference]
     words = counted(said, [outcome.value for outcome in Outcome])
-    return f"{plural(len(said), 'arm')} against {comparison.baseline.label}" + (f": {words}" if said else ", which is alone")
+    return f"{plural(len(said), 'arm')} against {comparison.baseline.label}" + (
+        f": {words}" if said else ", which is alone"
+    )
 
 
 def compared(comparison: Comparison) -> list[str]:
@@ -47,10 +52,13 @@ def compared(comparison: Comparison) -> list[str]:
 def _imported(comparison: Comparison) -> str:
     """What nobody can check, on every page."""
     logs = comparison.imported
-    formats, seeds = (listed(dict.fromkeys(str(log[key]) for log in logs if log[key])) for key in ("format", "seed"))
+    formats, seeds = (
+        listed(dict.fromkeys(str(log[key]) for log in logs if log[key])) for key in ("format", "seed")
+    )
     said = {record.machine_name for record in comparison.records if record.imported["hardware"]}
     parts = [
-        f"imported: logs of another trainer ({formats}), exploratory: nocap has seen neither code, data nor settings",
+        f"imported: logs of another trainer ({formats}), exploratory: nocap has seen neither "
+        "code, data nor settings",
         f"seeds: {SEEDS.get(seeds, 'from the logs and the names of files')}",
         *(f"--hardware says that they ran on {name}" for name in said),
     ]
@@ -81,34 +89,54 @@ def _verdicts(comparison: Comparison) -> Table:
         gap, diverged = row.difference, len(row.arm.diverged)
         n = f"{len(row.seeds)} ({diverged} diverged)" if diverged else len(row.seeds)
         bpb = [row.val_bpb] if has_bpb else []
-        rows.append([row.label, n, row.val_loss, *bpb, gap and gap.estimate, gap.verdict if gap else "baseline"])
+        rows.append(
+            [row.label, n, row.val_loss, *bpb, gap and gap.estimate, gap.verdict if gap else "baseline"]
+        )
     methods = ", ".join(comparison.methods) or "none"
     note = f"±: half of the 95% interval that decides, for all arms together. Differences: {methods}."
     return Table(title="Verdicts", columns=columns, rows=rows, notes=[note])
 
 
 def _speed(arms: Sequence[ComparedArm], *, imported: bool) -> Table:
-    """Times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of training."""
+    """Times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of
+    training."""
     shown = LOGGED if imported else MEASURED
 
     def refused(row: ComparedArm, metric: str) -> str | None:
         return row.times[metric].refused if row.arm.values[metric] or not imported else None
 
-    reasons = list(dict.fromkeys(filter(None, (refused(row, metric) for row in arms for metric, (_, gain) in shown.items() if gain))))
+    reasons = list(
+        dict.fromkeys(
+            filter(
+                None, (refused(row, metric) for row in arms for metric, (_, gain) in shown.items() if gain)
+            )
+        )
+    )
 
     def cells(row: ComparedArm, metric: str, gain: str) -> list[float | Estimate | str | None]:
         why, timed = refused(row, metric), row.times[metric]
-        return [timed.mean, *([f"refused [{reasons.index(why) + 1}]" if why else timed.ratio] if gain else [])]
+        return [
+            timed.mean,
+            *([f"refused [{reasons.index(why) + 1}]" if why else timed.ratio] if gain else []),
+        ]
 
     columns = [ARM]
     for metric, (title, gain) in shown.items():
         columns += [values(metric, title), *([gains(metric, Scale.ratio, gain)] if gain else [])]
-    rows = [[row.label, *(cell for metric, (_, gain) in shown.items() for cell in cells(row, metric, gain))] for row in arms]
+    rows = [
+        [row.label, *(cell for metric, (_, gain) in shown.items() for cell in cells(row, metric, gain))]
+        for row in arms
+    ]
     notes = [f"[{number}] {reason}" for number, reason in enumerate(reasons, start=1)]
     if imported:
-        notes.append("Times are as the logs state them, compared where the hardware is the same: a log names it, or --hardware does.")
+        notes.append(
+            "Times are as the logs state them, compared where the hardware is the same: a log "
+            "names it, or --hardware does."
+        )
         return Table(title="Training time, against the baseline", columns=columns, rows=rows, notes=notes)
-    notes.append("Speeds are of one session: what holds on other days takes a study, in three sessions that lie apart.")
+    notes.append(
+        "Speeds are of one session: what holds on other days takes a study, in three sessions that lie apart."
+    )
     return Table(title="Speed and memory, against the baseline", columns=columns, rows=rows, notes=notes)
 
 
@@ -118,15 +146,22 @@ def _costs(arms: Sequence[ComparedArm], base: ComparedArm, *, imported: bool) ->
 
     def cost(name: str, title: str) -> Column:
         own = base.costs[name]
-        return Column(title=title, show=lambda x: Cell(text=count(x), small=f"({percent(x / own - 1)})" if own and x != own else ""))
+        return Column(
+            title=title,
+            show=lambda x: Cell(text=count(x), small=f"({percent(x / own - 1)})" if own and x != own else ""),
+        )
 
     columns = [ARM, *(cost(*names) for names in shown.items())]
     rows: list[list[Any]] = [[row.label, *(row.costs[name] for name in shown)] for row in arms]
     if not imported:
         columns += [Column(title="kernel"), Column(title="differs from the baseline in")]
         for cells, row in zip(rows, arms, strict=True):
-            kernel = " / ".join(dict.fromkeys(str(name) for name in (row.arm.summary("kernel") or {}).values()))
-            differs = ", ".join(f"{key}={spell(value)}" for key, value in row.changes.items() if value != ABSENT)
+            kernel = " / ".join(
+                dict.fromkeys(str(name) for name in (row.arm.summary("kernel") or {}).values())
+            )
+            differs = ", ".join(
+                f"{key}={spell(value)}" for key, value in row.changes.items() if value != ABSENT
+            )
             cells += [kernel or None, differs or None]
     return Table(title="What each arm is", columns=columns, rows=rows)
 
@@ -141,11 +176,20 @@ def _target(arms: Sequence[ComparedArm], target: float) -> Table:
         cells: list[str | Estimate | None] = [row.label]
         for axis, metric in axes.items():
             found = reaches[axis]
-            at = metric.show(found.median) if found.median is not None else f"> {metric.show(found.budget)}" if found.budget else "never"
+            at = (
+                metric.show(found.median)
+                if found.median is not None
+                else f"> {metric.show(found.budget)}"
+                if found.budget
+                else "never"
+            )
             cells += ["refused" if found.refused else at, found.ratio]
             refused |= {found.refused: None} if found.refused else {}
         rows.append([*cells, f"{reaches['steps'].reached} of {reaches['steps'].n}"])
-    notes = [*(f"refused: {reason}" for reason in refused), "In mid-schedule a crossing misleads: compare runs that end at the target."]
+    notes = [
+        *(f"refused: {reason}" for reason in refused),
+        "In mid-schedule a crossing misleads: compare runs that end at the target.",
+    ]
     title = f"To val loss {target:g}, medians over seeds"
     return Table(title=title, columns=[*columns, Column(title="reached it")], rows=rows, notes=notes)
 
@@ -155,6 +199,11 @@ def render(comparison: Comparison) -> str:
     notes = [f"note: {line}" for line in comparison.problems]
     if left := comparison.not_compared:
         notes.append(f"not compared: {shorten((f'{name} ({status})' for name, status in left), most=6)}")
-    told = [table for table in tables(comparison) if any(cell is not None for row in table.rows for cell in row[1:])]  # not dashes alone
+    # not dashes alone
+    told = [
+        table
+        for table in tables(comparison)
+        if any(cell is not None for row in table.rows for cell in row[1:])
+    ]
     parts = ["\n".join(compared(comparison)), *map(str, told), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part)

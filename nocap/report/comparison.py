@@ -30,9 +30,17 @@ RESOLUTION = 8  # digits of a plotted number: more than a screen shows, and a th
 VERDICTS = {
     Outcome.better: ("✓", "Better", "the loss is lower than the baseline's, beyond what seeds explain"),
     Outcome.worse: ("✕", "Worse", "the loss is higher than the baseline's, beyond what seeds explain"),
-    Outcome.unclear: ("○", "No difference shown", "the seeds cannot tell them apart; that does not make them equal"),
+    Outcome.unclear: (
+        "○",
+        "No difference shown",
+        "the seeds cannot tell them apart; that does not make them equal",
+    ),
     Outcome.undecided: ("?", "No verdict", "too few seeds finished to tell a change from luck"),
-    Outcome.confounded: ("!", "Confounded", "something else differs too, so the difference cannot be put down to the change"),
+    Outcome.confounded: (
+        "!",
+        "Confounded",
+        "something else differs too, so the difference cannot be put down to the change",
+    ),
 }
 
 
@@ -61,7 +69,9 @@ def render(comparison: Comparison) -> str:
             {"label": row.label, "look": look, "kind": kind, "difference": cell.text}
             for row, look, kind, cell in zip(rows, looks, kinds, shown, strict=True)
         ],
-        intervals=forest.svg(lines, title=AXIS.format(comparison.metric), cut=True) if (lines := intervals(comparison)) else None,
+        intervals=forest.svg(lines, title=AXIS.format(comparison.metric), cut=True)
+        if (lines := intervals(comparison))
+        else None,
         verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
@@ -75,9 +85,13 @@ def render(comparison: Comparison) -> str:
 
 
 def _looks(arms: Sequence[Arm], swept: Sequence[str]) -> list[tuple[int, int]]:
-    """Colour and dash of each arm. In a grid one factor (`attention`, with all its keys) is the colour and the rest is the dash, so that
-    the eye sees the factors; where that does not fit, they are counted through. The baseline is the text's colour, solid."""
-    groups = [[key for key in swept if key.partition(".")[0] == group] for group in dict.fromkeys(key.partition(".")[0] for key in swept)]
+    """Colour and dash of each arm. In a grid one factor (`attention`, with all its keys) is the colour and
+    the rest is the dash, so that the eye sees the factors; where that does not fit, they are counted through.
+    The baseline is the text's colour, solid."""
+    groups = [
+        [key for key in swept if key.partition(".")[0] == group]
+        for group in dict.fromkeys(key.partition(".")[0] for key in swept)
+    ]
     splits = []
     for factor in [*groups, *([key] for key in swept)]:
         hues = _numbered(arms, factor)
@@ -118,16 +132,23 @@ def _seed(run: Record) -> dict[str, Any]:
 
 
 def _rounded(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    return {key: [float(f"{x:.{RESOLUTION}g}") if isinstance(x, float) else x for x in column] for key, column in columns.items()}
+    return {
+        key: [float(f"{x:.{RESOLUTION}g}") if isinstance(x, float) else x for x in column]
+        for key, column in columns.items()
+    }
 
 
 def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
-    """The mean over seeds at the steps that all of them reached: a mean whose members change would show jumps that nobody trained."""
+    """The mean over seeds at the steps that all of them reached: a mean whose members change would show jumps
+    that nobody trained."""
     at = [{step: index for index, step in enumerate(curve.step)} for curve in curves]
     common = sorted(set.intersection(*map(set, at))) if at else []
     mean: dict[str, list[Any]] = {"step": common}
     for key in AXES:
-        columns = [[getattr(curve, key)[steps[step]] for curve, steps in zip(curves, at, strict=True)] for step in common]
+        columns = [
+            [getattr(curve, key)[steps[step]] for curve, steps in zip(curves, at, strict=True)]
+            for step in common
+        ]
         mean[key] = [None if None in column else math.fsum(column) / len(column) for column in columns]
     return mean
 
@@ -144,5 +165,9 @@ def intervals(comparison: Comparison) -> list[forest.Line]:
         if (gap := row.difference) and (found := gap.estimate):
             low, high = (found.low, found.high) if math.isfinite(found.high) else (found.mid, found.mid)
             title = f"{row.label}: {cell}"
-            lines.append(forest.Line(label=row.label, title=title, look=gap.outcome.name, mid=found.mid, low=low, high=high))
+            lines.append(
+                forest.Line(
+                    label=row.label, title=title, look=gap.outcome.name, mid=found.mid, low=low, high=high
+                )
+            )
     return lines

@@ -1,4 +1,5 @@
-"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one axis with round ticks."""
+"""A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one
+axis with round ticks."""
 
 from __future__ import annotations
 
@@ -34,7 +35,11 @@ class Line:
 
     @property
     def ends(self) -> list[float]:
-        return [x for x in (self.mid, self.low, self.high, self.bound, *self.stated) if x is not None and math.isfinite(x)]
+        return [
+            x
+            for x in (self.mid, self.low, self.high, self.bound, *self.stated)
+            if x is not None and math.isfinite(x)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +54,15 @@ class Axis:
     def x(self, value: float) -> float:
         """Px from the left; beyond an end at that end."""
         value = min(max(value, self.low), self.high)
-        low, high, value = (math.log(end) if self.logarithmic else end for end in (self.low, self.high, value))
+        low, high, value = (
+            math.log(end) if self.logarithmic else end for end in (self.low, self.high, value)
+        )
         return LABEL + (value - low) / (high - low) * (WIDTH - RIGHT - LABEL)
 
 
 def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False) -> Axis:
-    """That holds them all with a margin; of ratios logarithmic, with 1 on it. `cut`: with 0, and without the few that run far out, which
-    would press the others into one point."""
+    """That holds them all with a margin; of ratios logarithmic, with 1 on it. `cut`: with 0, and without the
+    few that run far out, which would press the others into one point."""
     found = [*values, *([1.0] if ratio else [])]
     if cut:
         far = sorted(map(abs, found))
@@ -85,24 +92,43 @@ def _decades(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten; the powers alone where these are too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [x for x in (size * 10.0**power for power in powers for size in (1, 2, 5)) if low <= x <= high]
-    return found if len(found) <= MOST_TICKS + 4 else [10.0**power for power in powers if low <= 10.0**power <= high]
+    return (
+        found
+        if len(found) <= MOST_TICKS + 4
+        else [10.0**power for power in powers if low <= 10.0**power <= high]
+    )
 
 
 def number(x: float) -> str:
     return f"{x:g}".replace("-", MINUS)
 
 
-def svg(lines: Sequence[Line], *, title: str, ratio: bool = False, cut: bool = False, tick: Callable[[float], str] = number) -> Markup:
+def svg(
+    lines: Sequence[Line],
+    *,
+    title: str,
+    ratio: bool = False,
+    cut: bool = False,
+    tick: Callable[[float], str] = number,
+) -> Markup:
     """The picture. `tick` writes a tick's number; no change has a stronger line."""
     scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=cut)
     below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
     parts = [f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>']
     for x in scale.ticks:
-        parts.append(f'<path class="{"base" if x == no_change else "grid"}" d="M{scale.x(x):.1f} 0V{below}"/>')
+        parts.append(
+            f'<path class="{"base" if x == no_change else "grid"}" d="M{scale.x(x):.1f} 0V{below}"/>'
+        )
         parts.append(f'<text class="tick" x="{scale.x(x):.1f}" y="{below + 14}">{escape(tick(x))}</text>')
     parts += [_row(line, scale, y=ROW * i + ROW / 2) for i, line in enumerate(lines)]
-    parts.append(f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" y="{below + FOOT - 10}">{escape(title)}</text>')
-    head = f'<svg class="forest" viewBox="0 0 {WIDTH} {below + FOOT - 4}" role="img" aria-label="{escape(title)}">'
+    parts.append(
+        f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" '
+        f'y="{below + FOOT - 10}">{escape(title)}</text>'
+    )
+    head = (
+        f'<svg class="forest" viewBox="0 0 {WIDTH} {below + FOOT - 4}" role="img" '
+        f'aria-label="{escape(title)}">'
+    )
     return Markup("\n".join([head, *parts, "</svg>"]))
 
 
@@ -116,8 +142,14 @@ def _row(line: Line, scale: Axis, *, y: float) -> str:
     left, right = scale.low, scale.high
     parts = []
     if line.stated != (None, None):
-        start, end = (scale.x(side if side is not None else far) for side, far in zip(line.stated, (left, right), strict=True))
-        parts.append(f'<rect class="stated" x="{start:.1f}" y="{y - 7:.1f}" width="{max(end - start, 1.5):.1f}" height="14"/>')
+        start, end = (
+            scale.x(side if side is not None else far)
+            for side, far in zip(line.stated, (left, right), strict=True)
+        )
+        parts.append(
+            f'<rect class="stated" x="{start:.1f}" y="{y - 7:.1f}" '
+            f'width="{max(end - start, 1.5):.1f}" height="14"/>'
+        )
     if line.bound is not None:
         parts.append(f'<path class="bound" d="M{scale.x(line.bound):.1f} {y - 8:.1f}v16"/>')
     low, high = scale.x(line.low), scale.x(line.high)
@@ -127,7 +159,8 @@ def _row(line: Line, scale: Axis, *, y: float) -> str:
     if left <= line.mid <= right:
         parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
     parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(_short(line.label))}</text>')
-    return f'<g class="{escape(line.look)}"><title>{escape(visible(redact(line.title)))}</title>{"".join(parts)}</g>'
+    title = f"<title>{escape(visible(redact(line.title)))}</title>"
+    return f'<g class="{escape(line.look)}">{title}{"".join(parts)}</g>'
 
 
 def _end(x: float, y: float, arrow: float) -> str:

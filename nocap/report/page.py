@@ -1,7 +1,8 @@
 """A report as one HTML file that opens anywhere, years from now, without a network.
 
-Python decides what is said and a template lays it out; a script draws the plots. The file's content security policy names its scripts
-by hash and allows no request at all, so what a run's name smuggles in cannot run, whatever escaping misses.
+Python decides what is said and a template lays it out; a script draws the plots. The file's content security
+policy names its scripts by hash and allows no request at all, so what a run's name smuggles in cannot run,
+whatever escaping misses.
 """
 
 from __future__ import annotations
@@ -25,10 +26,17 @@ PAGES = Path(__file__).parent / "pages"
 def render(name: str, *, kind: str, title: str, data: Mapping[str, Any] | None = None, **values: Any) -> str:
     """The page that NAME.html.j2, NAME.css and NAME.js in `pages` make, on top of what all pages share.
 
-    `data` is what the script draws; without it the page has no script, and none may run. `values` are the template's.
+    `data` is what the script draws; without it the page has no script, and none may run. `values` are the
+    template's.
     """
     scripts = [] if data is None else [Markup(_both(name, "js"))]
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts) or "'none'"
+    hashes = (
+        " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+            for script in scripts
+        )
+        or "'none'"
+    )
     template = _environment().get_template(f"{name}.html.j2")
     own = {"css": Markup(_both(name, "css")), "scripts": scripts, "hashes": hashes}
     return template.render(kind=kind, title=title, data=redact(data), **own, **values)

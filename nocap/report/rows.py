@@ -15,7 +15,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Every run that could be read, whatever its status. Units are in the names; `val_loss` is nats per token."""
+    """Every run that could be read, whatever its status. Units are in the names; `val_loss` is nats per
+    token."""
     labels = {run.identity: arm.label for arm in group(records) for run in arm.all}
     keys = swept_keys([record.config for record in records])
     return [
@@ -27,7 +28,10 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             "seed": run.seed,
             "status": run.status,
             **{key: run.config.get(key) for key in keys},
-            **{key: run.summary.get(key) for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s")},
+            **{
+                key: run.summary.get(key)
+                for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s")
+            },
             **{key: run.value(key) for key in ("step_ms", "model_mib", "train_s")},
             "wall_s": run.number("clock_s", "wall"),
             "params": run.value("params"),

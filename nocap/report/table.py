@@ -1,5 +1,5 @@
-"""One table, drawn for a terminal, as Markdown and in HTML. Its columns draw what they hold: a metric's value, a gain with its interval, a
-count, a text. Nothing reads a row back."""
+"""One table, drawn for a terminal, as Markdown and in HTML. Its columns draw what they hold: a metric's
+value, a gain with its interval, a count, a text. Nothing reads a row back."""
 
 from __future__ import annotations
 
@@ -54,12 +54,16 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        return [[column.draw(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows]
+        return [
+            [column.draw(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows
+        ]
 
     @property
     def right(self) -> list[bool]:
         """Which columns stand to the right."""
-        return [is_numeric([cell.text for cell in column]) for column in zip(*self.cells, strict=True)] or [False] * len(self.columns)
+        return [is_numeric([cell.text for cell in column]) for column in zip(*self.cells, strict=True)] or [
+            False
+        ] * len(self.columns)
 
     def __str__(self) -> str:
         """For a terminal."""
@@ -71,7 +75,8 @@ class Table:
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, numbers to the right, never wrapped. The head is bold where stdout is a terminal."""
+    """Columns two spaces apart, numbers to the right, never wrapped. The head is bold where stdout is a
+    terminal."""
     from rich.console import Console  # 0.1 s that a command without a table should not pay
     from rich.table import Table as Drawn
     from rich.text import Text
@@ -93,7 +98,8 @@ def _cell(text: str) -> str:
     return shown if len(shown) <= WIDEST else f"{shown[:WIDEST]}…"
 
 
-_NUMBER = re.compile(r"[<>+−-]? ?\[?[+−-]?\d\S*( (\w{1,3}|[^\w\s].*))?|–")  # a unit of three letters, or an interval, may follow
+# a unit of three letters, or an interval, may follow
+_NUMBER = re.compile(r"[<>+−-]? ?\[?[+−-]?\d\S*( (\w{1,3}|[^\w\s].*))?|–")
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
@@ -102,7 +108,8 @@ def is_numeric(cells: Sequence[str]) -> bool:
 
 
 def tame(text: str) -> str:
-    """A text in Markdown whose author may be anybody: no tag, no link that runs, no secret, no terminal control."""
+    """A text in Markdown whose author may be anybody: no tag, no link that runs, no secret, no terminal
+    control."""
     shown = visible(redact(text)).replace("<", "&lt;")
     return re.sub(r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)", r"\1#", shown, flags=re.IGNORECASE)
 

@@ -18,17 +18,27 @@ RECORDED = "recorded"  # and not part of the identity
 
 def render(found: Mapping[str, Any]) -> str:
     """The answer of `why`."""
-    a, b = (run["name"] + ("" if run["status"] in ENDED else f" ({run['status']})") for run in (found["a"], found["b"]))
+    a, b = (
+        run["name"] + ("" if run["status"] in ENDED else f" ({run['status']})")
+        for run in (found["a"], found["b"])
+    )
     same_run = f"{a} and {b} are the same run (identity {found['a']['identity']})"
     rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in found["differences"]]
-    quiet = [part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in rows}]
-    title = same_run if found["same"] else f"{a}\n{b}\nare two runs because of (what is only {RECORDED} is not part of the identity):"
+    quiet = [
+        part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in rows}
+    ]
+    title = (
+        same_run
+        if found["same"]
+        else f"{a}\n{b}\nare two runs because of (what is only {RECORDED} is not part of the identity):"
+    )
     drawn = [str(Table(title="", columns=COLUMNS, rows=rows))] if rows else []
     return "\n".join([title, *drawn, *([f"the same: {', '.join(quiet)}"] if quiet else [])])
 
 
 def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
-    """Two runs' differences, as plain JSON: of each the `part` of the identity (or "recorded", which is no part of it), its key, a and b.
+    """Two runs' differences, as plain JSON: of each the `part` of the identity (or "recorded", which is no
+    part of it), its key, a and b.
 
     Errors:
         ValueError: a folder's record cannot be read.
@@ -36,8 +46,14 @@ def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
     try:
         a, b = (read(folder) for folder in (folder_a, folder_b))
     except ValueError as error:
-        raise ValueError(f"why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}") from error
-    parts = [(x, y) for x, y in zip(_parts(a), _parts(b), strict=True) if x[0] != "data" or a.parts.get("data") != b.parts.get("data")]
+        raise ValueError(
+            f"why needs two readable runs: {folder_a.name} and {folder_b.name}: {error}"
+        ) from error
+    parts = [
+        (x, y)
+        for x, y in zip(_parts(a), _parts(b), strict=True)
+        if x[0] != "data" or a.parts.get("data") != b.parts.get("data")
+    ]
     return {
         "a": {"identity": a.identity, "name": a.folder.name, "status": a.status},
         "b": {"identity": b.identity, "name": b.folder.name, "status": b.status},
@@ -52,7 +68,9 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield part, run.parts.get(part) or {}
     tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}
     yield "data", {"manifest": str(run.parts.get("data"))[:12], **tokens, **run.manifest["data"]["source"]}
-    versions = {f"version of {name}": version for name, version in run.manifest["versions"].items() if name != "torch"}
+    versions = {
+        f"version of {name}": version for name, version in run.manifest["versions"].items() if name != "torch"
+    }
     commit = str(run.manifest["git"].get("commit") or ABSENT)[:12]
     kernel = run.summary["kernel"].get("train") or ABSENT
     yield RECORDED, {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}

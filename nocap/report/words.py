@@ -1,5 +1,5 @@
-"""Figures in words that need no sign: `7.4% faster`, `higher loss by 0.0401`, `at least 20% faster`. A gain is above 1 as a ratio, or above
-0 as a difference, where the arm is better, whatever the metric."""
+"""Figures in words that need no sign: `7.4% faster`, `higher loss by 0.0401`, `at least 20% faster`. A gain
+is above 1 as a ratio, or above 0 as a difference, where the arm is better, whatever the metric."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
     fast = metric.gain.startswith("faster")
     size = x if fast else 1 / x  # the speed, or what is used
     if size >= 2:
-        return f"{size:.2f}×", f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}"
+        return (
+            f"{size:.2f}×",
+            f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}",
+        )
     return f"{abs(size - 1):.1%}", metric.gain if x >= 1 else metric.loss
 
 
 def _size(x: float, metric: Metric) -> str:
-    """Of a difference: of a loss four decimals, of a raced command's metric, which may be of any size, four digits."""
+    """Of a difference: of a loss four decimals, of a raced command's metric, which may be of any size, four
+    digits."""
     return f"{abs(x):.4f}" if metric.unit else f"{abs(x):.4g}"
 
 
@@ -61,7 +65,8 @@ def gain(x: float, metric: Metric, scale: Scale) -> str:
 
 
 def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
-    """`1.8% to 13.3% faster`, `0.0552 higher loss to 0.0723 lower loss`; the smaller amount first where both lie on one side."""
+    """`1.8% to 13.3% faster`, `0.0552 higher loss to 0.0723 lower loss`; the smaller amount first where both
+    lie on one side."""
     if is_plain(metric, scale):
         return f"{amount(low, metric)} to {amount(high, metric)}"
     (least, side), (most, other) = _change(low, metric, scale), _change(high, metric, scale)
@@ -72,8 +77,8 @@ def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
 
 
 def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
-    """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ± 0.0047`. Without an interval
-    there is no figure; what was counted has no noise for one."""
+    """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ±
+    0.0047`. Without an interval there is no figure; what was counted has no noise for one."""
     if not math.isfinite(estimate.high - estimate.low):
         return Cell(text=NONE)
     text = gain(estimate.mid, metric, scale)
@@ -105,8 +110,8 @@ def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) 
 
 
 def limit(x: float, metric: Metric, scale: Scale, *, least: bool) -> str:
-    """A gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not slower`), or not `least`, or
-    less (`at most 20% faster`, `no gain`)."""
+    """A gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not
+    slower`), or not `least`, or less (`at most 20% faster`, `no gain`)."""
     plain, no_change = is_plain(metric, scale), 1.0 if scale is Scale.ratio else 0.0
     if not plain and x == no_change:
         return f"{'not' if metric.loss.startswith('slower') else 'no'} {metric.loss}" if least else "no gain"
@@ -123,7 +128,7 @@ def counted(said: Iterable[str], words: Iterable[str]) -> str:
     return ", ".join(f"{times[word]} {word}" for word in words if times[word])
 
 
-# --- columns of a table ----------------------------------------------------------------------------------------------------------------
+# --- columns of a table -------------------------------------------------------------------------------------
 
 
 def values(metric: str, title: str) -> Column:

@@ -24,7 +24,8 @@ A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or
 
   status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
-Runs of any name that is given, of those that meet all filters. rm and gc print what would go, and remove it with --yes."""
+Runs of any name that is given, of those that meet all filters. rm and gc print what would go, and remove it
+with --yes."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,13 +37,23 @@ def main(argv: list[str] | None = None) -> int:
 def _call(options: argparse.Namespace) -> int:
     from nocap.runs import verbs
 
-    doors = {"show": verbs.show, "why": verbs.explain, "diff": verbs.explain, "sync": verbs.sync, "rm": verbs.remove, "gc": verbs.remove}
+    doors = {
+        "show": verbs.show,
+        "why": verbs.explain,
+        "diff": verbs.explain,
+        "sync": verbs.sync,
+        "rm": verbs.remove,
+        "gc": verbs.remove,
+    }
     return doors.get(options.verb, verbs.list_runs)(options)
 
 
 def _parser(verb: str) -> argparse.ArgumentParser:
     verbs = "\n".join(f"  {name:<5} {what}" for name, what in VERBS.items())
-    about = f"Runs on the disk. A verb goes first, and each has its own --help:\n\n{verbs}\n\nThe flags here are those of list."
+    about = (
+        "Runs on the disk. A verb goes first, and each has its own "
+        f"--help:\n\n{verbs}\n\nThe flags here are those of list."
+    )
     parser = argparse.ArgumentParser(prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS)
     if verb != "list":
         parser.prog, parser.description = f"python -m nocap.runs {verb}", VERBS[verb].capitalize()
@@ -55,10 +66,20 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         metavar="WORD" if count == "*" else "RUN",
         help="names and filters: see below",
     )
-    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=f"where the runs are (default: {OUTPUTS})")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=OUTPUTS,
+        metavar="DIR",
+        help=f"where the runs are (default: {OUTPUTS})",
+    )
     if verb == "list":
-        parser.add_argument("--columns", metavar="A,B", default=COLUMNS, help="columns or config keys (default: %(default)s)")
-        parser.add_argument("--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)")
+        parser.add_argument(
+            "--columns", metavar="A,B", default=COLUMNS, help="columns or config keys (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)"
+        )
     if verb in ("show", "rm", "gc"):
         parser.add_argument(
             "--studies",

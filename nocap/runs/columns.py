@@ -27,7 +27,19 @@ from nocap.store.metrics import METRICS, OF_A_RUN
 from nocap.store.runs import Record
 
 DAY_S = 86_400.0
-UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": DAY_S, "w": 7 * DAY_S, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12, "": 1.0}
+UNITS = {
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": DAY_S,
+    "w": 7 * DAY_S,
+    "K": 1e3,
+    "M": 1e6,
+    "B": 1e9,
+    "G": 1e9,
+    "T": 1e12,
+    "": 1.0,
+}
 
 
 def status(run: Record) -> str:
@@ -60,10 +72,12 @@ def size_of(folder: Path) -> int:
 def swept(run: Record) -> str | None:
     """What its grid swept, with its own values: options by their names."""
     values = {**run.config, "seed": run.seed, **run.manifest["options"]}
-    return " ".join(f"{key.rpartition('.')[2]}={spell(values.get(key))}" for key in run.attempt["swept"]) or None
+    return (
+        " ".join(f"{key.rpartition('.')[2]}={spell(values.get(key))}" for key in run.attempt["swept"]) or None
+    )
 
 
-# --- columns -------------------------------------------------------------------------------------------------------------------------
+# --- columns ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,17 +138,20 @@ def _configured(name: str, run: Record) -> Any:
 def _check_key(name: str, runs: Sequence[Record], *, group: bool = False) -> None:
     keys = [f".{key}" for run in runs for key in run.config]
     known = any(key.endswith(f".{name}") or (group and key.startswith(f".{name}.")) for key in keys)
-    require(known or not runs, name, f"be a key of the runs' configs, or one of {', '.join(COLUMNS)}", "neither")
+    require(
+        known or not runs, name, f"be a key of the runs' configs, or one of {', '.join(COLUMNS)}", "neither"
+    )
 
 
-# --- filters -------------------------------------------------------------------------------------------------------------------------
+# --- filters ------------------------------------------------------------------------------------------------
 
 FILTER = re.compile(r"([\w.]+)([=<>])(.*)")
 ORDER = {"<": operator.lt, ">": operator.gt}
 
 
 def matching(word: str, runs: Iterable[Record]) -> list[Record]:
-    """Those with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`, `optimizer.lr=0.003` or `attention=gqa`.
+    """Those with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`, `optimizer.lr=0.003` or
+    `attention=gqa`.
 
     Errors:
         ValueError: no such key, or no number where one is compared.
@@ -147,11 +164,17 @@ def matching(word: str, runs: Iterable[Record]) -> list[Record]:
     if sign == "=":
         return [run for run in runs if (value := shown.of(run)) is not None and _equals(value, wanted)]
     limit = amount(word, wanted, UNITS | BYTES if shown.name == "size" else UNITS)
-    return [run for run in runs if isinstance(value := shown.of(run), int | float) and ORDER[sign](value, limit)]
+    return [
+        run for run in runs if isinstance(value := shown.of(run), int | float) and ORDER[sign](value, limit)
+    ]
 
 
 def _equals(value: Any, wanted: str) -> bool:
-    return math.isclose(value, amount(wanted, wanted)) if isinstance(value, int | float) else fnmatchcase(str(value), wanted)
+    return (
+        math.isclose(value, amount(wanted, wanted))
+        if isinstance(value, int | float)
+        else fnmatchcase(str(value), wanted)
+    )
 
 
 def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:
@@ -164,4 +187,6 @@ def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:
     try:
         return float(number) * units[word.removeprefix(number)]
     except (KeyError, ValueError):
-        raise ValueError(f"{key} must end with a number, perhaps with one of {', '.join(filter(None, units))}") from None
+        raise ValueError(
+            f"{key} must end with a number, perhaps with one of {', '.join(filter(None, units))}"
+        ) from None

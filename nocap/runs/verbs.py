@@ -32,10 +32,14 @@ def list_runs(options: argparse.Namespace) -> int:
     columns = [column(name, runs) for name in options.columns.split(",")]
     runs = sorted(runs, key=column(options.sort, runs).sorts)
     if runs:
-        print(aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs]))
+        print(
+            aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs])
+        )
     print(plural(len(runs), "run"))
     if options.json:  # a size is walked for again
-        options.answer({"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems})
+        options.answer(
+            {"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems}
+        )
     _tell(problems)
     return 0
 
@@ -50,16 +54,27 @@ def explain(options: argparse.Namespace) -> int:
 def sync(options: argparse.Namespace) -> int:
     runs, problems = _chosen(options.words, options.output_dir)
     named = {run.attempt.get("grid") for run in runs}
-    grids = [folder for folder in sorted((options.output_dir / "grids").glob("[!.]*/")) if folder.name in named]
+    grids = [
+        folder for folder in sorted((options.output_dir / "grids").glob("[!.]*/")) if folder.name in named
+    ]
     folders = [*(run.folder for run in runs), *grids]
     waiting = offline(None, folders)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])  # a tool beside this Python
+    # a tool beside this Python
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     for uploader, places in waiting.items():
         command = [*shlex.split(uploader), *(str(place.absolute()) for place in places)]
         subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
     left, before = offline(None, folders), sum(map(len, waiting.values()))
-    print(f"uploaded: {before - sum(map(len, left.values()))} of {before} offline, of {plural(len(runs), 'run')}")
-    _tell([*problems, *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places)])
+    print(
+        f"uploaded: {before - sum(map(len, left.values()))} of {before} offline, of "
+        f"{plural(len(runs), 'run')}"
+    )
+    _tell(
+        [
+            *problems,
+            *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places),
+        ]
+    )
     return 1 if left else 0
 
 
@@ -70,7 +85,9 @@ def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Record], list[str
         ValueError: a name stands for no run, or a filter is none.
     """
     filters = [word for word in words if FILTER.fullmatch(word)]
-    names = [word for word in words if word not in filters] or [str(folder) for folder in run_folders(outputs / "runs")]
+    names = [word for word in words if word not in filters] or [
+        str(folder) for folder in run_folders(outputs / "runs")
+    ]
     found = load(names, outputs=outputs, rows=False)
     runs = found.records
     for word in filters:
@@ -83,7 +100,7 @@ def _tell(lines: Iterable[str]) -> None:
         print(f"nocap: {line}", file=sys.stderr)
 
 
-# --- show ----------------------------------------------------------------------------------------------------------------------------
+# --- show ---------------------------------------------------------------------------------------------------
 
 
 def show(options: argparse.Namespace) -> int:
@@ -92,21 +109,33 @@ def show(options: argparse.Namespace) -> int:
     used_by = _used_by(options).get(run.identity, [])
     facts = [f"  {label:<11} {text}" for label, text in _facts(run, used_by) if text]
     print("\n".join([table(run.summary, run_dir=run.folder) if run.summary else result, *facts]))
-    options.answer({"folder": str(run.folder), "used_by": used_by, "manifest": run.manifest, "summary": run.summary})
+    options.answer(
+        {"folder": str(run.folder), "used_by": used_by, "manifest": run.manifest, "summary": run.summary}
+    )
     return 0
 
 
 def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
-    last = f"{plural(len(run.manifest['attempts']), 'attempt')}, the last {age(age_s(run))} ago on {run.attempt.get('host') or '?'}"
+    last = (
+        f"{plural(len(run.manifest['attempts']), 'attempt')}, the last {age(age_s(run))} ago "
+        f"on {run.attempt.get('host') or '?'}"
+    )
     code = {"commit": str(run.manifest["git"].get("commit") or "")[:12], **run.manifest["versions"]}
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
-    kept = f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}" if steps else ""
+    kept = (
+        f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}"
+        if steps
+        else ""
+    )
     return [
         ("identity", run.identity),
         ("arm", run.arm),
         ("started", f"{run.started}, {last}"),
         ("machine", run.machine_name),
-        ("code", ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name))),
+        (
+            "code",
+            ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name)),
+        ),
         ("disk", f"{size(size_of(run.folder))}{kept}"),
         ("begins from", str(run.manifest["init"].get("path") or "")),
         ("learns from", ", ".join(str(teacher.get("path")) for teacher in run.manifest["teachers"].values())),
@@ -115,10 +144,14 @@ def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Identity → the folders whose files name it, for people: grids and searches, studies by their logs, and runs that began from it or
-    learn from it. A line for each file that cannot be read."""
+    """Identity → the folders whose files name it, for people: grids and searches, studies by their logs, and
+    runs that began from it or learn from it. A line for each file that cannot be read."""
     used_by, runs = dict[str, list[str]](), options.output_dir / "runs"
-    paths = [*options.output_dir.glob(f"grids/*/{GRID}"), *options.studies.glob(f"*/{log.FILE}"), *runs.glob(f"[!.]*/{MANIFEST}")]
+    paths = [
+        *options.output_dir.glob(f"grids/*/{GRID}"),
+        *options.studies.glob(f"*/{log.FILE}"),
+        *runs.glob(f"[!.]*/{MANIFEST}"),
+    ]
     for path in sorted(paths):
         try:
             identities = {*re.findall(r'"identity": "([0-9a-f]{12})"', read_text(path))}
@@ -131,12 +164,14 @@ def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
     return used_by
 
 
-# --- rm and gc: never a run that a process is training, never through a link, nothing outside `outputs/runs` --------------------------
+# --- rm and gc: never a run that a process is training, never through a link, nothing outside `outputs/runs`
 
 
 def remove(options: argparse.Namespace) -> int:
     checkpoints, root = options.verb == "gc", options.output_dir / "runs"
-    require(checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
+    require(
+        checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none"
+    )
     runs, problems = _chosen(options.words, options.output_dir)
     if checkpoints:
         runs = [run for run in runs if run.status in ENDED and is_folder(run.folder / FOLDER)]
@@ -145,15 +180,23 @@ def remove(options: argparse.Namespace) -> int:
     used_by = _used_by(options)
     shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
     rows = [
-        [*(each.text(run) for each in shown), size(frees[run.folder]), shorten(used_by.get(run.identity) or [NONE], most=3)] for run in runs
+        [
+            *(each.text(run) for each in shown),
+            size(frees[run.folder]),
+            shorten(used_by.get(run.identity) or [NONE], most=3),
+        ]
+        for run in runs
     ]
     if rows:
         print(aligned([*(each.name for each in shown), "frees", "used by"], rows))
     what, stayed = "checkpoints of " if checkpoints else "", list[str]()
     if options.yes:
         kept = {run.folder: remove_run(run, root=root, checkpoints=checkpoints) for run in runs}
-        delete(folder for folder in root.glob(".*.removed") if is_folder(folder))  # what killed removals left, too
-        stayed = [f"not removed: {folder.name}: {reason}" for folder, reason in kept.items() if reason is not None]
+        # what killed removals left, too
+        delete(folder for folder in root.glob(".*.removed") if is_folder(folder))
+        stayed = [
+            f"not removed: {folder.name}: {reason}" for folder, reason in kept.items() if reason is not None
+        ]
         runs = [run for run in runs if kept[run.folder] is None]
     total = f"{what}{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
     print(f"removed: {total}" if options.yes else f"{total}: nothing was removed; --yes removes")
@@ -174,7 +217,8 @@ def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:
             if checkpoints:
                 shutil.rmtree(folder / FOLDER)  # links in it are removed, and not followed
             else:
-                folder.rename(folder.with_name(f".{folder.name}.removed"))  # deleted after the lease, whose file is open
+                # deleted after the lease, whose file is open
+                folder.rename(folder.with_name(f".{folder.name}.removed"))
     except (OSError, ValueError) as error:  # held by another process, another user's, or no folder of leases
         return str(error)
     return None

@@ -1,4 +1,5 @@
-"""The answer of a race: its tables, for a terminal and a page, and the page with a forest plot of the gains."""
+"""The answer of a race: its tables, for a terminal and a page, and the page with a forest plot of the
+gains."""
 
 from __future__ import annotations
 
@@ -30,17 +31,31 @@ def tables(race: Race, content: Content) -> Iterator[Table]:
     for arm in race.arms[1:]:
         word, reason = verdicts[arm.name]["word"], verdicts[arm.name]["reason"]
         gain = measured(race.gain(arm, primary, n), primary, Scale.difference)
-        rows.append([arm.name, n, _mean(content, arm, primary.name), gain, f"{word} ({reason})" if reason else word])
-    columns = [Column(title="arm"), Column(title="n"), _column(primary), Column(title="gain", show=SHOWN), Column(title="verdict")]
+        rows.append(
+            [arm.name, n, _mean(content, arm, primary.name), gain, f"{word} ({reason})" if reason else word]
+        )
+    columns = [
+        Column(title="arm"),
+        Column(title="n"),
+        _column(primary),
+        Column(title="gain", show=SHOWN),
+        Column(title="verdict"),
+    ]
     title = f"{primary.name}: {primary.better.value} is better; the gain with its 95% interval"
     yield Table(title=title, columns=columns, rows=rows, notes=_notes(content))
     if others := [reading.metric for reading in race.measured[1:]]:
         margins = "; ".join(f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards)
-        yield _beside(race, content, "What else was read", others, Scale.difference, [margins] if margins else [])
-    yield _beside(race, content, "Costs", [METRICS[name] for name in race.costs], Scale.ratio, [_of_times(race)])
+        yield _beside(
+            race, content, "What else was read", others, Scale.difference, [margins] if margins else []
+        )
+    yield _beside(
+        race, content, "Costs", [METRICS[name] for name in race.costs], Scale.ratio, [_of_times(race)]
+    )
 
 
-def _beside(race: Race, content: Content, title: str, metrics: list[Metric], scale: Scale, notes: list[str]) -> Table:
+def _beside(
+    race: Race, content: Content, title: str, metrics: list[Metric], scale: Scale, notes: list[str]
+) -> Table:
     """Means and gains, two columns a metric."""
     base, n = race.arms[0], _pairs(content)
     columns, rows = [Column(title="arm")], [list[Any]([arm.name]) for arm in race.arms]
@@ -55,7 +70,11 @@ def _beside(race: Race, content: Content, title: str, metrics: list[Metric], sca
 
 
 def _column(metric: Metric) -> Column:
-    return values(metric.name, metric.title) if metric.name in METRICS else Column(title=metric.title, show="{:.5g}".format)
+    return (
+        values(metric.name, metric.title)
+        if metric.name in METRICS
+        else Column(title=metric.title, show="{:.5g}".format)
+    )
 
 
 def _mean(content: Content, arm: Command, name: str) -> float | None:
@@ -69,7 +88,9 @@ def _pairs(content: Content) -> int:
 
 def _notes(content: Content) -> list[str]:
     """What a reader must know before the verdicts."""
-    notes = [] if content["paired"] else ["Unpaired (Welch): the commands take no seed ({seed} or --reads-seed)."]
+    notes = (
+        [] if content["paired"] else ["Unpaired (Welch): the commands take no seed ({seed} or --reads-seed)."]
+    )
     return [*notes, *([f"exploratory: {content['exploratory']}"] if content["exploratory"] else [])]
 
 
@@ -81,7 +102,7 @@ def _of_times(race: Race) -> str:
     return f"Times and memory are of {sessions}{'.' if timed else ': no verdict; --sessions 3 makes one.'}"
 
 
-# --- the page ------------------------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def render(race: Race, content: Content) -> str:
@@ -108,9 +129,16 @@ def _forest(race: Race, content: Content, metric: Metric, **line: Any) -> Markup
     lines = []
     for arm, verdict in zip(race.arms[1:], content["verdicts"], strict=True):
         gain = race.gain(arm, metric, _pairs(content))
-        told, look = f"{arm.name}: {measured(gain, metric, Scale.difference)}", verdict["word"].replace(" ", "-")
+        told, look = (
+            f"{arm.name}: {measured(gain, metric, Scale.difference)}",
+            verdict["word"].replace(" ", "-"),
+        )
         if math.isfinite(gain.high):
-            lines.append(forest.Line(label=arm.name, title=told, look=look, mid=gain.mid, low=gain.low, high=gain.high, **line))
+            lines.append(
+                forest.Line(
+                    label=arm.name, title=told, look=look, mid=gain.mid, low=gain.low, high=gain.high, **line
+                )
+            )
     title = f"{metric.name}: how much {metric.better.value} than {race.arms[0].name}'s; right is better"
     return forest.svg(lines, title=title, cut=True) if lines else None
 
@@ -118,4 +146,6 @@ def _forest(race: Race, content: Content, metric: Metric, **line: Any) -> Markup
 def _rows(content: Content) -> Table:
     names, texts = list(content["measurements"][0]), ("arm", "seed", "session")
     columns = [Column(title=name, show=str if name in texts else "{:.6g}".format) for name in names]
-    return Table(title="Every run", columns=columns, rows=[list(row.values()) for row in content["measurements"]])
+    return Table(
+        title="Every run", columns=columns, rows=[list(row.values()) for row in content["measurements"]]
+    )

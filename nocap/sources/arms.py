@@ -33,8 +33,8 @@ SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer 
 def of_commands(
     commands: Sequence[tuple[str, Sequence[str]]], *, locked: Sequence[str] = (), apart: Sequence[Path] = ()
 ) -> tuple[list[Command], Begin]:
-    """Arms from (name, words), and what runs one. What they run is their program, in a git repository all of the working tree but for what
-    lies `apart`, elsewhere the files that they name.
+    """Arms from (name, words), and what runs one. What they run is their program, in a git repository all of
+    the working tree but for what lies `apart`, elsewhere the files that they name.
 
     Errors:
         ValueError: a command that is not there, or a locked pattern that matches nothing.
@@ -47,9 +47,16 @@ def of_commands(
     made = list[Command]()
     for name, words in commands:
         _check_program(name, words, here)
-        twins = sum(arm.words == tuple(words) for arm in made)  # a command raced against itself has runs of its own
+        # a command raced against itself has runs of its own
+        twins = sum(arm.words == tuple(words) for arm in made)
         files, program = [path.resolve() for path in apart], _program(words, here)
-        data = [] if tree else [digest(path.read_bytes().hex()) for path in _named(words, here) if path.resolve() not in files]
+        data = (
+            []
+            if tree
+            else [
+                digest(path.read_bytes().hex()) for path in _named(words, here) if path.resolve() not in files
+            ]
+        )
         content = digest([list(words), tree, data, program, equal, _environment(words[0]), twins])
         made.append(Command(name=name, words=tuple(words), cwd=here, content=content, files=program))
     return made, _begin_here
@@ -64,7 +71,10 @@ def _begin_here(arm: Command, seed: int, place: Path, **how: Any) -> None:
     run(arm, seed, place, **how)
     if _program(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(place)
-        raise FailedError(f"{arm.name}, seed {seed}: its program was edited while it was raced (--ref keeps each version apart)")
+        raise FailedError(
+            f"{arm.name}, seed {seed}: its program was edited while it was raced (--ref keeps "
+            "each version apart)"
+        )
 
 
 def _named(words: Sequence[str], here: Path) -> list[Path]:
@@ -75,9 +85,13 @@ def _named(words: Sequence[str], here: Path) -> list[Path]:
 
 
 def _program(words: Sequence[str], here: Path) -> str:
-    """The digest of the scripts that a command names, and of what lies beside those of Python, which they may import."""
+    """The digest of the scripts that a command names, and of what lies beside those of Python, which they may
+    import."""
     named = [path for path in _named(words, here) if path.suffix in (".py", ".sh")]
-    files = {*named, *(path for script in named if script.suffix == ".py" for path in script.parent.glob("*.py"))}
+    files = {
+        *named,
+        *(path for script in named if script.suffix == ".py" for path in script.parent.glob("*.py")),
+    }
     return digest([[str(path), digest(path.read_bytes().hex())] for path in sorted(files)])
 
 
@@ -109,20 +123,28 @@ def _environment(program: str) -> str:
     return subprocess.run([found, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout
 
 
-# --- versions ------------------------------------------------------------------------------------------------------------------------
+# --- versions -----------------------------------------------------------------------------------------------
 
 
 def _begin_version(
-    top: Path, links: Sequence[str], stamps: Mapping[str, tuple[int, int]], arm: Command, seed: int, place: Path, **how: Any
+    top: Path,
+    links: Sequence[str],
+    stamps: Mapping[str, tuple[int, int]],
+    arm: Command,
+    seed: int,
+    place: Path,
+    **how: Any,
 ) -> None:
-    """Run one, `how` as for `run`, and end the race where it was no run of its own version. `stamps`: of what is linked in, before the
-    first run.
+    """Run one, `how` as for `run`, and end the race where it was no run of its own version. `stamps`: of what
+    is linked in, before the first run.
 
     Errors:
         FailedError: it loaded a file of the repository from elsewhere, or wrote into what is linked in.
     """
     told = place.with_suffix(".loaded").absolute()
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(
+        filter(None, [str(Path(__file__).parent / "loaded"), os.environ.get("PYTHONPATH", "")])
+    )
     own = {"PYTHONPATH": path, "NOCAP_TOP": str(top), "NOCAP_TREE": str(arm.top), "NOCAP_LOADED": str(told)}
     run(arm, seed, place, env=own, **how)
     known = files_of("HEAD", top)
@@ -131,7 +153,11 @@ def _begin_version(
     foreign = [file for file in loaded if Path(file).relative_to(top.resolve()).as_posix() in known]
     if foreign or stamps_of(links, top) != stamps:
         shutil.rmtree(place)
-        what = f"loaded {foreign[0]}, which is not of its worktree (an editable install?)" if foreign else "changed what --link names"
+        what = (
+            f"loaded {foreign[0]}, which is not of its worktree (an editable install?)"
+            if foreign
+            else "changed what --link names"
+        )
         raise FailedError(f"{arm.name}, seed {seed}: it {what}")
 
 
@@ -145,11 +171,12 @@ def of_refs(
     undo: ExitStack,
     say: Callable[[str], None],
 ) -> tuple[list[Command], Begin]:
-    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs one. What is named twice is raced against
-    itself. What lies `apart` is no part of the working tree.
+    """Arms from (ref, words), each in a worktree below `folder` until `undo` ends, and what runs one. What is
+    named twice is raced against itself. What lies `apart` is no part of the working tree.
 
     Errors:
-        ValueError: no repository, no such ref, arms that are the same, a locked pattern that matches nothing or files that differ.
+        ValueError: no repository, no such ref, arms that are the same, a locked pattern that matches nothing
+            or files that differ.
     """
     here, top = Path.cwd(), repository(Path.cwd())
     require(top is not None, "--ref", "be given in a git repository", here)
@@ -157,7 +184,9 @@ def of_refs(
     commits = {ref: commit_of(ref, top, apart) for ref in dict.fromkeys(ref for ref, _ in commands)}
     trees = {ref: tree_of(commit, top, apart) for ref, commit in commits.items()}
     first, of_first = commands[0]
-    same = [ref for ref, words in commands if ref != first and trees[ref] == trees[first] and words == of_first]
+    same = [
+        ref for ref, words in commands if ref != first and trees[ref] == trees[first] and words == of_first
+    ]
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
     if HERE not in commits and is_dirty(top, apart):
         say("note: the working tree has changes that no --ref . names: they are not raced")
@@ -187,9 +216,18 @@ def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
     Errors:
         ValueError: git says no.
     """
-    done = subprocess.run(["git", *words], cwd=at, env={**os.environ, **(env or {})}, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        ["git", *words],
+        cwd=at,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     if done.returncode:
-        raise ValueError(f"git {words[0]} {words[-1]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}")
+        raise ValueError(
+            f"git {words[0]} {words[-1]}: {(done.stderr.strip().splitlines() or ['it failed'])[-1]}"
+        )
     return done.stdout.strip()
 
 
@@ -208,19 +246,25 @@ def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
         ValueError: no such ref.
     """
     if ref == HERE:
-        return git("commit-tree", tree_here(top, apart), "-p", "HEAD", "-m", "the working tree", at=top, env=AUTHOR)
+        return git(
+            "commit-tree", tree_here(top, apart), "-p", "HEAD", "-m", "the working tree", at=top, env=AUTHOR
+        )
     try:
         return git("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}", at=top)
     except ValueError as error:
-        raise ValueError(f"--ref must be a commit, branch or tag of {top}, or . for its working tree, got {ref!r}") from error
+        raise ValueError(
+            f"--ref must be a commit, branch or tag of {top}, or . for its working tree, got {ref!r}"
+        ) from error
 
 
 AUTHOR = {f"GIT_{who}_{what}": "nocap" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}  # the same tree is the same commit
+# the same tree is the same commit
+AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}
 
 
 def tree_here(top: Path, apart: Sequence[Path] = ()) -> str:
-    """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index stays as it is."""
+    """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index
+    stays as it is."""
     return _tree(top, apart, "add", "--all")
 
 
@@ -233,13 +277,28 @@ def _tree(top: Path, apart: Sequence[Path], *fill: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         git(*fill, at=top, env=env)
-        git("rm", "-r", "-f", "--quiet", "--cached", "--ignore-unmatch", "--", *_inside(apart, top), at=top, env=env)
+        git(
+            "rm",
+            "-r",
+            "-f",
+            "--quiet",
+            "--cached",
+            "--ignore-unmatch",
+            "--",
+            *_inside(apart, top),
+            at=top,
+            env=env,
+        )
         return git("write-tree", at=top, env=env)
 
 
 def _inside(apart: Sequence[Path], top: Path) -> list[str]:
     """As git names them. What Python compiles is a part of nothing."""
-    inside = [path.resolve().relative_to(top.resolve()) for path in apart if path.resolve().is_relative_to(top.resolve())]
+    inside = [
+        path.resolve().relative_to(top.resolve())
+        for path in apart
+        if path.resolve().is_relative_to(top.resolve())
+    ]
     return [":(glob)**/__pycache__/**", *(f":(literal){path.as_posix()}" for path in inside)]
 
 
@@ -255,9 +314,14 @@ def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
 
 
 def worktree(commit: str, folder: Path, top: Path) -> Path:
-    """A worktree of this commit as it was committed, made anew where a race that was killed left another one."""
+    """A worktree of this commit as it was committed, made anew where a race that was killed left another
+    one."""
     if folder.exists():
-        clean = repository(folder) == folder.resolve() and not is_dirty(folder) and git("rev-parse", "HEAD", at=folder) == commit
+        clean = (
+            repository(folder) == folder.resolve()
+            and not is_dirty(folder)
+            and git("rev-parse", "HEAD", at=folder) == commit
+        )
         if clean:
             return folder
         git("worktree", "remove", "--force", str(folder), at=top)
@@ -272,7 +336,8 @@ def drop(folder: Path, top: Path) -> None:
 
 
 def digest_of_locked(trees: Mapping[str, str], patterns: Sequence[str], top: Path) -> str:
-    """The digest of the files that match the patterns, which must be equal in all trees. `trees`: name of an arm → its tree.
+    """The digest of the files that match the patterns, which must be equal in all trees. `trees`: name of an
+    arm → its tree.
 
     Errors:
         ValueError: a pattern that matches nothing, or a file that is not the same in two arms.
@@ -310,7 +375,12 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
 
 def stamps_of(paths: Sequence[str], top: Path) -> dict[str, tuple[int, int]]:
     """Size and time of what is linked in: a run that writes there changes what the next one reads."""
-    files = [file for path in paths for file in ((top / path).rglob("*") if (top / path).is_dir() else [top / path]) if file.is_file()]
+    files = [
+        file
+        for path in paths
+        for file in ((top / path).rglob("*") if (top / path).is_dir() else [top / path])
+        if file.is_file()
+    ]
     return {str(file.relative_to(top)): (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 

@@ -1,8 +1,10 @@
-"""Anybody's training command, run once: what it prints, how long it takes, and how much memory its processes use.
+"""Anybody's training command, run once: what it prints, how long it takes, and how much memory its processes
+use.
 
-A run lies in a folder that its content names: the command's words, the files that it runs, the environment and the seed. `output.log` has
-a line of output a line, each with the seconds since the start; `result.json` is there once the command has ended well. Metrics are read
-from these, so that another pattern runs nothing again.
+A run lies in a folder that its content names: the command's words, the files that it runs, the environment
+and the seed. `output.log` has a line of output a line, each with the seconds since the start; `result.json`
+is there once the command has ended well. Metrics are read from these, so that another pattern runs nothing
+again.
 """
 
 from __future__ import annotations
@@ -43,12 +45,13 @@ TAIL = 5  # lines of a failed run's output that are shown
 COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"]  # of every run
 
 
-# --- a metric ------------------------------------------------------------------------------------------------------------------------
+# --- a metric -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """Where a metric stands in what a command leaves: a pattern over its lines, or a name in `METRIC name=number` lines or in a file."""
+    """Where a metric stands in what a command leaves: a pattern over its lines, or a name in `METRIC
+    name=number` lines or in a file."""
 
     what: str  # as it was typed
     better: Better = Better.lower
@@ -68,7 +71,15 @@ class Reading:
     @property
     def metric(self) -> Metric:
         way = ("lower", "higher") if self.better is Better.lower else ("higher", "lower")
-        return Metric(name=self.name, title=self.name, unit="", better=self.better, kind=Kind.seed, made_by="command", words=way)
+        return Metric(
+            name=self.name,
+            title=self.name,
+            unit="",
+            better=self.better,
+            kind=Kind.seed,
+            made_by="command",
+            words=way,
+        )
 
     def check(self, key: str = "--metric") -> None:
         """
@@ -78,8 +89,12 @@ class Reading:
         try:
             pattern = self.pattern
         except re.error as error:
-            raise ValueError(f"{key} must be a regular expression with a group, or a name, got {self.what!r} ({error})") from error
-        rule = "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss (?P<value>\\S+)'"
+            raise ValueError(
+                f"{key} must be a regular expression with a group, or a name, got {self.what!r} ({error})"
+            ) from error
+        rule = (
+            "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss (?P<value>\\S+)'"
+        )
         groups = set(pattern.groupindex)
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
@@ -93,7 +108,12 @@ class Reading:
             return [(step, value, math.nan) for step, value in _of_file(_kept(folder, self.file), self.what)]
         found, pattern = [], self.pattern
         for seconds, line in lines(folder):
-            require(line != CUT, f"{self.name} in what it printed", f"be in {LOG_BYTES >> 20} MiB of it (or --file)", "more")
+            require(
+                line != CUT,
+                f"{self.name} in what it printed",
+                f"be in {LOG_BYTES >> 20} MiB of it (or --file)",
+                "more",
+            )
             for match in pattern.finditer(line):
                 text = match["value"] if "value" in pattern.groupindex else match[1]
                 step = number(match["step"], self.what) if "step" in pattern.groupindex else None
@@ -110,10 +130,14 @@ class Reading:
         try:
             points = self.curve(folder)
             require(bool(points), self.name, f"be in {where}", "nothing")
-            require(math.isfinite(points[-1][1]) or not finite, self.name, "be a finite number", points[-1][1])
+            require(
+                math.isfinite(points[-1][1]) or not finite, self.name, "be a finite number", points[-1][1]
+            )
         except ValueError as error:
             run = result(folder) or {}
-            raise FailedError(f"{run.get('arm')}, seed {run.get('seed')}: {error}; see {folder / LOG}") from error
+            raise FailedError(
+                f"{run.get('arm')}, seed {run.get('seed')}: {error}; see {folder / LOG}"
+            ) from error
         return points[-1][1]
 
     def is_in(self, folder: Path) -> bool:
@@ -155,12 +179,16 @@ def _kept(folder: Path, name: str) -> Path:
 
 
 def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
-    """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where there is one."""
+    """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where
+    there is one."""
     try:
         there = [row for row in _rows(path) if row.get(name) not in (None, "")]
     except OSError as error:
         raise ValueError(f"{path.name} must be written by the command ({error.strerror})") from error
-    return [(number(str(row["step"]), "step") if row.get("step") else None, number(str(row[name]), name)) for row in there]
+    return [
+        (number(str(row["step"]), "step") if row.get("step") else None, number(str(row[name]), name))
+        for row in there
+    ]
 
 
 def _rows(path: Path) -> list[Row]:
@@ -173,7 +201,7 @@ def _rows(path: Path) -> list[Row]:
     return list(jsonl.read(path))
 
 
-# --- a run ---------------------------------------------------------------------------------------------------------------------------
+# --- a run --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +239,8 @@ def run(
     alone: bool = True,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run it to its end. `keep`: files that it writes and that metrics are read from. `alone`: nothing else runs beside it, else its times
-    are not kept. `stop`: ends it from another thread.
+    """Run it to its end. `keep`: files that it writes and that metrics are read from. `alone`: nothing else
+    runs beside it, else its times are not kept. `stop`: ends it from another thread.
 
     Errors:
         FailedError: it did not end well, or its output cannot be written; the output stays.
@@ -227,7 +255,11 @@ def run(
     if code != 0:
         ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
         last = [text for _, text in lines(folder)][-TAIL:]
-        raise FailedError("\n".join([f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
+        raise FailedError(
+            "\n".join(
+                [f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]
+            )
+        )
     for name in keep:
         if (command.cwd / name).is_file():
             shutil.copyfile(command.cwd / name, _kept(folder, name))
@@ -237,9 +269,16 @@ def run(
 
 
 def _ended(
-    command: Command, seed: int, path: Path, *, until: float, env: Mapping[str, str], stop: threading.Event | None
+    command: Command,
+    seed: int,
+    path: Path,
+    *,
+    until: float,
+    env: Mapping[str, str],
+    stop: threading.Event | None,
 ) -> tuple[int, int]:
-    """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the most bytes that its processes had."""
+    """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the most bytes
+    that its processes had."""
     broken = list[OSError]()
     with path.open("wb", buffering=0) as log:
         process = subprocess.Popen(
@@ -254,22 +293,28 @@ def _ended(
             start_new_session=True,
         )
         assert process.stdout is not None
-        reader = threading.Thread(target=_copy, args=(process.stdout, log, time.monotonic(), broken), daemon=True)
+        reader = threading.Thread(
+            target=_copy, args=(process.stdout, log, time.monotonic(), broken), daemon=True
+        )
         try:
             reader.start()
             peak = _watch(process, until=until, halted=lambda: bool(broken or (stop and stop.is_set())))
         finally:
             _end(process)
             reader.join(GRACE_S)
-            if not reader.is_alive():  # else a process that left the group holds it open, and is not waited for
+            # else a process that left the group holds it open, and is not waited for
+            if not reader.is_alive():
                 process.stdout.close()
     if broken:
-        raise FailedError(f"{command.name}, seed {seed}: its output cannot be written: {path} ({broken[0].strerror})")
+        raise FailedError(
+            f"{command.name}, seed {seed}: its output cannot be written: {path} ({broken[0].strerror})"
+        )
     return process.returncode, peak
 
 
 def _tied() -> list[str]:
-    """What ends a command with the race, also where the race gets SIGKILL: util-linux's, so not outside Linux."""
+    """What ends a command with the race, also where the race gets SIGKILL: util-linux's, so not outside
+    Linux."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
@@ -320,7 +365,8 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """All processes of its group, and those that it started in other groups: asked, and after a grace killed."""
+    """All processes of its group, and those that it started in other groups: asked, and after a grace
+    killed."""
     away = _tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

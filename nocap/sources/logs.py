@@ -1,8 +1,10 @@
-"""Logs that somebody else's trainer wrote, as records with less in them, so that they are compared as nocap's own runs are.
+"""Logs that somebody else's trainer wrote, as records with less in them, so that they are compared as nocap's
+own runs are.
 
-A format (`nocap.sources.formats`) gives rows; here they become runs, arms and seeds. An arm is a folder: a PATH that holds logs right
-below, or a folder in it that does; a file's own `arm` goes before that. A run's last row with a loss is its end. What
-such a record lacks (code, data, config) nobody can check: it says that it is imported, and its comparison is exploratory.
+A format (`nocap.sources.formats`) gives rows; here they become runs, arms and seeds. An arm is a folder: a
+PATH that holds logs right below, or a folder in it that does; a file's own `arm` goes before that. A run's
+last row with a loss is its end. What such a record lacks (code, data, config) nobody can check: it says that
+it is imported, and its comparison is exploratory.
 """
 
 from __future__ import annotations
@@ -35,14 +37,19 @@ from nocap.store.runs import Curve, Found, Record
 
 BUILT_IN = [module.name for module in pkgutil.iter_modules(formats.__path__)]
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
-OF_THE_SEED = re.compile(r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE)  # s1440 are steps
+# s1440 are steps
+OF_THE_SEED = re.compile(
+    r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])", re.IGNORECASE
+)
 # A folder that is no arm, but one of its runs: a seed, a date, a time, W&B's.
 REPEAT = re.compile(
-    r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d([T_ -]\d\d[-:]?\d\d[-:]?\d\d)?|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*", re.IGNORECASE
+    r"(seed|s)[=_-]?\d+|\d{4}-\d\d-\d\d([T_ "
+    r"-]\d\d[-:]?\d\d[-:]?\d\d)?|\d\d[-:]\d\d[-:]\d\d|wandb|(offline-)?run-\d.*",
+    re.IGNORECASE,
 )
 
 
-# --- from a log to records ---------------------------------------------------------------------------------------------------------
+# --- from a log to records ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +97,12 @@ def _record(log: Log, run: LoggedRun, content: str, *, alone: bool, hardware: st
     arm = facts.get("arm") or (log.path.stem if log.given and not alone else log.arm)
     in_name = OF_THE_SEED.search(log.inside) if alone else None
     stated = facts.get("seed") or (in_name[1] if in_name else None)
-    require(stated is None or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated)), "seed", "be an integer from 0", stated)
+    require(
+        stated is None or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated)),
+        "seed",
+        "be an integer from 0",
+        stated,
+    )
     loss, bpb, machine = run.last("val_loss"), run.last("val_bpb"), facts.get("hardware") or hardware
     lost = not all(math.isfinite(x) for x in (loss, bpb) if x is not None)
     status = "diverged" if lost else facts.get("ended", "finished")
@@ -126,7 +138,9 @@ def _record(log: Log, run: LoggedRun, content: str, *, alone: bool, hardware: st
 
 def _curve(run: LoggedRun) -> Curve:
     """Of the rows with a loss in nats and a step."""
-    points = [point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))]
+    points = [
+        point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))
+    ]
     return Curve(
         step=[int(point["step"]) for point in points],
         tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
@@ -136,22 +150,41 @@ def _curve(run: LoggedRun) -> Curve:
     )
 
 
-# --- from paths to logs ------------------------------------------------------------------------------------------------------------
+# --- from paths to logs -------------------------------------------------------------------------------------
 
 
-def load(paths: Sequence[str], *, format: str | None = None, columns: Columns | None = None, hardware: str | None = None) -> Found:
-    """Runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot be read is named and left out.
+def load(
+    paths: Sequence[str],
+    *,
+    format: str | None = None,
+    columns: Columns | None = None,
+    hardware: str | None = None,
+) -> Found:
+    """Runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot be read is
+    named and left out.
 
     Errors:
         ValueError: a path that is neither, logs of several formats, or a format that cannot be used.
     """
-    if not format and not all(map(_may_be_logs, paths)):  # logs beside nocap's own runs are named there, and left out
-        require(not columns and not hardware, shorten(paths), "hold no runs of nocap's own, with --columns or --hardware", "some")
+    # logs beside nocap's own runs are named there, and left out
+    if not format and not all(map(_may_be_logs, paths)):
+        require(
+            not columns and not hardware,
+            shorten(paths),
+            "hold no runs of nocap's own, with --columns or --hardware",
+            "some",
+        )
         return runs.load(paths)
     there = {path: _logs(path, [format] if format else BUILT_IN) for path in paths}
-    kind = f"logs of {format}" if format else f"runs of nocap's own, or logs ({', '.join(BUILT_IN)}, or a --format of yours)"
+    kind = (
+        f"logs of {format}"
+        if format
+        else f"runs of nocap's own, or logs ({', '.join(BUILT_IN)}, or a --format of yours)"
+    )
     require(any(there.values()), shorten(paths), f"hold {kind}", "none")
-    found = _found(list({log.path: log for logs in there.values() for log in logs}.values()), columns or {}, hardware)
+    found = _found(
+        list({log.path: log for logs in there.values() for log in logs}.values()), columns or {}, hardware
+    )
     found.problems += [f"{path}: left out, it holds no log" for path in paths if not there[path]]
     return found
 
@@ -161,11 +194,18 @@ def _format(name: str) -> Mapping[str, Any]:
     if name in BUILT_IN:
         return vars(importlib.import_module(f"{formats.__name__}.{name}"))
     path = expanded(name)
-    require(path.suffix == ".py" and path.is_file(), "--format", f"be one of {', '.join(BUILT_IN)}, or a Python file", name)
+    require(
+        path.suffix == ".py" and path.is_file(),
+        "--format",
+        f"be one of {', '.join(BUILT_IN)}, or a Python file",
+        name,
+    )
     try:
         defined = runpy.run_path(str(path))
     except (Exception, SystemExit) as error:  # the file may raise anything
-        raise ValueError(f"--format {path} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise ValueError(
+            f"--format {path} cannot be run: {type(error).__name__}: {' '.join(str(error).split())}"
+        ) from error
     ok = callable(defined.get("read")) and isinstance(defined.get("PATTERN"), str)
     require(ok, f"--format {path}", "define read(path) and PATTERN, such as '*.txt'", "something else")
     return defined
@@ -192,16 +232,26 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
     for name in wanted:
         form = _format(name)
         if place.exists():
-            files = [place] if place.is_file() and len(wanted) == 1 else _files(place, form["PATTERN"].split())
+            files = (
+                [place] if place.is_file() and len(wanted) == 1 else _files(place, form["PATTERN"].split())
+            )
         else:
             require(bool(form.get("REMOTE")), path, "be a file or a folder of logs", "nothing of that name")
             files = [Path(path)]
         if files:
             facts = {"format": Path(name).name, "read": form["read"], "given": not place.is_dir()}
-            by_format[name] = [Log(path=file, folder=(folder := _folder(file)), arm=_arm(folder, place), **facts) for file in files]
+            by_format[name] = [
+                Log(path=file, folder=(folder := _folder(file)), arm=_arm(folder, place), **facts)
+                for file in files
+            ]
     if len(by_format) > 1:
         by_format.pop("modded", None)  # any text may be called *.txt, as in W&B's folders
-    require(len(by_format) < 2, path, "hold logs of one format; --format says which to read", " and ".join(by_format))
+    require(
+        len(by_format) < 2,
+        path,
+        "hold logs of one format; --format says which to read",
+        " and ".join(by_format),
+    )
     return next(iter(by_format.values()), [])
 
 
@@ -210,7 +260,9 @@ def _files(place: Path, patterns: Sequence[str]) -> list[Path]:
     if place.is_file():
         return [place] if any(place.match(pattern) for pattern in patterns) else []
     below = {file for pattern in patterns for file in place.rglob(pattern) if file.is_file()}
-    return sorted(file for file in below if not any(part.startswith(".") for part in file.relative_to(place).parts))
+    return sorted(
+        file for file in below if not any(part.startswith(".") for part in file.relative_to(place).parts)
+    )
 
 
 def _folder(file: Path) -> Path:
@@ -236,29 +288,38 @@ def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found
             continue
         found.problems += [f"{shown}: {line}" for line in lines]
         for record in records:
-            own = record if record.seed >= 0 else replace(record, seed=next(seeds))  # which it shares with no other
+            # which it shares with no other
+            own = record if record.seed >= 0 else replace(record, seed=next(seeds))
             if (twin := by_identity.setdefault(own.identity, own)) is not own:
                 found.problems.append(f"{shown}: left out, it is the same as {twin.name}")
     found.records = list(by_identity.values())
     for repeat, first in _repeats(found.records):
         found.records.remove(repeat)
-        found.problems.append(f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes no seed")
+        found.problems.append(
+            f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a "
+            "trainer that takes no seed"
+        )
     for arm in dict.fromkeys(record.arm for record in found.records):
         ends = {record.summary["steps"] for record in found.records if record.arm == arm} - {None}
         if len(ends) > 1:
             span = f"{min(ends):,} to {max(ends):,}"
-            found.problems.append(f"{arm}: its runs end at steps {span}; one that was cut off counts as it stands")
+            found.problems.append(
+                f"{arm}: its runs end at steps {span}; one that was cut off counts as it stands"
+            )
     return found
 
 
 def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the arm end at the same loss."""
+    """Runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the arm
+    end at the same loss."""
     first, repeats, ends = dict[object, Record](), list[tuple[Record, Record]](), dict[str, set[object]]()
     for record in records:
         ends.setdefault(record.arm, set()).add((record.val_loss, record.value("val_bpb")))
     for record in records:
         curve = tuple(record.curve.val_loss)
         key = curve if len(curve) >= SAME_CURVE else "end" if len(ends[record.arm]) == 1 else record.identity
-        if (twin := first.setdefault((record.arm, key), record)) is not record and record.status == "finished":
+        if (
+            twin := first.setdefault((record.arm, key), record)
+        ) is not record and record.status == "finished":
             repeats.append((record, twin))
     return repeats

@@ -1,8 +1,9 @@
-"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent; then a verdict for each arm.
+"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent; then a
+verdict for each arm.
 
-The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in turns, so that a machine that drifts
-favours none. After 3, 6, 12, … repeats the arms are judged (`judge.interval`), and the race stops where all are decided. Its registration,
-`race.json`, is written before the first run.
+The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in turns, so
+that a machine that drifts favours none. After 3, 6, 12, … repeats the arms are judged (`judge.interval`), and
+the race stops where all are decided. Its registration, `race.json`, is written before the first run.
 """
 
 from __future__ import annotations
@@ -19,7 +20,17 @@ from typing import Any
 
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.compare import Outcome, outcome
-from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, ROUNDING, Estimate, alike, analyses, analysis_of, of_pairs, of_samples
+from nocap.judge.interval import (
+    CLOCK_BIAS,
+    LEAST_PAIRS,
+    ROUNDING,
+    Estimate,
+    alike,
+    analyses,
+    analysis_of,
+    of_pairs,
+    of_samples,
+)
 from nocap.judge.time_to_target import crossing
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
@@ -29,7 +40,8 @@ from nocap.store.record import digest, read_json, write_json
 
 FILE = "race.json"
 MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
-OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)  # more pairs may change these words
+# more pairs may change these words
+OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +74,7 @@ class Race:
     known: dict[str, Any] = field(default_factory=dict)  # the registration
     rows: dict[Path, dict[str, float]] = field(default_factory=dict)  # of runs that ended
 
-    # --- runs -------------------------------------------------------------------------------------------------------------------------
+    # --- runs -----------------------------------------------------------------------------------------------
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -71,7 +83,9 @@ class Race:
         return {
             "arms": {arm.name: [arm.content, *arm.words] for arm in self.arms},
             "metrics": [[reading.what, reading.file, reading.better.value] for reading in self.readings],
-            "guards": [[guard.reading.what, guard.margin, guard.reading.better.value] for guard in self.guards],
+            "guards": [
+                [guard.reading.what, guard.margin, guard.reading.better.value] for guard in self.guards
+            ],
             "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
             "target": self.target,
             "first_seed": self.first_seed,
@@ -87,7 +101,8 @@ class Race:
         return self.output_dir / "races" / digest(self.stated)
 
     def place(self, arm: Command, repeat: int) -> Path:
-        """Of a run, which all races share; but those of another race were not made in the sessions of this one."""
+        """Of a run, which all races share; but those of another race were not made in the sessions of this
+        one."""
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
         return runs / f"{arm.content}-{self.first_seed + repeat}"
 
@@ -96,7 +111,9 @@ class Race:
         self.known = read_json(self.folder / FILE) or {}
         if not self.known:
             arms = [*self.stated["arms"].values()]
-            there = sum(result(self.place(arm, i)) is not None for arm in self.arms for i in range(self.pairs))
+            there = sum(
+                result(self.place(arm, i)) is not None for arm in self.arms for i in range(self.pairs)
+            )
             others = [read_json(path) or {} for path in self.folder.parent.glob(f"*/{FILE}")]
             raced = sum([*other["arms"].values()] == arms for other in others)
             self.known = {
@@ -129,9 +146,11 @@ class Race:
         return all(verdict["decided"] for verdict in self.verdicts(n))
 
     def _measure(self, repeats: range) -> None:
-        """What is missing of these repeats, `jobs` at once, in the order in which arms take turns. After a failure nothing more begins, and
-        what runs goes on to its end."""
-        turns = [(arm, repeat) for repeat in repeats for arm in (self.arms if repeat % 2 == 0 else self.arms[::-1])]
+        """What is missing of these repeats, `jobs` at once, in the order in which arms take turns. After a
+        failure nothing more begins, and what runs goes on to its end."""
+        turns = [
+            (arm, repeat) for repeat in repeats for arm in (self.arms if repeat % 2 == 0 else self.arms[::-1])
+        ]
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
                 for run in [pool.submit(self._run, arm, repeat) for arm, repeat in turns]:
@@ -142,7 +161,11 @@ class Race:
 
     def _run(self, arm: Command, repeat: int) -> None:
         place, seed, began = self.place(arm, repeat), self.first_seed + repeat, time.monotonic()
-        if self.failed.is_set() or self.stop.is_set() or (self.has_times(place) and all(reading.is_in(place) for reading in self.measured)):
+        if (
+            self.failed.is_set()
+            or self.stop.is_set()
+            or (self.has_times(place) and all(reading.is_in(place) for reading in self.measured))
+        ):
             return
         try:
             self.begin(arm, seed, place)
@@ -150,7 +173,10 @@ class Race:
         except Exception:
             self.failed.set()
             raise
-        self.log(f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  {time.monotonic() - began:.1f} s")
+        self.log(
+            f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  "
+            f"{time.monotonic() - began:.1f} s"
+        )
 
     def has_times(self, place: Path) -> bool:
         """Whether a run ended well, and alone where its times are asked for."""
@@ -161,13 +187,15 @@ class Race:
         places = [self.place(arm, repeat) for arm in self.arms]
         if repeat == 0 or self.session(repeat) == self.session(repeat - 1) or all(map(result, places)):
             return
-        self.log(f"waiting {self.apart_s / 60:g} minutes: session {self.session(repeat) + 1} of {self.sessions}")
+        self.log(
+            f"waiting {self.apart_s / 60:g} minutes: session {self.session(repeat) + 1} of {self.sessions}"
+        )
         time.sleep(self.apart_s)
 
     def session(self, repeat: int) -> int:
         return repeat * self.sessions // self.pairs
 
-    # --- what they show ---------------------------------------------------------------------------------------------------------------
+    # --- what they show -------------------------------------------------------------------------------------
 
     def values(self, arm: Command, metric: str, n: int) -> list[float]:
         """Of the first n repeats."""
@@ -192,9 +220,15 @@ class Race:
     def _to_target(self, place: Path) -> tuple[float, float]:
         """Seconds and steps to the target, as `TO_TARGET` has them, on the curve of the first metric."""
         points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
-        steps, values, seconds = (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
+        steps, values, seconds = (
+            (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
+        )
         sign = -1 if self.readings[0].better is Better.higher else 1  # the curve that is read falls
-        at = crossing(steps, [sign * value for value in values], target=sign * float(self.target or 0)) if points else None
+        at = (
+            crossing(steps, [sign * value for value in values], target=sign * float(self.target or 0))
+            if points
+            else None
+        )
         if at is None:
             return math.inf, math.inf
         after = next(i for i, step in enumerate(steps) if step >= at)
@@ -211,16 +245,24 @@ class Race:
         return METRICS[cost].kind is not Kind.clock or self.sessions >= LEAST_PAIRS
 
     def ignores_seed(self, n: int) -> bool:
-        """Whether an arm's repeats are equal to rounding: the command takes no seed, and more of them would say nothing."""
+        """Whether an arm's repeats are equal to rounding: the command takes no seed, and more of them would
+        say nothing."""
         sides = [self.values(arm, self.readings[0].name, n) for arm in self.arms]
         return any(map(alike, sides))
 
     def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
-        """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the ratio."""
+        """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the
+        ratio."""
         log, sign = metric.name in MEASURED, 1 if metric.better is Better.higher else -1
         a, b = (self.values(side, metric.name, n) for side in (arm, self.arms[0]))
         if (log and min(*a, *b) <= 0) or not all(map(math.isfinite, [*a, *b])):
-            return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method="a run never came to the target, or began at it")
+            return Estimate(
+                mid=math.nan,
+                low=-math.inf,
+                high=math.inf,
+                n=n,
+                method="a run never came to the target, or began at it",
+            )
         if log:
             a, b = ([math.log(x) for x in side] for side in (a, b))
         bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
@@ -242,11 +284,16 @@ class Race:
     def _verdict(self, arm: Command, n: int, *, single: bool) -> dict[str, Any]:
         primary = self.readings[0].metric
         gain = self.gain(arm, primary, n)
-        size = max(map(abs, [*self.values(arm, primary.name, n), *self.values(self.arms[0], primary.name, n)]))
+        size = max(
+            map(abs, [*self.values(arm, primary.name, n), *self.values(self.arms[0], primary.name, n)])
+        )
         guards = [(guard, self.gain(arm, guard.reading.metric, n)) for guard in self.guards]
         word, reason = self._word(gain, guards, tie=ROUNDING * size)
         if single:
-            word, reason = Outcome.undecided.value, "n=1: repeats are equal to rounding, the command ignores its seed"
+            word, reason = (
+                Outcome.undecided.value,
+                "n=1: repeats are equal to rounding, the command ignores its seed",
+            )
         costs = {}
         for name in self.costs:
             ends = self.gain(arm, METRICS[name], n)
@@ -259,34 +306,55 @@ class Race:
             "reason": reason,
             "decided": word not in OPEN,
             "gain": gain.json(),
-            "guards": [{"metric": guard.reading.name, "margin": guard.margin, **ends.json()} for guard, ends in guards],
+            "guards": [
+                {"metric": guard.reading.name, "margin": guard.margin, **ends.json()}
+                for guard, ends in guards
+            ],
             "costs": costs,
             "exploratory": self.known["exploratory"],
         }
 
-    def _word(self, gain: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, tie: float) -> tuple[str, str]:
+    def _word(
+        self, gain: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, tie: float
+    ) -> tuple[str, str]:
         if not math.isfinite(gain.high):
             return Outcome.undecided.value, f"n={gain.n}"
         places = [ends.place(-guard.margin, math.inf) for guard, ends in guards]
-        broken = next((guard.reading.name for (guard, _), place in zip(guards, places, strict=True) if place not in (0, 1)), "")
+        broken = next(
+            (
+                guard.reading.name
+                for (guard, _), place in zip(guards, places, strict=True)
+                if place not in (0, 1)
+            ),
+            "",
+        )
         if self.expect is not None:
             word, reason = decide(gain.place(*self.expect, tie=tie), places)
             return word.value, f"guard {broken}" if broken else reason.value if reason else ""
         if -1 in places:
             return Outcome.worse.value, f"guard {broken}"
         way = outcome(gain, tie=tie)
-        return (Outcome.unclear.value, f"guard {broken}") if broken and way is Outcome.better else (way.value, "")
+        return (
+            (Outcome.unclear.value, f"guard {broken}")
+            if broken and way is Outcome.better
+            else (way.value, "")
+        )
 
 
 def _exploratory(there: int, raced: int) -> str:
     """Why a race is, if it is."""
     reasons = [f"{there} of its runs were there before it was registered"] if there else []
-    return "; ".join([*reasons, *(["its arms were raced before with other seeds, metrics or ends"] if raced else [])])
+    return "; ".join(
+        [*reasons, *(["its arms were raced before with other seeds, metrics or ends"] if raced else [])]
+    )
 
 
 def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """All of it as JSON: the registration, every measurement, every verdict."""
     n = max([verdict["n"] for verdict in verdicts] + [1])
     runs = [(arm, i) for arm in race.arms for i in range(n)]
-    rows = [{"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **race.row(arm, i)} for arm, i in runs]
+    rows = [
+        {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **race.row(arm, i)}
+        for arm, i in runs
+    ]
     return {**race.known, "verdicts": list(verdicts), "measurements": finite(rows), "paired": race.seeded}

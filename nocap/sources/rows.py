@@ -15,9 +15,19 @@ from nocap.store.formats import shorten
 # What counts in a row → the names that it usually has. The first is the one that formats use.
 KEYS: dict[str, tuple[str, ...]] = {
     "step": ("step", "Step", "iter", "iteration", "global_step", "trainer/global_step", "_step", "num_steps"),
-    "val_loss": ("val_loss", "val/loss", "loss/val", "valid_loss", "validation_loss", "eval_loss", "eval/loss"),  # nats per token
+    # nats per token
+    "val_loss": (
+        "val_loss",
+        "val/loss",
+        "loss/val",
+        "valid_loss",
+        "validation_loss",
+        "eval_loss",
+        "eval/loss",
+    ),
     "val_bpb": ("val_bpb", "val/bpb"),  # bits per byte
-    "train_s": ("train_s", "train_time_s", "training_seconds", "total_training_time"),  # seconds of training until then
+    # seconds of training until then
+    "train_s": ("train_s", "train_time_s", "training_seconds", "total_training_time"),
     "tokens": ("tokens", "tokens_seen", "total_tokens", "num_tokens_seen"),  # trained on until then
     "seed": ("seed", "config/seed", "args/seed"),
     "arm": ("arm", "group"),
@@ -55,10 +65,16 @@ class LoggedRun:
             self.points.pop()
         dropped = before - len(self.points)
         if self.points and self.points[-1].get("step") == step:  # said in two rows, or again
-            self.twice |= not dropped and any(numbers.get(key, x) != x for key, x in self.points[-1].items() if key in LOSSES)
+            self.twice |= not dropped and any(
+                numbers.get(key, x) != x for key, x in self.points[-1].items() if key in LOSSES
+            )
             self.now = self.points.pop() | self.now
         self.points.append(self.now)
-        return f"its steps go back to {step:g}: {dropped} later rows before that are not used" if dropped else None
+        return (
+            f"its steps go back to {step:g}: {dropped} later rows before that are not used"
+            if dropped
+            else None
+        )
 
     def last(self, key: str) -> float | None:
         return next((point[key] for point in reversed(self.points) if key in point), None)
@@ -73,10 +89,14 @@ def columns_of(text: str) -> Columns:
     chosen: dict[str, tuple[str, float]] = {}
     for part in filter(None, text.split(",")):
         key, _, name = part.strip().partition("=")
-        require(key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part)
+        require(
+            key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part
+        )
         scaled = re.fullmatch(r"(.+)/(\d+(?:\.\d+)?)", name) if key in NUMBERS else None
         chosen[key] = (scaled[1], float(scaled[2])) if scaled else (name, 1.0)
-    require(all(divisor > 0 for _, divisor in chosen.values()), "--columns", "divide by a number above 0", text)
+    require(
+        all(divisor > 0 for _, divisor in chosen.values()), "--columns", "divide by a number above 0", text
+    )
     return chosen
 
 
@@ -93,11 +113,14 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
         values = {key: value for key in KEYS if (value := _cell(row, key, columns)) not in (None, "")}
         facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
         told = {key: facts[key] for key in TOLD if key in facts}
-        if any(run.facts.get(key, fact) != fact for key, fact in told.items()):  # another run than that of the row before
+        # another run than that of the row before
+        if any(run.facts.get(key, fact) != fact for key, fact in told.items()):
             run = several.get(_name_of(told)) or LoggedRun()
         run.facts |= facts
         several[_name_of(run.facts)] = run
-        if line := run.add({key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}):
+        if line := run.add(
+            {key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}
+        ):
             lines.append(f"{where}: {line}")
     require(bool(names), "it", "hold rows", "none")
     offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
@@ -106,13 +129,20 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
     every = list({id(one): one for one in several.values()}.values())
     with_loss = [one for one in every if one.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
-    lines += [f"{title(one.facts)}: left out, no row of it has a loss" for one in every if not one.points and one.facts.keys() & {*TOLD}]
+    lines += [
+        f"{title(one.facts)}: left out, no row of it has a loss"
+        for one in every
+        if not one.points and one.facts.keys() & {*TOLD}
+    ]
     if any(one.twice for one in with_loss):
         lines.append("a step has several losses: the last of each counts")
     if any(not one.clock for one in with_loss):
         lines.append("its seconds go back, as where a run was resumed: they are not compared")
     if any(len(one.points) > 1 and one.last("step") is None for one in with_loss):
-        lines.append("of several rows without a step the last is a run's end; a table of runs needs a column seed or run (--columns)")
+        lines.append(
+            "of several rows without a step the last is a run's end; a table of runs needs a "
+            "column seed or run (--columns)"
+        )
     return with_loss, lines
 
 

@@ -1,4 +1,5 @@
-"""The runs of a race as jobs of Slurm, where only the loss is asked. The nodes share this folder, and start the same environment."""
+"""The runs of a race as jobs of Slurm, where only the loss is asked. The nodes share this folder, and start
+the same environment."""
 
 from __future__ import annotations
 
@@ -34,12 +35,17 @@ class RunJob:
 
 
 def on_slurm(begin: Callable[..., None], keys: Sequence[str], folder: Path) -> Callable[..., None]:
-    """`begin` as a job, which is waited for. `keys`: those of `hydra/launcher=slurm`, each KEY=VALUE. What jobs print lies in `folder`.
+    """`begin` as a job, which is waited for. `keys`: those of `hydra/launcher=slurm`, each KEY=VALUE. What
+    jobs print lies in `folder`.
 
     Errors:
         ValueError: a wrong key or value, or no cluster.
     """
-    option = launcher_option(of_a_grid(overrides_of(["hydra/launcher=slurm", *(f"hydra.launcher.{key}" for key in keys)], grid=True)))
+    option = launcher_option(
+        of_a_grid(
+            overrides_of(["hydra/launcher=slurm", *(f"hydra.launcher.{key}" for key in keys)], grid=True)
+        )
+    )
     assert isinstance(option, Slurm)
     jobs, lock = option.executor(folder.absolute()), threading.Lock()
 

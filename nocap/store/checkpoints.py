@@ -1,4 +1,5 @@
-"""The names of checkpoints, and what a killed process may leave of its own. Only names that nocap makes are ever touched. No torch."""
+"""The names of checkpoints, and what a killed process may leave of its own. Only names that nocap makes are
+ever touched. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from nocap.config.bounded import parse_json, read_text
 
 FOLDER = "checkpoints"  # in a run's folder
 MANIFEST = "manifest.json"  # in a checkpoint: the files' SHA-256
-UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")  # a file of `write_file`, or a checkpoint's folder
+# a file of `write_file`, or a checkpoint's folder
+UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")
 
 
 def name_of(step: int) -> str:
@@ -35,7 +37,11 @@ def newest_first(root: Path) -> list[Path]:
 
 def saved_steps(run_dir: Path) -> list[int]:
     """The steps of a run's checkpoints, the newest first."""
-    return [step for path in newest_first(run_dir / FOLDER) if is_folder(path) and (step := step_of(path)) is not None]
+    return [
+        step
+        for path in newest_first(run_dir / FOLDER)
+        if is_folder(path) and (step := step_of(path)) is not None
+    ]
 
 
 def is_folder(path: Path) -> bool:
@@ -48,13 +54,22 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# --- what a killed process leaves ---------------------------------------------------------------------------------------------------
+# --- what a killed process leaves ---------------------------------------------------------------------------
 
 
 def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
-    """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and `.step-….tmp`."""
-    named = [(path, match) for path in _inside(folder) if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink()]
-    return [path for path, match in named if path.is_dir() == bool(match[1]) and time.time() - path.stat().st_mtime >= older_than_s]
+    """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and
+    `.step-….tmp`."""
+    named = [
+        (path, match)
+        for path in _inside(folder)
+        if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink()
+    ]
+    return [
+        path
+        for path, match in named
+        if path.is_dir() == bool(match[1]) and time.time() - path.stat().st_mtime >= older_than_s
+    ]
 
 
 def any_whole(run_dir: Path) -> bool:
@@ -74,6 +89,7 @@ def _inside(folder: Path) -> list[Path]:
 def _is_whole(path: Path) -> bool:
     try:
         sums = parse_json(read_text(path / MANIFEST))
-        return all((path / name).is_file() and sha256(path / name) == digest for name, digest in sums.items())  # a pipe would be waited for
+        # a pipe would be waited for
+        return all((path / name).is_file() and sha256(path / name) == digest for name, digest in sums.items())
     except (OSError, ValueError, AttributeError):
         return False

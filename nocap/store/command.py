@@ -1,4 +1,5 @@
-"""What every command does: it reads its words, calls what does the work, answers as JSON, and ends with an exit code."""
+"""What every command does: it reads its words, calls what does the work, answers as JSON, and ends with an
+exit code."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def command(
     answer: str = "",
     lines: bool = False,
 ) -> int:
-    """Carry a command out: `call` gets what was typed, with `options.answer` for --json, and returns the exit code.
+    """Carry a command out: `call` gets what was typed, with `options.answer` for --json, and returns the exit
+    code.
 
     `answer`: what --json writes; without it there is no such flag. `lines`: see `answering`.
     """
@@ -56,8 +58,8 @@ def check_writable(key: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[Path]:
-    """Where to write, inside the block, a file that a person named; its folder is created, and its name printed afterwards. A link to a
-    file is followed.
+    """Where to write, inside the block, a file that a person named; its folder is created, and its name
+    printed afterwards. A link to a file is followed.
 
     Errors:
         ValueError: it cannot be written.
@@ -68,14 +70,17 @@ def writing(key: str, path: Path) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield path
     except OSError as error:
-        raise ValueError(f"{key} must be a file that can be written, got {path} ({error.strerror})") from error
+        raise ValueError(
+            f"{key} must be a file that can be written, got {path} ({error.strerror})"
+        ) from error
     print(f"written: {path}")
 
 
 @contextmanager
 def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A command's --json, for the block's answer. On stdout that is a line, and all that the block prints goes to stderr; a file is written
-    at the block's end. None: nobody asks for it. `lines`: there may be several answers, and a file has a line for each, too.
+    """A command's --json, for the block's answer. On stdout that is a line, and all that the block prints
+    goes to stderr; a file is written at the block's end. None: nobody asks for it. `lines`: there may be
+    several answers, and a file has a line for each, too.
 
     Errors:
         ValueError: the file cannot be written. That is known before the block begins.
@@ -85,10 +90,16 @@ def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[M
     def line(content: Mapping[str, Any]) -> str:
         return json.dumps(redact({"schema_version": SCHEMA_VERSION, **content}), allow_nan=False) + "\n"
 
-    require(path is None or "=" not in path.name, "--json", "be a file, or - before what is no file's name", path)
+    require(
+        path is None or "=" not in path.name, "--json", "be a file, or - before what is no file's name", path
+    )
     check_writable("--json", None if path == STDOUT else path)
     with redirect_stdout(sys.stderr if path == STDOUT else out):
-        yield answers.append if path != STDOUT else lambda content: print(line(content), end="", file=out, flush=True)
+        yield (
+            answers.append
+            if path != STDOUT
+            else lambda content: print(line(content), end="", file=out, flush=True)
+        )
     if path not in (None, STDOUT) and (answers or lines):
         with writing("--json", path) as place:
             if lines:

@@ -12,8 +12,8 @@ from nocap.config.outward import redact, visible
 
 
 def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None, mode: int = 0o666) -> None:
-    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, or in the
-    `stage` of a lease, synced, then renamed. `mode`: who may read and write it, less the umask.
+    """Write a file so that a reader sees the old one or the new one, whole: a temporary file beside it, or in
+    the `stage` of a lease, synced, then renamed. `mode`: who may read and write it, less the umask.
 
     A symlink is replaced, not followed: a folder that somebody sent leads nowhere else.
 
@@ -48,12 +48,14 @@ def append_text(path: Path, text: str) -> None:
 
 
 def to_append(path: Path) -> TextIO:
-    """A file opened for more lines. A link in its place is removed; a pipe that nobody reads is an error, not a hang."""
+    """A file opened for more lines. A link in its place is removed; a pipe that nobody reads is an error, not
+    a hang."""
     if path.is_symlink():
         path.unlink()
     return open(path, "a", encoding="utf-8", opener=not_elsewhere)
 
 
 def not_elsewhere(name: str, flags: int) -> int:
-    """An opener for files that are written to: a link is an error, and not followed to what somebody else chose."""
+    """An opener for files that are written to: a link is an error, and not followed to what somebody else
+    chose."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)

@@ -30,13 +30,26 @@ def count(value: float | None) -> str:
     """`114,752`; 124,439,808 as `124.4M`."""
     if value is None or abs(value) < 1e6:
         return whole(value)
-    size, unit = next((size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if abs(value) >= size)
+    size, unit = next(
+        (size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if abs(value) >= size
+    )
     return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
 
 
 def three_digits(value: float | None) -> str:
     """Milliseconds or seconds of any size: `1,234`, `61.6`, `0.123`."""
-    return fixed(value, 3 if value is None else 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3)
+    return fixed(
+        value,
+        3
+        if value is None
+        else 0
+        if abs(value) >= 100
+        else 1
+        if abs(value) >= 10
+        else 2
+        if abs(value) >= 1
+        else 3,
+    )
 
 
 BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
@@ -70,4 +83,8 @@ def listed(items: Iterable[str]) -> str:
 def shorten(items: Iterable[str], *, most: int = 4) -> str:
     """`a, b, c and 21 more`."""
     shown = list(items)
-    return ", ".join(shown) if len(shown) <= most else f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"
+    return (
+        ", ".join(shown)
+        if len(shown) <= most
+        else f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"
+    )

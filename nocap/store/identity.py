@@ -1,12 +1,16 @@
-"""What makes two runs the same run: config with its seed, source of what computes its numbers, data, environment.
+"""What makes two runs the same run: config with its seed, source of what computes its numbers, data,
+environment.
 
-The source is a hash for each module: those of the step and of the run's options, and what they import. Two rules leave out what computes
-no number. `QUIET` lists modules: how a run is configured, stored, shown and measured. In the other modules these do not count: comments,
-docstrings, code for the type checker, texts of errors (what is raised, the message of an assert, all of `require` but its condition, a
-text that is assigned to `rule`), what is printed (`print`, and `log` of a text), and `recorder.probe`, which leaves everything as it was.
+The source is a hash for each module: those of the step and of the run's options, and what they import. Two
+rules leave out what computes no number. `QUIET` lists modules: how a run is configured, stored, shown and
+measured. In the other modules these do not count: comments, docstrings, code for the type checker, texts of
+errors (what is raised, the message of an assert, all of `require` but its condition, a text that is assigned
+to `rule`), what is printed (`print`, and `log` of a text), and `recorder.probe`, which leaves everything as
+it was.
 
-What an option from outside imports counts, too: an installed package by its version, any other module by its content, and what that one
-imports. Python's own modules do not, nor does torch, whose version is in the environment.
+What an option from outside imports counts, too: an installed package by its version, any other module by its
+content, and what that one imports. Python's own modules do not, nor does torch, whose version is in the
+environment.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ from nocap.store.record import digest as digest
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
     """The parts, each comparable by itself: `nocap.runs why` shows where two runs part ways.
 
-    A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`: see `nocap.launch.sources`.
+    A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`:
+    see `nocap.launch.sources`.
     """
     return {
         "config": config_that_counts(run),
@@ -54,7 +59,8 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
 
 def config_that_counts(run: Run) -> dict[str, Any]:
-    """The resolved config without the keys that change no number: how a run is shown, stored or spread over devices."""
+    """The resolved config without the keys that change no number: how a run is shown, stored or spread over
+    devices."""
     config = run.that_count("identity", to_plain(run))
     if run.trainer.device is Device.cuda:
         config["trainer"].pop("threads")
@@ -66,13 +72,24 @@ OF_THE_MACHINE = ("threads", "device", "precision", "val_precision", "compile")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """What makes two runs differ, each in words: a setting of the machine, `code`, `data`, and `config` where it is more than these."""
+    """What makes two runs differ, each in words: a setting of the machine, `code`, `data`, and `config` where
+    it is more than these."""
     a, b = (dict(flat(side)) for side in (was, now))
     keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
     code = [key.removeprefix("source.") for key in keys if key.startswith("source.")]
-    machine = [key for key in keys if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE]
-    found = {name: f"{name} ({a.get(key)}, now {b.get(key)})" for key in machine for name in [key.rpartition(".")[2]]}
-    if others := [key for key in keys if key not in machine and key != "data" and not key.startswith("source.")]:
+    machine = [
+        key
+        for key in keys
+        if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE
+    ]
+    found = {
+        name: f"{name} ({a.get(key)}, now {b.get(key)})"
+        for key in machine
+        for name in [key.rpartition(".")[2]]
+    }
+    if others := [
+        key for key in keys if key not in machine and key != "data" and not key.startswith("source.")
+    ]:
         found["config"] = ", ".join(others)
     if code:
         found["code"] = f"code ({shorten(code)})"
@@ -81,15 +98,20 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-# --- source ------------------------------------------------------------------------------------------------------------------------
+# --- source -------------------------------------------------------------------------------------------------
 
 
 # Name and file of a module of torch, of Triton's making, or of Python.
 _KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(os.path.dirname(os.__file__))})/(?!(?:site|dist)-packages/)"
 STEP = ("nocap.training.loop", "nocap.training.step")
-_TRAINING = r"checkpoint|ledger|memory|probe|recorder|spikes|state"  # they save, measure and report, and restore bit for bit by their tests
-# Packages, folders, finding files that are hashed by themselves, making shards whose content is in the data's hash, FLOPs.
-QUIET = rf"nocap(\.(config|store)(\..*)?|\.options|\.outside|\.data\.shards|\.model\.flops|\.training(\.({_TRAINING}))?)?"
+# they save, measure and report, and restore bit for bit by their tests
+_TRAINING = r"checkpoint|ledger|memory|probe|recorder|spikes|state"
+# Packages, folders, finding files that are hashed by themselves, making shards whose content is in the data's
+# hash, FLOPs.
+QUIET = (
+    r"nocap(\.(config|store)(\..*)?|\.options|\.outside|\.data\.shards|\.model\.flops"
+    rf"|\.training(\.({_TRAINING}))?)?"
+)
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens
 # is in the key by which `nocap.data.made` keeps them.
 HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
@@ -101,28 +123,47 @@ def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
 
 
 def hashes(modules: Iterable[str]) -> dict[str, str]:
-    """Module → hash of its code, for each of these and of those that they import, without what computes no number; installed package →
-    version, for those that code from outside imports."""
+    """Module → hash of its code, for each of these and of those that they import, without what computes no
+    number; installed package → version, for those that code from outside imports."""
     return dict(sorted((name, text) for name, (text, _) in _closure(modules).items()))
 
 
 def check_source(run: Run, source: dict[str, str]) -> None:
-    """In the process that trains, once all of its code has been used: refuse what is not in `source`, the one of its manifest.
+    """In the process that trains, once all of its code has been used: refuse what is not in `source`, the one
+    of its manifest.
 
     Errors:
-        InputError: code has changed since the command began, or a module counts for no identity: it came from a file, after the first
-            option from outside, and by no import statement of theirs.
+        InputError: code has changed since the command began, or a module counts for no identity: it came from
+            a file, after the first option from outside, and by no import statement of theirs.
     """
-    now, counted = source_hashes(run), {path for _, path in _closure(file.module for file in outside.files()).values()}
-    rules = {name: "be what this command began with" for name in {**source, **now} if source.get(name) != now.get(name)}
-    loaded = {name: Path(str(getattr(sys.modules[name], "__file__", None))) for name in sys.modules.keys() - outside.LOADED}
+    now, counted = (
+        source_hashes(run),
+        {path for _, path in _closure(file.module for file in outside.files()).values()},
+    )
+    rules = {
+        name: "be what this command began with"
+        for name in {**source, **now}
+        if source.get(name) != now.get(name)
+    }
+    loaded = {
+        name: Path(str(getattr(sys.modules[name], "__file__", None)))
+        for name in sys.modules.keys() - outside.LOADED
+    }
     rules |= {
-        f"{name} ({path})": "be an installed package, or in an import statement: by those nocap finds what makes a run"
+        f"{name} ({path})": "be an installed package, or in an import statement: by those nocap finds what "
+        "makes a run"
         for name, path in sorted(loaded.items())
-        if path.is_file() and path not in counted and not (_package(path) or _is_known(name, path) or path.is_relative_to(PACKAGE))
+        if path.is_file()
+        and path not in counted
+        and not (_package(path) or _is_known(name, path) or path.is_relative_to(PACKAGE))
     }
     if rules:
-        raise InputError("; ".join(f"the module {name}, which an option from outside uses, must {rule}" for name, rule in rules.items()))
+        raise InputError(
+            "; ".join(
+                f"the module {name}, which an option from outside uses, must {rule}"
+                for name, rule in rules.items()
+            )
+        )
 
 
 def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
@@ -134,14 +175,19 @@ def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
         if module in reached:
             continue
         reached.add(module)
-        waiting += [] if module.startswith("nocap.") else [(module.rpartition(".")[0], beside)]  # importing a module runs its packages
+        # importing a module runs its packages
+        waiting += [] if module.startswith("nocap.") else [(module.rpartition(".")[0], beside)]
         if is_quiet(module) or (path := module_path(module, beside)) is None:
             continue
         entries, imports = _read(module, path, path.stat().st_mtime_ns)
         closure |= {name: (text, path) for name, text in entries.items()}
         parts = [*module.split("."), *["__init__"] * (path.stem == "__init__")]
         names = (".".join([*parts[:-level], name]).rstrip(".") for level, name in imports)
-        waiting += [(name, path.parent) for name in names if name.startswith("nocap.") or not path.is_relative_to(PACKAGE)]
+        waiting += [
+            (name, path.parent)
+            for name in names
+            if name.startswith("nocap.") or not path.is_relative_to(PACKAGE)
+        ]
     return closure
 
 
@@ -156,7 +202,8 @@ def is_quiet(module: str) -> bool:
 
 
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
-    """The file of a module, looked for in `beside` and the folder above, too. None for Python's own, torch's, and those without a file."""
+    """The file of a module, looked for in `beside` and the folder above, too. None for Python's own, torch's,
+    and those without a file."""
     if file := next((file for file in outside.files() if file.module == module), None):
         return file.path
     root, *rest = module.split(".")
@@ -177,13 +224,21 @@ def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
 
 def _is_known(module: str, path: Path) -> bool:
     """Of Python itself or of torch, or written by torch's compilers."""
-    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull))
+    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(
+        os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)
+    )
 
 
 def _package(path: Path) -> str | None:
-    """The name below `site-packages` of an installed package's file; None for nocap's and those that options come from."""
+    """The name below `site-packages` of an installed package's file; None for nocap's and those that options
+    come from."""
     match = re.match(r".*/(?:site|dist)-packages/([^/.]+)", str(path))
-    return match[1] if match and not any(f"{folder}/".startswith(f"{match[0]}/") for folder in (PACKAGE, *outside.folders())) else None
+    return (
+        match[1]
+        if match
+        and not any(f"{folder}/".startswith(f"{match[0]}/") for folder in (PACKAGE, *outside.folders()))
+        else None
+    )
 
 
 _distributions = cache(packages_distributions)
@@ -191,11 +246,16 @@ _distributions = cache(packages_distributions)
 
 @cache
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
-    """What a module's file counts by, and what it imports, as dots and names. A package that was installed from a folder counts by content:
-    that can change at the same version."""
+    """What a module's file counts by, and what it imports, as dots and names. A package that was installed
+    from a folder counts by content: that can change at the same version."""
     package = _package(path)
-    packages = map(distribution, _distributions().get(package, ()) if package else ())  # which reads the lists of all that is installed
-    if versions := {each.name: each.version for each in packages if '"dir_info"' not in (each.read_text("direct_url.json") or "")}:
+    # which reads the lists of all that is installed
+    packages = map(distribution, _distributions().get(package, ()) if package else ())
+    if versions := {
+        each.name: each.version
+        for each in packages
+        if '"dir_info"' not in (each.read_text("direct_url.json") or "")
+    }:
         return versions, []
     content = path.read_bytes()
     try:
@@ -215,7 +275,10 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            yield from ((node.level, f"{node.module or ''}{member}".lstrip(".")) for member in ("", *(f".{a.name}" for a in node.names)))
+            yield from (
+                (node.level, f"{node.module or ''}{member}".lstrip("."))
+                for member in ("", *(f".{a.name}" for a in node.names))
+            )
 
 
 def what_counts(source: str | bytes) -> ast.Module:
@@ -251,17 +314,29 @@ class _WhatCounts(ast.NodeTransformer):
                 return None
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="recorder"), attr="probe"))):
                 return None
-            case ast.Expr(value=ast.Call(func=ast.Name(id="log") | ast.Attribute(attr="log"), args=[said], keywords=[])) if _is_text(said):
+            case ast.Expr(
+                value=ast.Call(func=ast.Name(id="log") | ast.Attribute(attr="log"), args=[said], keywords=[])
+            ) if _is_text(said):
                 return None
-            case ast.Expr(value=ast.Call(func=(ast.Name(id="require") | ast.Attribute(attr="require")) as func, args=args)):
+            case ast.Expr(
+                value=ast.Call(
+                    func=(ast.Name(id="require") | ast.Attribute(attr="require")) as func, args=args
+                )
+            ):
                 return ast.Expr(ast.Call(func=func, args=args[:1], keywords=[]))
         self.generic_visit(node)
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler) and not node.body:
+        if (
+            isinstance(
+                node,
+                ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler,
+            )
+            and not node.body
+        ):
             node.body = [ast.Pass()]
         return node
 
 
-# --- git ---------------------------------------------------------------------------------------------------------------------------
+# --- git ----------------------------------------------------------------------------------------------------
 
 
 CHECKOUT = PACKAGE.parent
@@ -273,7 +348,9 @@ def uncommitted() -> tuple[str, bytes] | None:
         return None
     try:
         commit, diff = (
-            subprocess.run(["git", "-C", str(CHECKOUT), *command], capture_output=True, check=True, timeout=10).stdout
+            subprocess.run(
+                ["git", "-C", str(CHECKOUT), *command], capture_output=True, check=True, timeout=10
+            ).stdout
             for command in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", "nocap", "conf"])
         )
     except (OSError, subprocess.SubprocessError):

@@ -1,19 +1,25 @@
 """One holder of a folder, among all processes of all machines that share its file system.
 
-A holder has a claim: a folder `.lease/TOKEN` with a file `holder`, whose modification time is its last heartbeat.
+A holder has a claim: a folder `.lease/TOKEN` with a file `holder`, whose modification time is its last
+heartbeat.
 
-* Claim, then look: a process first makes its own claim and then looks for others, so of two at once at least one sees the other. It stays
+* Claim, then look: a process first makes its own claim and then looks for others, so of two at once at least
+  one sees the other. It stays
   only if none is alive. Both may give way, and try again after a random pause.
-* Whether a claim is alive: on the same machine the kernel says so, at once and whatever the process ids, by the lock on the file `holder`.
-  It is freed when the process dies, however it dies; a stopped process keeps it. Of a claim from another machine, and where there are no
-  locks, the heartbeats decide. The last one is compared with a time that the file system gave just now: no machine's clock is read.
-* Fencing: who takes over deletes the dead claim. A holder prepares each file in a folder inside its claim (`Lease.stage`) and brings it to
-  its place by renaming it. A sleeper that wakes has nothing to rename from: its writing fails, whenever it wakes. Lines that are added to a
-  file in place are no renames: `check` comes just before them.
+* Whether a claim is alive: on the same machine the kernel says so, at once and whatever the process ids, by
+  the lock on the file `holder`.
+  It is freed when the process dies, however it dies; a stopped process keeps it. Of a claim from another
+  machine, and where there are no locks, the heartbeats decide. The last one is compared with a time that the
+  file system gave just now: no machine's clock is read.
+* Fencing: who takes over deletes the dead claim. A holder prepares each file in a folder inside its claim
+  (`Lease.stage`) and brings it to
+  its place by renaming it. A sleeper that wakes has nothing to rename from: its writing fails, whenever it
+  wakes. Lines that are added to a file in place are no renames: `check` comes just before them.
 
-What must hold of the file system: making a folder, renaming and listing are atomic and seen by others at once, and times are the server's.
-Local disks and NFS 3 and 4 do so, with the usual `async` export too; Lustre, GPFS, BeeGFS and CephFS as their POSIX promise says (not
-tried). Object stores mounted as folders, and folders that a program synchronises, hold none of this: keep one machine to a folder there.
+What must hold of the file system: making a folder, renaming and listing are atomic and seen by others at
+once, and times are the server's. Local disks and NFS 3 and 4 do so, with the usual `async` export too;
+Lustre, GPFS, BeeGFS and CephFS as their POSIX promise says (not tried). Object stores mounted as folders, and
+folders that a program synchronises, hold none of this: keep one machine to a folder there.
 """
 
 from __future__ import annotations
@@ -38,7 +44,8 @@ from nocap.store.files import not_elsewhere
 
 NAME, HOLDER = ".lease", "holder"
 BEAT_S = 15.0  # between heartbeats: a thousand cells are seventy small requests a second to a file server
-LEASE_S = 90.0  # without one, a claim of another machine is dead: more than the minute for which NFS may show old times
+# without one, a claim of another machine is dead: more than the minute for which NFS may show old times
+LEASE_S = 90.0
 GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 
 
@@ -64,7 +71,10 @@ class Lease(AbstractContextManager["Lease"]):
         self.lost = False  # at the last heartbeat
         with suppress(OSError):  # a file system without locks: heartbeats decide
             fcntl.flock(self._holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._holder.write(f"process {os.getpid()} on {platform.node()} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n{machine()}\n")
+        self._holder.write(
+            f"process {os.getpid()} on {platform.node()} since "
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{machine()}\n"
+        )
         self._holder.flush()
         threading.Thread(target=self._beat_on, name="lease", daemon=True).start()
 
@@ -77,7 +87,8 @@ class Lease(AbstractContextManager["Lease"]):
         return not self.lost
 
     def stage(self) -> Path:
-        """A new folder for what a worker prepares, told to `check`. The worker before can bring nothing more to its place.
+        """A new folder for what a worker prepares, told to `check`. The worker before can bring nothing more
+        to its place.
 
         Errors:
             LostError: another process has taken over.
@@ -99,7 +110,8 @@ class Lease(AbstractContextManager["Lease"]):
             self.claim.parent.rmdir()
 
     def _beat_on(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are the main thread's, which may wait with them
+        # they are the main thread's, which may wait with them
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while not self._closed.wait(BEAT_S) and not self.lost:
             self.beat()
 
@@ -148,19 +160,21 @@ def is_held(folder: Path) -> bool:
 
 @cache
 def machine() -> str:
-    """This machine since its start, whatever the host's name: containers have one each. Of a kernel that names no start: by that name."""
+    """This machine since its start, whatever the host's name: containers have one each. Of a kernel that
+    names no start: by that name."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return platform.node()
 
 
-# --- claims --------------------------------------------------------------------------------------------------------------------------
+# --- claims -------------------------------------------------------------------------------------------------
 
 
 def _claim(root: Path) -> Lease | None:
     """Claim, look, and clear the dead away. None: another process claims the folder at this moment."""
     root.mkdir(exist_ok=True)
-    with suppress(FileNotFoundError), ExitStack() as undo:  # a holder who ends has cleared the place, or a new one took this for dead
+    # a holder who ends has cleared the place, or a new one took this for dead
+    with suppress(FileNotFoundError), ExitStack() as undo:
         lease = undo.enter_context(Lease(root / secrets.token_hex(6)))
         if _holder(root, mine=lease.claim) is None:
             for other in root.iterdir():
@@ -179,7 +193,12 @@ def _holder(root: Path, mine: Path | None = None) -> str | None:
         ValueError: something else is in the place of the claims.
     """
     with suppress(FileNotFoundError):
-        require(stat.S_ISDIR(root.lstat().st_mode), str(root), "be a folder of leases, or not be there", "something else")
+        require(
+            stat.S_ISDIR(root.lstat().st_mode),
+            str(root),
+            "be a folder of leases, or not be there",
+            "something else",
+        )
         if claims := [path for path in root.iterdir() if path != mine and not path.name.startswith(".")]:
             os.utime(root)  # by the file system's own clock
             now = root.stat().st_mtime
@@ -190,13 +209,16 @@ def _holder(root: Path, mine: Path | None = None) -> str | None:
 def _alive(claim: Path, now: float) -> str | None:
     """Who holds a claim that is alive."""
     with (
-        suppress(FileNotFoundError, NotADirectoryError, ValueError),  # given back now, or nothing that nocap made
-        open(claim / HOLDER, "r+", encoding="utf-8", opener=not_elsewhere) as file,  # asks the file server for the times of now
+        # given back now, or nothing that nocap made
+        suppress(FileNotFoundError, NotADirectoryError, ValueError),
+        # asks the file server for the times of now
+        open(claim / HOLDER, "r+", encoding="utf-8", opener=not_elsewhere) as file,
     ):
         name, where, *_ = [*file.read().splitlines(), "", ""]
         if where == machine():
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look do not take each other for the holder
+                # shared: two that look do not take each other for the holder
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return None
             except BlockingIOError:
                 return name
@@ -207,7 +229,8 @@ def _alive(claim: Path, now: float) -> str | None:
 
 
 def _touch(path: Path) -> bool:
-    """Ask the file server for a new time, where a mere look may be answered from memory. False: the path is gone, for another took over."""
+    """Ask the file server for a new time, where a mere look may be answered from memory. False: the path is
+    gone, for another took over."""
     try:
         os.utime(path)
     except OSError as error:  # any other is the file server's trouble: the next one may come through
@@ -216,11 +239,13 @@ def _touch(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete a claim at once, then what was in it. After that not even a file server knows a place for its owner to write to."""
+    """Delete a claim at once, then what was in it. After that not even a file server knows a place for its
+    owner to write to."""
     gone = path.with_name(f".gone-{secrets.token_hex(6)}")
     with suppress(FileNotFoundError):  # somebody else clears it away
         path.rename(gone)
         if gone.is_dir() and not gone.is_symlink():
-            shutil.rmtree(gone, ignore_errors=True)  # where its owner still wrote into it, the next holder goes on
+            # where its owner still wrote into it, the next holder goes on
+            shutil.rmtree(gone, ignore_errors=True)
         else:
             gone.unlink()

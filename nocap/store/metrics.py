@@ -1,5 +1,6 @@
-"""The registry of metrics: what is measured, its unit, which way is better, where its noise comes from, how it is shown and where a run's
-record has it. There is no other table of metrics. And one measurement, whoever made it: train, bench, profile, generate or study."""
+"""The registry of metrics: what is measured, its unit, which way is better, where its noise comes from, how
+it is shown and where a run's record has it. There is no other table of metrics. And one measurement, whoever
+made it: train, bench, profile, generate or study."""
 
 from __future__ import annotations
 
@@ -60,30 +61,75 @@ class Metric:
 
 _LOWER, _HIGHER, _NEITHER = Better
 _EXACT, _SEED, _CLOCK = Kind
-_SPEED, _MEMORY, _PARAMS = ("faster", "slower"), ("less memory", "more memory"), ("fewer parameters", "more parameters")
+_SPEED, _MEMORY, _PARAMS = (
+    ("faster", "slower"),
+    ("less memory", "more memory"),
+    ("fewer parameters", "more parameters"),
+)
 
 
-def _metrics(made_by: str, **rows: tuple[object, ...]) -> dict[str, Metric]:
+def _metrics(made_by: str, **rows: tuple[Any, ...]) -> dict[str, Metric]:
     """Name → title, unit, better, kind, words, format, place in a summary, curve."""
     names = ("title", "unit", "better", "kind", "words", "show", "path", "curve")
-    return {name: Metric(name=name, made_by=made_by, **dict(zip(names, row, strict=False))) for name, row in rows.items()}  # type: ignore[arg-type]
+    return {
+        name: Metric(name=name, made_by=made_by, **dict(zip(names, row, strict=False)))
+        for name, row in rows.items()
+    }
 
 
 METRICS: dict[str, Metric] = {
     **_metrics(
         "train",
-        val_loss=("validation loss", "nats/token", _LOWER, _SEED, ("lower loss", "higher loss"), loss, ("val_loss",), "val/loss"),
+        val_loss=(
+            "validation loss",
+            "nats/token",
+            _LOWER,
+            _SEED,
+            ("lower loss", "higher loss"),
+            loss,
+            ("val_loss",),
+            "val/loss",
+        ),
         val_bpb=(
-            *("validation bits per byte", "bits/byte", _LOWER, _SEED, ("lower bits/byte", "higher bits/byte")),
+            *(
+                "validation bits per byte",
+                "bits/byte",
+                _LOWER,
+                _SEED,
+                ("lower bits/byte", "higher bits/byte"),
+            ),
             *(loss, ("val_bpb",), "val/bpb"),
         ),
-        steps_to_target=("steps to the target loss", "steps", _LOWER, _SEED, ("fewer steps", "more steps"), whole),
-        time_to_target_s=("time to the target loss", "s", _LOWER, _CLOCK, ("faster to the target", "slower to the target"), duration),
+        steps_to_target=(
+            "steps to the target loss",
+            "steps",
+            _LOWER,
+            _SEED,
+            ("fewer steps", "more steps"),
+            whole,
+        ),
+        time_to_target_s=(
+            "time to the target loss",
+            "s",
+            _LOWER,
+            _CLOCK,
+            ("faster to the target", "slower to the target"),
+            duration,
+        ),
     ),
     **_metrics(  # of a run, which is not interleaved with others: no claim may be about these
         "clock",
         train_s=("training time", "s", _LOWER, _CLOCK, _SPEED, duration),  # made of lines of the clock
-        model_mib=("the model's memory", "MiB", _LOWER, _EXACT, _MEMORY, whole, ("memory_mib", "model"), "memory/model_mib"),
+        model_mib=(
+            "the model's memory",
+            "MiB",
+            _LOWER,
+            _EXACT,
+            _MEMORY,
+            whole,
+            ("memory_mib", "model"),
+            "memory/model_mib",
+        ),
     ),
     **_metrics(  # of a raced command, whatever it is
         "command",
@@ -93,8 +139,26 @@ METRICS: dict[str, Metric] = {
     ),
     **_metrics(
         "steps",
-        tokens_per_s=("tokens/s", "tokens/s", _HIGHER, _CLOCK, _SPEED, whole, ("tokens_per_s",), "perf/tokens_per_s"),
-        step_ms=("step time", "ms", _LOWER, _CLOCK, ("less time", "more time"), three_digits, ("step_ms", "median"), "perf/step_ms"),
+        tokens_per_s=(
+            "tokens/s",
+            "tokens/s",
+            _HIGHER,
+            _CLOCK,
+            _SPEED,
+            whole,
+            ("tokens_per_s",),
+            "perf/tokens_per_s",
+        ),
+        step_ms=(
+            "step time",
+            "ms",
+            _LOWER,
+            _CLOCK,
+            ("less time", "more time"),
+            three_digits,
+            ("step_ms", "median"),
+            "perf/step_ms",
+        ),
         memory_mib=("memory", "MiB", _LOWER, _EXACT, _MEMORY, whole),  # a GPU's peak; on a CPU counted
         params=("parameters", "parameters", _LOWER, _EXACT, _PARAMS, count, ("params", "total")),
         kv_bytes=("KV cache per token", "bytes/token", _LOWER, _EXACT, ("less cache", "more cache"), whole),
@@ -105,7 +169,8 @@ METRICS: dict[str, Metric] = {
         part_ms=("time", "ms", _LOWER, _CLOCK, _SPEED),
         part_mib=("memory kept for the backward", "MiB", _LOWER, _EXACT, _MEMORY),
         part_params=("parameters", "parameters", _LOWER, _EXACT, _PARAMS, count),
-        held_mib=("MiB held", "MiB", _LOWER, _EXACT, _MEMORY),  # parts of memory: parameters, gradients, optimizer, activations
+        # parts of memory: parameters, gradients, optimizer, activations
+        held_mib=("MiB held", "MiB", _LOWER, _EXACT, _MEMORY),
     ),
     **_metrics("lengths", exponent=("exponent of attention's time in T", "", _NEITHER, _CLOCK)),
     **_metrics(
@@ -113,7 +178,13 @@ METRICS: dict[str, Metric] = {
         decode_tokens_per_s=("decoded tokens/s", "tokens/s", _HIGHER, _CLOCK, _SPEED, whole),
         decode_ms=("time per decoded token", "ms", _LOWER, _CLOCK, _SPEED),
         decode_mb=("memory allocated per token", "MB", _LOWER, _EXACT, ("less allocated", "more allocated")),
-        collections=("garbage collections in 50 tokens", "", _LOWER, _CLOCK, ("fewer collections", "more collections")),
+        collections=(
+            "garbage collections in 50 tokens",
+            "",
+            _LOWER,
+            _CLOCK,
+            ("fewer collections", "more collections"),
+        ),
     ),
 }
 OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name == "train_s"]
@@ -125,8 +196,11 @@ def is_count(metric: Metric, *, on_cuda: bool) -> bool:
 
 
 def is_log(metric: Metric, scale: Scale) -> bool:
-    """Whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No interval of theirs goes below 0."""
-    return scale is Scale.ratio or (scale is Scale.value and metric.kind is Kind.clock and metric.unit in ("tokens/s", "ms", "s"))
+    """Whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No interval
+    of theirs goes below 0."""
+    return scale is Scale.ratio or (
+        scale is Scale.value and metric.kind is Kind.clock and metric.unit in ("tokens/s", "ms", "s")
+    )
 
 
 # Parts of a training step → what a table calls them.
@@ -163,7 +237,7 @@ def part_title(part: str) -> str:
     return PARTS.get(part, part)
 
 
-# --- measurements --------------------------------------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------
 
 
 class Ending(Enum):
@@ -202,10 +276,21 @@ class Measurement:
     def json(self) -> dict[str, Any]:
         metric = {"metric": self.metric.name, "unit": self.metric.unit, "better": self.metric.better.value}
         part = {"part": self.part} if self.part else {}
-        value = {"value": self.value, "ending": self.ending.value, "per": self.per.value, "where": self.where, "when": self.when}
+        value = {
+            "value": self.value,
+            "ending": self.ending.value,
+            "per": self.per.value,
+            "where": self.where,
+            "when": self.when,
+        }
         return {"arm": self.arm, "repeat": self.repeat, **metric, **part, **value}
 
     def __post_init__(self) -> None:
         diverged = self.ending is Ending.diverged
         ok = self.value is None if diverged else self.value is not None and math.isfinite(self.value)
-        require(ok, f"a measurement of {self.metric.name}", "be a finite number, or null where the run diverged", self.value)
+        require(
+            ok,
+            f"a measurement of {self.metric.name}",
+            "be a finite number, or null where the run diverged",
+            self.value,
+        )

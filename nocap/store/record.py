@@ -1,7 +1,7 @@
 """The local record of a run: the truth that trackers mirror and comparisons read.
 
-`summary.json` carries the SHA-256 of the files it was made from, and of itself; every reader of records checks them. Somebody who
-recomputes all of it is not caught.
+`summary.json` carries the SHA-256 of the files it was made from, and of itself; every reader of records
+checks them. Somebody who recomputes all of it is not caught.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from nocap.store.files import not_elsewhere, write_file
 SCHEMA_VERSION = 1
 ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
 MANIFEST, SUMMARY = "manifest.json", "summary.json"
-SEAL, SEALED = "sha256", ("config.yaml", MANIFEST, "metrics.jsonl")  # the key of the summary that holds the digests, and what they are of
+# the key of the summary that holds the digests, and what they are of
+SEAL, SEALED = "sha256", ("config.yaml", MANIFEST, "metrics.jsonl")
 
 Json = dict[str, Any]
 Row = Json
-Shape = Any  # a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...: shape}, whatever its keys
+# a type; [shape], a list of such; {key: shape}, of which any key may be missing or null; {...: shape},
+# whatever its keys
+Shape = Any
 
 
 class Whole(dict[Any, Any]):
@@ -41,15 +44,33 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 
 _NUMBERS, _TEXTS = {...: float}, {...: str}
 _HARDWARE = _each(str, "fingerprint name host")
-_ATTEMPT = _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float, "swept": [str]}
+_ATTEMPT = (
+    _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float, "swept": [str]}
+)
 _PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict, "teachers": dict}
-_DATA = _each([dict], "train val") | _each(str, "manifest val_bytes_reason") | _each(int, "vocab_size val_bytes") | {"source": dict}
+_DATA = (
+    _each([dict], "train val")
+    | _each(str, "manifest val_bytes_reason")
+    | _each(int, "vocab_size val_bytes")
+    | {"source": dict}
+)
 _CLAIM = Whole(
     _each(str, "id statement source arm metric scale bound_rule word hash")
     | _each([str], "parts of failed diverged at_most")
-    | {"n": int, "bound": float, "where": dict, "missing": [dict], "expected": [float], "guards": [dict], "notes": [str]}
+    | {
+        "n": int,
+        "bound": float,
+        "where": dict,
+        "missing": [dict],
+        "expected": [float],
+        "guards": [dict],
+        "notes": [str],
+    }
 )
-_ARM = Whole({"arm": str, "words": [str], "tuned": [str], "diverged": [int]} | _each(float, "params flops_per_token tokens"))
+_ARM = Whole(
+    {"arm": str, "words": [str], "tuned": [str], "diverged": [int]}
+    | _each(float, "params flops_per_token tokens")
+)
 # A file's name → what its keys hold, wherever it is read.
 SHAPES: dict[str, Shape] = {
     "manifest.json": _each(str, "identity name arm")
@@ -91,10 +112,12 @@ def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = N
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there is no file.
+    """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there
+    is no file.
 
     Errors:
-        ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap wrote it.
+        ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap
+            wrote it.
     """
     try:
         content = parse_json(read_text(path))
@@ -104,10 +127,18 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} must hold a JSON object, got {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    for shape in ({"schema_version": int}, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict)):
+    for shape in (
+        {"schema_version": int},
+        SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict),
+    ):
         check_shape(content, shape, path)
     version = content.get("schema_version") or 0
-    require(version <= SCHEMA_VERSION, f"{path}: schema_version", f"be at most {SCHEMA_VERSION} for this nocap", version)
+    require(
+        version <= SCHEMA_VERSION,
+        f"{path}: schema_version",
+        f"be at most {SCHEMA_VERSION} for this nocap",
+        version,
+    )
     return content
 
 
@@ -118,7 +149,9 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
         ValueError: it has another type.
     """
     kind = shape if isinstance(shape, type) else dict if isinstance(shape, dict) else list
-    right = isinstance(value, int | float if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    right = isinstance(value, int | float if kind is float else kind) and (
+        kind is bool or not isinstance(value, bool)
+    )
     if value is not None and not right:
         raise ValueError(f"{path}: {key or 'it'} must be {_WORDS[kind]}, got {str(value)[:80]!r}")
     if isinstance(shape, list) and isinstance(value, list):
@@ -134,18 +167,26 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
 
 
 def filled(content: Any, shape: Shape) -> Any:
-    """The same with an empty object or list where one is missing or null: who reads it has no case for that."""
+    """The same with an empty object or list where one is missing or null: who reads it has no case for
+    that."""
     if isinstance(shape, list):
         return [filled(item, shape[0]) for item in content or ()]
     if not isinstance(shape, dict):
         return content or {} if shape is dict else content
-    nests = {key: inner for key, inner in shape.items() if key is not ... and (inner is dict or isinstance(inner, dict | list))}
-    return {**(content or {}), **{key: filled((content or {}).get(key), inner) for key, inner in nests.items()}}
+    nests = {
+        key: inner
+        for key, inner in shape.items()
+        if key is not ... and (inner is dict or isinstance(inner, dict | list))
+    }
+    return {
+        **(content or {}),
+        **{key: filled((content or {}).get(key), inner) for key, inner in nests.items()},
+    }
 
 
 def read_rows(content: bytes) -> list[Row]:
-    """The sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are none are left out: torn, foreign, or
-    not after the row before."""
+    """The sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are none
+    are left out: torn, foreign, or not after the row before."""
     rows = list[Row]()
     for line in content.splitlines():
         with suppress(AttributeError, KeyError, ValueError):
@@ -157,7 +198,8 @@ def read_rows(content: bytes) -> list[Row]:
 
 
 class Metrics:
-    """`metrics.jsonl`: one object a logged step, each step once. What this process put there it also knows by heart."""
+    """`metrics.jsonl`: one object a logged step, each step once. What this process put there it also knows by
+    heart."""
 
     def __init__(self, path: Path, *, stage: Path | None = None) -> None:
         """`stage`: of the lease that its writer has."""
@@ -170,7 +212,8 @@ class Metrics:
         return b"".join(self._known)
 
     def rows(self) -> list[Row]:
-        """All sound rows of the file. A kill can tear the last line; it is left out, as is what somebody else put there."""
+        """All sound rows of the file. A kill can tear the last line; it is left out, as is what somebody else
+        put there."""
         return read_rows(self._read())
 
     def put_back(self, content: bytes, *, source: str) -> list[str]:
@@ -178,7 +221,11 @@ class Metrics:
         found, self._known = self._read(), [content]
         if found != content or self.path.is_symlink():
             write_file(self.path, content, stage=self._stage)
-        return [] if found.startswith(content) else [f"{self.path}: damaged; its rows are put back from {source}"]
+        return (
+            []
+            if found.startswith(content)
+            else [f"{self.path}: damaged; its rows are put back from {source}"]
+        )
 
     def append(self, row: Row) -> None:
         """Add a row.
@@ -193,7 +240,9 @@ class Metrics:
             with open(self.path, "ab", opener=not_elsewhere) as file:
                 file.write(line)
         except OSError as error:
-            raise OSError(f"the row of step {row['step']} cannot be written: {error}; training stopped there") from error
+            raise OSError(
+                f"the row of step {row['step']} cannot be written: {error}; training stopped there"
+            ) from error
         self._known.append(line)
 
     def sync(self) -> None:
@@ -211,7 +260,7 @@ class Metrics:
             raise ValueError(f"{self.path} must be a run's rows, got {error}") from error
 
 
-# --- digests -------------------------------------------------------------------------------------------------------------------------
+# --- digests ------------------------------------------------------------------------------------------------
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | None = None) -> None:
@@ -223,13 +272,18 @@ def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | Non
 def _digests(folder: Path, summary: Mapping[str, Any]) -> Json:
     """File → its SHA-256, the summary's own included; nothing where there is no such file."""
     own = json.dumps({key: value for key, value in summary.items() if key != SEAL}, sort_keys=True).encode()
-    contents = {SUMMARY: own} | {name: read_bytes(path) for name in SEALED if (path := folder / name).exists()}
+    contents = {SUMMARY: own} | {
+        name: read_bytes(path) for name in SEALED if (path := folder / name).exists()
+    }
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def check_record(folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None) -> tuple[Json, Json]:
-    """Refuse a record that was changed, or is not of this identity. A run that has not ended may have no digest: then `config`, what counts
-    of config.yaml, is compared with its manifest. Its manifest and its summary, or an empty one.
+def check_record(
+    folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None
+) -> tuple[Json, Json]:
+    """Refuse a record that was changed, or is not of this identity. A run that has not ended may have no
+    digest: then `config`, what counts of config.yaml, is compared with its manifest. Its manifest and its
+    summary, or an empty one.
 
     Errors:
         InputError: that; the message names the file.
@@ -242,13 +296,25 @@ def check_record(folder: Path, *, identity: str | None = None, config: Mapping[s
     except OSError as error:
         raise InputError(f"{folder}: a file cannot be read: {error}") from error
     named, made = re.search(r"-([0-9a-f]{12})$", folder.name), digest(parts)
-    rules = [(sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says") for name in (SUMMARY, *SEALED)]
+    rules = [
+        (sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says")
+        for name in (SUMMARY, *SEALED)
+    ]
     rules += [
-        (bool(summary) or config in (None, parts.get("config")), f"config.yaml is not the config of {MANIFEST}, with which it was trained"),
+        (
+            bool(summary) or config in (None, parts.get("config")),
+            f"config.yaml is not the config of {MANIFEST}, with which it was trained",
+        ),
         (bool(manifest), f"{MANIFEST} is missing"),
         # A secret, with which the digest was made, may have been redacted.
-        (own == made or "<redacted:" in json.dumps(parts), f"{MANIFEST} has identity {own}, and its parts make {made}"),
-        (named is None or named[1] == own, f"{MANIFEST} has identity {own}, and the folder's name {named and named[1]}"),
+        (
+            own == made or "<redacted:" in json.dumps(parts),
+            f"{MANIFEST} has identity {own}, and its parts make {made}",
+        ),
+        (
+            named is None or named[1] == own,
+            f"{MANIFEST} has identity {own}, and the folder's name {named and named[1]}",
+        ),
         (identity in (None, own), f"{MANIFEST} has identity {own}, and this run {identity}"),
     ]
     for holds, problem in rules:

@@ -1,4 +1,5 @@
-"""Runs on the disk: found by folder, grid, glob or name, and read. What cannot be read is named, never dropped in silence."""
+"""Runs on the disk: found by folder, grid, glob or name, and read. What cannot be read is named, never
+dropped in silence."""
 
 from __future__ import annotations
 
@@ -18,19 +19,32 @@ from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
-from nocap.store.record import ENDED, MANIFEST, SHAPES, SUMMARY, Metrics, Row, check_record, digest, filled, read_json
+from nocap.store.record import (
+    ENDED,
+    MANIFEST,
+    SHAPES,
+    SUMMARY,
+    Metrics,
+    Row,
+    check_record,
+    digest,
+    filled,
+    read_json,
+)
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
 CANDIDATES = 8  # that a message lists
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 UNKNOWN = "unknown"  # a machine
-TRAIN_LINES = ("train", "data", "teacher")  # of the clock: what it takes to train a run, and what it learns from
+# of the clock: what it takes to train a run, and what it learns from
+TRAIN_LINES = ("train", "data", "teacher")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """The validations of a run. `train_s` is training, its waits for data and a teacher's training up to that step, nothing else."""
+    """The validations of a run. `train_s` is training, its waits for data and a teacher's training up to that
+    step, nothing else."""
 
     step: list[int] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
@@ -41,7 +55,8 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty one where there is none."""
+    """A run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty one
+    where there is none."""
 
     folder: Path
     identity: str
@@ -91,7 +106,8 @@ class Record:
 
     @property
     def imported(self) -> Mapping[str, Any]:
-        """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user said its hardware."""
+        """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user
+        said its hardware."""
         imported: Mapping[str, Any] = self.manifest["imported"]
         return imported
 
@@ -109,7 +125,8 @@ class Record:
         return f"{devices} × {self.hardware.get('name', 'unknown')}{host} ({fingerprint})"
 
     def tokens_hash(self, split: str) -> str:
-        """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data manifest."""
+        """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data
+        manifest."""
         named = [str(shard["sha256"]) for shard in self.manifest["data"][split] if shard.get("sha256")]
         return "+".join(named) or str(self.parts.get("data"))
 
@@ -122,7 +139,17 @@ def measurements(record: Record) -> list[Measurement]:
         value, ending = (None, Ending.diverged) if lost else (record.value(metric.name), Ending.measured)
         if lost or value is not None:
             at, when = record.machine[0], record.started
-            rows.append(Measurement(arm=record.arm, repeat=record.seed, metric=metric, value=value, ending=ending, where=at, when=when))
+            rows.append(
+                Measurement(
+                    arm=record.arm,
+                    repeat=record.seed,
+                    metric=metric,
+                    value=value,
+                    ending=ending,
+                    where=at,
+                    when=when,
+                )
+            )
     return rows
 
 
@@ -147,10 +174,11 @@ def number(value: object) -> float | None:
 
 
 def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
-    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its cells. `outputs`: see `find`;
-    `rows`: see `read`.
+    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its
+    cells. `outputs`: see `find`; `rows`: see `read`.
 
-    Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's multirun.yaml) are named.
+    Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's
+    multirun.yaml) are named.
 
     Errors:
         ValueError: a path that is nothing; no path holds a run.
@@ -171,7 +199,9 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
             found.unreadable[folder.name] = str(error)
             continue
         if (twin := by_identity.setdefault(record.identity, record)) is not record:
-            found.problems.append(f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})")
+            found.problems.append(
+                f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})"
+            )
     found.records = list(by_identity.values())
     found.problems += [line for path in places for line in without_record(expanded(path))]
     return found
@@ -185,7 +215,8 @@ def read(folder: Path, *, rows: bool = True) -> Record:
     """
     manifest, summary = check_record(folder)
     name = manifest.get("name") or folder.name
-    shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))  # of another's nocap
+    # of another's nocap
+    shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))
     config = dict(flat(shown))
     seed = config.pop("seed", None)
     require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
@@ -220,19 +251,20 @@ def _curve(rows: Sequence[Row]) -> Curve:
 
 
 def train_s(row: Row) -> float:
-    """Seconds of training before this row's validation: its clock is read after the step that follows the validation."""
+    """Seconds of training before this row's validation: its clock is read after the step that follows the
+    validation."""
     clock = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
     return max(0.0, clock - (row.get("perf/step_ms") or 0.0) / 1e3)
 
 
-# --- names -------------------------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 
 def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
     """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`.
 
-    A name is `last`, the run that was started or gone on with last; a folder's name, an identity, or the readable name of runs or of an
-    arm; or the beginning of one run's name or identity.
+    A name is `last`, the run that was started or gone on with last; a folder's name, an identity, or the
+    readable name of runs or of an arm; or the beginning of one run's name or identity.
 
     Errors:
         ValueError: there is no such run, or what is no whole name begins several: the message lists them.
@@ -242,10 +274,16 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
     else:
         matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
-        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(path, outputs / "runs")
-        rule = f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no run was found"
+        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(
+            path, outputs / "runs"
+        )
+        rule = (
+            f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no "
+            "run was found"
+        )
         if not folders and (there := [folder.name for folder in run_folders(outputs / "runs")]):
-            rule += f"; there: {shorten(difflib.get_close_matches(path, there, n=CANDIDATES, cutoff=0.3) or there, most=CANDIDATES)}"
+            near = difflib.get_close_matches(path, there, n=CANDIDATES, cutoff=0.3) or there
+            rule += f"; there: {shorten(near, most=CANDIDATES)}"
     if not folders:
         raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
     return folders
@@ -298,18 +336,22 @@ def _below(place: Path) -> list[Path]:
 
 
 def _cells(grid: Path) -> list[dict[str, Any]]:
-    """A grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None where nobody started it. A damaged
-    run is known by the name that it was given."""
+    """A grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None where
+    nobody started it. A damaged run is known by the name that it was given."""
     root = grid.absolute().parents[1] / "runs"
-    cells = [cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")]
+    cells = [
+        cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")
+    ]
     for cell in cells:
-        folder = of_identity(root, cell["identity"]) or root / Path(cell.get("run") or cell["identity"]).name  # never outside
+        # never outside
+        folder = of_identity(root, cell["identity"]) or root / Path(cell.get("run") or cell["identity"]).name
         cell["folder"] = folder if _is_run(folder) else None
     return cells
 
 
 def without_record(place: Path) -> Iterator[str]:
-    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's name has."""
+    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's
+    name has."""
     if _is_run(place) or not (place / GRID).is_file():
         return
     cells = _cells(place)
@@ -321,8 +363,10 @@ def without_record(place: Path) -> Iterator[str]:
 
 
 def of_identity(root: Path, identity: str) -> Path | None:
-    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet. A copy is another's."""
-    names = os.listdir(root) if root.is_dir() else ()  # a path for each of ten thousand runs, for each cell of a grid, is half an hour
+    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet.
+    A copy is another's."""
+    # a path for each of ten thousand runs, for each cell of a grid, is half an hour
+    names = os.listdir(root) if root.is_dir() else ()
     for folder in sorted(root / name for name in names if name.endswith(f"-{identity}")):
         with suppress(ValueError):
             manifest = read_json(folder / "manifest.json") if folder.is_dir() else {}
@@ -340,7 +384,9 @@ def _named(name: str, root: Path) -> list[Path]:
     identities = {folder: folder.name.rpartition("-")[2] for folder in run_folders(root)}
     if name == LAST:
         return _in_order(identities, attempt=-1)[-1:]
-    whole = [f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")]
+    whole = [
+        f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")
+    ]
     begins = [f for f, identity in identities.items() if f.name.startswith(name) or identity.startswith(name)]
     if not whole and len(begins) > 1:
         raise ValueError(_several(name, begins))

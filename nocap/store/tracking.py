@@ -18,7 +18,8 @@ NO_MIRROR = "no mirror of this run from here on: "
 
 
 class Mirrors(TrackerSession):
-    """The sessions of several trackers. The first failure of one is a warning; after it, nothing more is sent there."""
+    """The sessions of several trackers. The first failure of one is a warning; after it, nothing more is sent
+    there."""
 
     def __init__(self, sessions: Sequence[tuple[Tracker, TrackerSession]]) -> None:
         self._working = list(sessions)
@@ -49,10 +50,15 @@ class Mirrors(TrackerSession):
 def _each(tracker: Tracker) -> list[Tracker]:
     """The chosen tracker and those beside it, without secrets in their keys."""
     kinds = outside.options("tracker")
-    return [_clean(one) for one in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))]
+    return [
+        _clean(one)
+        for one in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))
+    ]
 
 
-def open_tracker(tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[str, object]] = ()) -> TrackerSession:
+def open_tracker(
+    tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[str, object]] = ()
+) -> TrackerSession:
     """Open what the config asks for and log the rows that a resumed run already has."""
     sessions = list[tuple[Tracker, TrackerSession]]()
     for each in _each(tracker):
@@ -71,26 +77,37 @@ def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[s
     return [*filter(None, (each.gathered(folder, runs) for each in _each(tracker)))]
 
 
-def track_comparison(tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path) -> str | None:
-    """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync them."""
+def track_comparison(
+    tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path
+) -> str | None:
+    """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync
+    them."""
     opened = [(each, each.open_comparison(_clean(facts))) for each in _each(tracker)]
     mirrors = Mirrors([(each, session) for each, session in opened if session is not None])
     mirrors.log_comparison(comparison, report)
-    mirrors.finish(summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished")
+    mirrors.finish(
+        summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished"
+    )
     return mirrors.url_or_hint
 
 
 def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[Path]]:
-    """Command → what it would upload of these folders of runs and grids: what this tracker left offline, or any that there is."""
+    """Command → what it would upload of these folders of runs and grids: what this tracker left offline, or
+    any that there is."""
     folders = list(folders)
-    kinds = cast(Iterable[type[Tracker]], outside.options("tracker").values() if tracker is None else map(type, _each(tracker)))
+    kinds = cast(
+        Iterable[type[Tracker]],
+        outside.options("tracker").values() if tracker is None else map(type, _each(tracker)),
+    )
     found = {kind.uploader: [place for folder in folders for place in kind.offline(folder)] for kind in kinds}
     return {uploader: places for uploader, places in found.items() if places}
 
 
 def _clean(facts: T) -> T:
     """A copy of a dataclass whose texts have no secrets."""
-    return replace(cast(Any, facts), **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))})
+    return replace(
+        cast(Any, facts), **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))}
+    )
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:

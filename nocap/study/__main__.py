@@ -9,9 +9,9 @@ from nocap.config.keys import require
 from nocap.store.command import command
 
 FORMS = """\
-A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second time nothing runs.
-nocap's own studies need no checkout: a NAME such as gqa is experiments/gqa, and what is not there is read from the package and, when it
-is carried out, written there. After python -m nocap.study:
+A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second
+time nothing runs. nocap's own studies need no checkout: a NAME such as gqa is experiments/gqa, and what is
+not there is read from the package and, when it is carried out, written there. After python -m nocap.study:
 
   experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
@@ -28,17 +28,30 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _study(asked: argparse.Namespace) -> int:
-    require(bool(asked.board) != bool(asked.overrides), "FOLDER", "be given, or --board, and not both", " ".join(asked.overrides) or "none")
+    require(
+        bool(asked.board) != bool(asked.overrides),
+        "FOLDER",
+        "be given, or --board, and not both",
+        " ".join(asked.overrides) or "none",
+    )
     judged = bool(asked.overrides) and not asked.plan
-    require(judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json)
+    require(
+        judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json
+    )
     runs = judged and not asked.judge and asked.propose is None
-    require(runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows)
+    require(
+        runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows
+    )
     from nocap.study import command as carry_out
     from nocap.training.terminal import outlive_readers
 
     if asked.overrides:
         outlive_readers()
-    return carry_out.board(asked.board) if asked.board else (carry_out.studies if asked.propose is None else carry_out.propose)(asked)
+    return (
+        carry_out.board(asked.board)
+        if asked.board
+        else (carry_out.studies if asked.propose is None else carry_out.propose)(asked)
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -47,15 +60,29 @@ def _parser() -> argparse.ArgumentParser:
         description="Carry out a study and judge its claims.",
         epilog=FORMS,
     )
-    parser.add_argument("overrides", nargs="*", metavar="FOLDER, key=value", help="studies; scale=, steps=, sessions=, output_dir= for all")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="FOLDER, key=value",
+        help="studies; scale=, steps=, sessions=, output_dir= for all",
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="print what a study would run, and stop")
-    what.add_argument("--judge", action="store_true", help="judge what there is: train, time and write nothing")
-    what.add_argument("--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies")
     what.add_argument(
-        "--propose", nargs="*", metavar="PROPOSAL", help="train arms beside the baseline, each given as overrides or a command, and answer"
+        "--judge", action="store_true", help="judge what there is: train, time and write nothing"
     )
-    parser.add_argument("--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines")
+    what.add_argument(
+        "--board", type=Path, metavar="FOLDER", help="write the leaderboard of a folder of studies"
+    )
+    what.add_argument(
+        "--propose",
+        nargs="*",
+        metavar="PROPOSAL",
+        help="train arms beside the baseline, each given as overrides or a command, and answer",
+    )
+    parser.add_argument(
+        "--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines"
+    )
     return parser
 
 

@@ -49,7 +49,9 @@ def _loaded(folder: Path, options: Options) -> tuple[Study, str]:
     """A folder's study, and the scale that is asked for."""
     study = replace(spec.load(spec.source_of(folder)), folder=str(folder.resolve()))
     on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
-    return study, options.scale or ("gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), ""))
+    return study, options.scale or (
+        "gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
+    )
 
 
 def studies(asked: argparse.Namespace) -> int:
@@ -78,7 +80,12 @@ def _prepared(folder: Path, options: Options) -> StudyPlan:
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
     if options.sessions is not None and scale in study.scales:
         at = study.scales[scale]
-        require(options.sessions > at.sessions, "sessions", f"be more than the {at.sessions} that scale {scale} has", options.sessions)
+        require(
+            options.sessions > at.sessions,
+            "sessions",
+            f"be more than the {at.sessions} that scale {scale} has",
+            options.sessions,
+        )
         at.sessions = options.sessions
     return prepare(study, scale, output_dir=options.output_dir, steps=options.steps)
 
@@ -92,9 +99,13 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
     command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
-    content = results.results(done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command)
+    content = results.results(
+        done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command
+    )
     print(pages.render(content, plan.study))
-    written = pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
+    written = (
+        pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
+    )
     for path in [*written, *([tasks.write_rows(plan, done.records)] if asked.rows else [])]:
         print(f"written: {path}")
     for problem in done.problems:
@@ -108,17 +119,28 @@ def propose(asked: argparse.Namespace) -> int:
     """Exit code 0 where all were answered, whatever the answer is."""
     folders, options = _given(asked)
     require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
-    require(options.sessions is None, "sessions", "be left out with --propose: losses are compared", options.sessions)
+    require(
+        options.sessions is None,
+        "sessions",
+        "be left out with --propose: losses are compared",
+        options.sessions,
+    )
     study, scale = _loaded(folders[0], options)
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
         if rules.command:
             own = [name for name in ("scale", "steps") if getattr(options, name)]
-            require(not own, " and ".join(own), "be left out of commands: they are nocap's own trainer's", "one")
-            questions = of_commands(study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo)
+            require(
+                not own, " and ".join(own), "be left out of commands: they are nocap's own trainer's", "one"
+            )
+            questions = of_commands(
+                study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo
+            )
         else:
-            questions = of_overrides(study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps)
+            questions = of_overrides(
+                study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps
+            )
         for line in answer(Path(study.folder), rules, questions):
             print(_said(line), flush=True)
             asked.answer(line)
@@ -130,4 +152,7 @@ def _said(line: dict[str, object]) -> str:
     how = f": {'better' if gain >= 0 else 'worse'} by {abs(gain):.4f}" if isinstance(gain, float) else ""
     diverged = ", a run diverged" if line["diverged"] else ""
     overrides: Sequence[str] = line["overrides"]  # type: ignore[assignment]
-    return f"{line['word']}: {shlex.join(overrides)}{how}{diverged}, {line['pairs']} pairs (proposal {line['number']})"
+    return (
+        f"{line['word']}: {shlex.join(overrides)}{how}{diverged}, {line['pairs']} pairs "
+        f"(proposal {line['number']})"
+    )

@@ -1,4 +1,5 @@
-"""A study carried out: its claims registered, what is missing trained and timed, and everything there is collected as evidence."""
+"""A study carried out: its claims registered, what is missing trained and timed, and everything there is
+collected as evidence."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
 from nocap.study.tasks import KIND, Session, Training, loss_of, sessions, taken, train, trainings
 
-FIGURE = {"steps": "tokens_per_s", "parts": "step_ms", "lengths": "exponent", "decoding": "decode_tokens_per_s"}  # of a kind, for the log
+# of a kind, for the log
+FIGURE = {
+    "steps": "tokens_per_s",
+    "parts": "step_ms",
+    "lengths": "exponent",
+    "decoding": "decode_tokens_per_s",
+}
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
 Records = list[tuple[Training, Record]]
 
@@ -42,13 +49,16 @@ class Done:
     evidence: Evidence
     stands: dict[str, Provenance]  # claim → what its study's log says
     seeds: list[int]  # that the analyses needed
-    trials: list[dict[str, Any]] = field(default_factory=list)  # of the search, with arm, words, seeds, val_loss and picked
+    # of the search, with arm, words, seeds, val_loss and picked
+    trials: list[dict[str, Any]] = field(default_factory=list)
     records: Records = field(default_factory=list)  # of this machine, trials and shorter runs too
-    problems: list[str] = field(default_factory=list)  # sessions that failed, records that cannot be read whole
+    # sessions that failed, records that cannot be read whole
+    problems: list[str] = field(default_factory=list)
 
 
 def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> Done:
-    """Train and time what is missing, analysis by analysis until each claim is decided, or with `run=False` only collect what there is.
+    """Train and time what is missing, analysis by analysis until each claim is decided, or with `run=False`
+    only collect what there is.
 
     Errors:
         ValueError: an invalid run, a damaged log.
@@ -64,8 +74,11 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         evidence = study.measure(part, trials)
         verdicts = {claim.id: judge(claim, part.study, plan.scale, evidence) for claim in part.study.claims}
         stands = study.analysed(part, evidence, verdicts)
-        trained = [claim.id for claim in part.study.claims if "train" in places(claim)]  # more seeds say nothing of what is timed
-        further = [name for name in trained if verdicts[name].reason is Reason.undecided and numbers[name] < most]
+        # more seeds say nothing of what is timed
+        trained = [claim.id for claim in part.study.claims if "train" in places(claim)]
+        further = [
+            name for name in trained if verdicts[name].reason is Reason.undecided and numbers[name] < most
+        ]
         if not further:
             break
         if run:
@@ -84,14 +97,19 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
     """The plan of no more than these analyses need: claim → number of its analysis, from 1."""
-    claims = [replace(claim, seeds=claim.seeds[: analyses()[numbers[claim.id] - 1]]) for claim in plan.study.claims]
+    claims = [
+        replace(claim, seeds=claim.seeds[: analyses()[numbers[claim.id] - 1]]) for claim in plan.study.claims
+    ]
     return replace(plan, study=replace(plan.study, claims=claims))
 
 
 def seeds_of(study: Study) -> dict[int, list[str]]:
     """Seed → the arms that a claim about trained runs needs with it."""
     trained = [claim for claim in study.claims if "train" in places(claim)]
-    needed = {seed: {arm for claim in trained if seed in claim.seeds for arm in study.sides(claim)} for seed in study.seeds}
+    needed = {
+        seed: {arm for claim in trained if seed in claim.seeds for arm in study.sides(claim)}
+        for seed in study.seeds
+    }
     return {seed: [arm for arm in study.arms if arm in arms] for seed, arms in needed.items() if arms}
 
 
@@ -107,43 +125,66 @@ class _Conductor:
         self.path = Path(plan.study.folder) / FILE
         self.writes = run and writable(self.path)
         if run and not self.writes:
-            log(f"{self.path.parent} cannot be written: nothing is registered, and no README or results are left there")
+            log(
+                f"{self.path.parent} cannot be written: nothing is registered, and no README or "
+                "results are left there"
+            )
         machine = hardware.describe(plan.trainer.device, plan.trainer.threads)["fingerprint"]
         self.common = {"machine": str(machine), "scale": plan.scale}
 
-    # --- the log ----------------------------------------------------------------------------------------------------------------------
+    # --- the log --------------------------------------------------------------------------------------------
 
     def _add(self, lines: Sequence[Line], *, once: Sequence[str], says: Sequence[str] = ()) -> None:
         if self.writes:
             append(self.path, lines, self.common, once=once, says=says)
 
     def register(self) -> None:
-        """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another registration."""
+        """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another
+        registration."""
         made = registrations(self.plan).items()
-        lines = [{"event": "registration", "claim": name, "hash": one.hash, "subject": one.subject} for name, one in made]
+        lines = [
+            {"event": "registration", "claim": name, "hash": one.hash, "subject": one.subject}
+            for name, one in made
+        ]
         self._add(lines, once=("hash", "machine"))
 
-    def analysed(self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]) -> dict[str, Provenance]:
+    def analysed(
+        self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]
+    ) -> dict[str, Provenance]:
         """Where each claim stands. What is said of it is written where it is new."""
         stands, lines = self._stands(plan, evidence), list[Line]()
         for name, verdict in verdicts.items():
-            own = {"claim": name, "hash": stands[name].hash, "number": verdict.primary.analysis, "n": verdict.n}
+            own = {
+                "claim": name,
+                "hash": stands[name].hash,
+                "number": verdict.primary.analysis,
+                "n": verdict.n,
+            }
             if verdict.reason is not Reason.missing:
                 said = {"word": verdict.word.value, "exploratory": stands[name].exploratory or ""}
                 lines.append({"event": "analysis", **own, **said})
         self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
-        return self._stands(plan, evidence) if self.writes else stands  # the second time, it is this analysis that the log has
+        # the second time, it is this analysis that the log has
+        return self._stands(plan, evidence) if self.writes else stands
 
     def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
         """By the log and by those of the studies beside it."""
-        beside = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path and path.with_name(STUDY).exists()]
+        beside = [
+            path
+            for path in sorted(self.path.parents[1].glob(f"*/{FILE}"))
+            if path != self.path and path.with_name(STUDY).exists()
+        ]
         logs = [read(path) for path in (self.path, *beside)]
-        return {claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"]) for claim in plan.study.claims}
+        return {
+            claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"])
+            for claim in plan.study.claims
+        }
 
-    # --- runs -------------------------------------------------------------------------------------------------------------------------
+    # --- runs -----------------------------------------------------------------------------------------------
 
     def tune(self) -> list[dict[str, Any]]:
-        """Train the trials that are missing, and pick each arm's best mean final loss; null where a seed diverged or was not run.
+        """Train the trials that are missing, and pick each arm's best mean final loss; null where a seed
+        diverged or was not run.
 
         Errors:
             FailedError: an arm of which a trial has a run that failed, or every trial diverged.
@@ -154,18 +195,26 @@ class _Conductor:
         losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
         for arm in [arm for arm in tune.trials if arm in self.plan.train]:
             listed = {trial_of(arm, i): words for i, words in enumerate(tune.trials[arm])}
-            means = {name: fmean(losses.get((name, seed), math.nan) for seed in tune.seeds) for name in listed}
+            means = {
+                name: fmean(losses.get((name, seed), math.nan) for seed in tune.seeds) for name in listed
+            }
             best = min(means, key=means.__getitem__)
             picks = math.isfinite(means[best]) and not any(map(math.isnan, means.values()))
             if self.run and not picks:
-                raise FailedError(f"the search of {arm} picks nothing: a run of it failed, or all its trials diverged")
+                raise FailedError(
+                    f"the search of {arm} picks nothing: a run of it failed, or all its trials diverged"
+                )
             for name, words in listed.items():
-                known = {"val_loss": means[name] if math.isfinite(means[name]) else None, "picked": picks and name == best}
+                known = {
+                    "val_loss": means[name] if math.isfinite(means[name]) else None,
+                    "picked": picks and name == best,
+                }
                 trials.append({"arm": arm, "words": words, "seeds": tune.seeds, **known})
         return trials
 
     def _trained(self, runs: Sequence[Training], between: Callable[[], None] = lambda: None) -> Records:
-        """Runs with a result, after those that had none were trained. A seed of which none is there may be another machine's."""
+        """Runs with a result, after those that had none were trained. A seed of which none is there may be
+        another machine's."""
         begun = {run.seed for run in runs if outcome(run.plan) is not None}
         rows = taken(self.plan, [run for run in runs if run.seed not in begun], read(self.path))
         own = [run for run in runs if run.seed not in {run.seed for run, _ in rows}]
@@ -186,16 +235,29 @@ class _Conductor:
             except ValueError as error:
                 self.problems.append(f"{DAMAGED}: {error}")
                 self.damaged.add((run.arm, run.seed))
-        self._add([self._run_line(run, record) for run, record in made], once=("content", "seed", "identity", "started"))
+        self._add(
+            [self._run_line(run, record) for run, record in made],
+            once=("content", "seed", "identity", "started"),
+        )
         self.records += made
         return made
 
     def _run_line(self, run: Training, record: Record) -> Line:
-        who = {"arm": run.arm, "content": content_of(self.plan, run.composed, "train"), "seed": run.seed, "short": run.short}
-        how = {"identity": record.identity, "status": record.status, "started": record.started, "val_loss": record.val_loss}
+        who = {
+            "arm": run.arm,
+            "content": content_of(self.plan, run.composed, "train"),
+            "seed": run.seed,
+            "short": run.short,
+        }
+        how = {
+            "identity": record.identity,
+            "status": record.status,
+            "started": record.started,
+            "val_loss": record.val_loss,
+        }
         return {"event": "run", **who, **how}
 
-    # --- all of it --------------------------------------------------------------------------------------------------------------------
+    # --- all of it ------------------------------------------------------------------------------------------
 
     def measure(self, plan: StudyPlan, trials: Sequence[Mapping[str, Any]]) -> Evidence:
         """Train and time what is missing, and collect what there is."""
@@ -205,9 +267,15 @@ class _Conductor:
         asked, needed = sessions(plan, arms), seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
         runs = {(run.arm, run.seed): record for run, record in self._trained(trainings(arms, needed), due)}
-        ended = {key for key, record in runs.items() if record.status != "diverged"}  # from one that diverged nothing is learnt
+        # from one that diverged nothing is learnt
+        ended = {key for key, record in runs.items() if record.status != "diverged"}
         lengths = [dict(zip(short, made, strict=True)) for made in zip(*short.values(), strict=True)]
-        wanted = [run for made in lengths for run in trainings(made, needed, short=True) if (run.arm, run.seed) in ended]
+        wanted = [
+            run
+            for made in lengths
+            for run in trainings(made, needed, short=True)
+            if (run.arm, run.seed) in ended
+        ]
         shorts: dict[tuple[str, int], dict[int, Record]] = {}
         for run, record in self._trained(wanted, due):
             shorts.setdefault((run.arm, run.seed), {})[run.short] = record
@@ -215,38 +283,62 @@ class _Conductor:
         files: dict[str, list[dict[str, Any]]] = {}
         for session in asked:
             files.setdefault(session.place, []).extend(session.results(plan.folder))
-        self._add([self._session_line(one, arms) for place in files.values() for one in place], once=("key", "number", "started"))
-        composed = {place: {name: [arm] for name, arm in (arms if place == "pace" else plan.bench).items()} for place in KIND}
+        self._add(
+            [self._session_line(one, arms) for place in files.values() for one in place],
+            once=("key", "number", "started"),
+        )
+        composed = {
+            place: {name: [arm] for name, arm in (arms if place == "pace" else plan.bench).items()}
+            for place in KIND
+        }
         composed["train"] = {name: [arm, *short.get(name, ())] for name, arm in arms.items()}
-        return Evidence(runs=runs, shorter=shorts, damaged=frozenset(self.damaged), sessions=files, arms=composed)
+        return Evidence(
+            runs=runs, shorter=shorts, damaged=frozenset(self.damaged), sessions=files, arms=composed
+        )
 
     def _hold(self, plan: StudyPlan, asked: Sequence[Session], *, wait: bool) -> None:
         """The sessions that are due, or all that are left. A place of which one fails has no more."""
         for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
-            before = [one["ended"] for other in asked for one in other.results(plan.folder) if one["number"] < n]
-            rest = datetime.now().astimezone() - max(map(datetime.fromisoformat, before)) if before else timedelta.max
+            before = [
+                one["ended"] for other in asked for one in other.results(plan.folder) if one["number"] < n
+            ]
+            rest = (
+                datetime.now().astimezone() - max(map(datetime.fromisoformat, before))
+                if before
+                else timedelta.max
+            )
             due_in_s = 60 * plan.at.apart_min - rest.total_seconds()
             if due_in_s > 0 and not wait:
                 return
             try:
                 if due_in_s > 0:
-                    self.log(f"waiting {duration(due_in_s)}: sessions of timing are {plan.at.apart_min:g} minutes apart")
+                    self.log(
+                        f"waiting {duration(due_in_s)}: sessions of timing are {plan.at.apart_min:g} "
+                        "minutes apart"
+                    )
                     time.sleep(due_in_s)
                 began = time.monotonic()
                 session.run(plan.folder, n)
-                self.log(f"{session.name}, session {n}: {', '.join(session.arms)}  {time.monotonic() - began:.0f} s")
+                self.log(
+                    f"{session.name}, session {n}: {', '.join(session.arms)}  "
+                    f"{time.monotonic() - began:.0f} s"
+                )
             except FailedError as error:
                 self.problems.append(str(error))
                 self.failed.add(session.place)
             except KeyboardInterrupt as stop:
-                raise StoppedError("stopped; what was trained and timed is kept, and the same command goes on") from stop
+                raise StoppedError(
+                    "stopped; what was trained and timed is kept, and the same command goes on"
+                ) from stop
 
     def _session_line(self, one: Mapping[str, Any], train: Mapping[str, Composed]) -> Line:
         """Of a session's file."""
         arms = train if one["place"] == "pace" else self.plan.bench
         contents = {name: content_of(self.plan, arms[name], one["place"]) for name in one["arms"]}
-        measured = {name: number(dig(row, FIGURE[one["kind"]])) for name, row in one["measured"]["arms"].items()}
+        measured = {
+            name: number(dig(row, FIGURE[one["kind"]])) for name, row in one["measured"]["arms"].items()
+        }
         names = {"place": one["place"], "number": one["number"], "key": one["key"], "contents": contents}
         return {"event": "session", **names, "started": one["started"], "measured": measured}

@@ -20,7 +20,8 @@ from nocap.study.spec import Study
 
 Json = Mapping[str, Any]
 Steps = tuple[float | None, Ending]
-PLACE_OF = {"train": "train", "steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}  # what makes a metric → where
+# what makes a metric → where
+PLACE_OF = {"train": "train", "steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,9 +29,12 @@ class Evidence:
     """All that was measured at one scale. A run or session that is not there is left out."""
 
     runs: Mapping[tuple[str, int], Record] = field(default_factory=dict)  # (arm, seed)
-    shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)  # (arm, seed) → steps → the run of so many
-    sessions: Mapping[str, Sequence[Json]] = field(default_factory=dict)  # place → files, in order of their numbers
-    arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)  # place → arm → as it was composed, shorter ones too
+    # (arm, seed) → steps → the run of so many
+    shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
+    # place → files, in order of their numbers
+    sessions: Mapping[str, Sequence[Json]] = field(default_factory=dict)
+    # place → arm → as it was composed, shorter ones too
+    arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)
     damaged: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of runs whose record was changed
 
     def of_arm(self, place: str, arm: str) -> list[tuple[Json, Json]]:
@@ -69,34 +73,56 @@ def places(claim: Claim) -> set[str]:
 def judge(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """The verdict, with the claim's bound as it was computed."""
     limit = bound(claim, study, evidence)
-    claim = replace(claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit))
+    claim = replace(
+        claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
+    )
     noise = study.scales[scale].noise
-    return verdict_on(claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise)
+    return verdict_on(
+        claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise
+    )
 
 
-# --- bounds ------------------------------------------------------------------------------------------------------------------------
+# --- bounds -------------------------------------------------------------------------------------------------
 
 # Parts of a step → of the FLOP count; both MLP matrices are one component.
-COMPONENT = {"qkv": "qkv", "scores": "scores", "attention_out": "attention_out", "mlp_up": "mlp", "mlp_down": "mlp", "head": "head"}
+COMPONENT = {
+    "qkv": "qkv",
+    "scores": "scores",
+    "attention_out": "attention_out",
+    "mlp_up": "mlp",
+    "mlp_down": "mlp",
+    "head": "head",
+}
 
 
 def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
-    """What arithmetic allows, by the claim's rule; `None` where it sets no bound, or what it needs was not measured."""
+    """What arithmetic allows, by the claim's rule; `None` where it sets no bound, or what it needs was not
+    measured."""
     rule, sides = claim.mechanism.rule, (study.against(claim), claim.arm)
     if rule is Rule.given:
         return claim.mechanism.bound
     if rule is Rule.amdahl:
         saved = {part: claim.mechanism.saved.get(part, 1.0) for part in claim.mechanism.parts}
         rows = [row for _, row in evidence.of_arm("parts", sides[0])]
-        shares = [sum(share * row["ms"].get(part, 0.0) for part, share in saved.items()) / row["step_ms"] for row in rows]
+        shares = [
+            sum(share * row["ms"].get(part, 0.0) for part, share in saved.items()) / row["step_ms"]
+            for row in rows
+        ]
         return 1 / (1 - max(shares)) if shares and max(shares) < 1 else None
     read: dict[Rule, Callable[[Json], float]] = {
         Rule.flops: lambda row: _flops(row["component_flops"], claim.parts),
         Rule.params: lambda row: float(row["params"]),
-        Rule.memory: lambda row: sum(row["memory_mib"][part] for part in HELD),  # a GPU's peak has the allocator's slack in it, too
+        # a GPU's peak has the allocator's slack in it, too
+        Rule.memory: lambda row: sum(row["memory_mib"][part] for part in HELD),
         Rule.kv: lambda row: float(row["kv_bytes"]),
     }
-    place = "parts" if rule is Rule.flops and claim.parts else "bench" if evidence.sessions.get("bench") else "pace"
+    place = (
+        "parts"
+        if rule is Rule.flops and claim.parts
+        else "bench"
+        if evidence.sessions.get("bench")
+        else "pace"
+    )
     rows = [row for arm in sides if (row := evidence.first(place, arm)) is not None]
     if len(rows) < 2 or any(row.get("status", "measured") != "measured" for row in rows):
         return None  # an arm that did not fit gives no bound
@@ -110,7 +136,7 @@ def _flops(components: Mapping[str, float], parts: list[str]) -> float:
     return sum(components[name] for name in named) if parts else sum(components.values())
 
 
-# --- measurements ------------------------------------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------
 
 
 def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
@@ -121,19 +147,40 @@ def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measure
             rows += _timed(claim, metric, sides, evidence, place=PLACE_OF[metric.made_by])
         elif metric.name in TO_TARGET:
             steps = steps_to_target(claim, study, evidence)
-            rows += steps if metric.name == "steps_to_target" else _times(claim, metric, sides, steps, evidence)
+            rows += (
+                steps if metric.name == "steps_to_target" else _times(claim, metric, sides, steps, evidence)
+            )
         else:
             keys = [(arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in evidence.runs]
-            rows += [replace(m, arm=arm) for arm, seed in keys for m in of_run(evidence.runs[arm, seed]) if m.metric is metric]
+            rows += [
+                replace(m, arm=arm)
+                for arm, seed in keys
+                for m in of_run(evidence.runs[arm, seed])
+                if m.metric is metric
+            ]
     return sorted(rows, key=lambda row: sides.index(row.arm))
 
 
-def _timed(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str) -> list[Measurement]:
+def _timed(
+    claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str
+) -> list[Measurement]:
     """What is timed, one a session that has both arms; a count once, if all sessions agree on it."""
-    read = {arm: [(one, x) for one, row in evidence.of_arm(place, arm) if (x := _value(row, claim, metric)) is not None] for arm in sides}
-    counted = is_count(metric, on_cuda=any(dig(one, "hardware", "device") == "cuda" for rows in read.values() for one, _ in rows))
+    read = {
+        arm: [
+            (one, x)
+            for one, row in evidence.of_arm(place, arm)
+            if (x := _value(row, claim, metric)) is not None
+        ]
+        for arm in sides
+    }
+    counted = is_count(
+        metric,
+        on_cuda=any(dig(one, "hardware", "device") == "cuda" for rows in read.values() for one, _ in rows),
+    )
     if counted and all(len({x for _, x in rows}) <= 1 for rows in read.values()):
-        return [_of_session(arm, metric, *rows[0], repeat=1, per=Per.exact) for arm, rows in read.items() if rows]
+        return [
+            _of_session(arm, metric, *rows[0], repeat=1, per=Per.exact) for arm, rows in read.items() if rows
+        ]
     numbers = [{one["number"] for one, _ in rows} for rows in read.values() if rows]
     paired = sorted(set[int].intersection(*numbers)) if numbers else []
     return [
@@ -144,7 +191,9 @@ def _timed(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidenc
     ]
 
 
-def _of_session(arm: str, metric: Metric, one: Json, value: float, *, repeat: int, per: Per = Per.session) -> Measurement:
+def _of_session(
+    arm: str, metric: Metric, one: Json, value: float, *, repeat: int, per: Per = Per.session
+) -> Measurement:
     where, when = str(dig(one, "hardware", "fingerprint") or ""), str(one.get("started", ""))
     return Measurement(arm=arm, repeat=repeat, metric=metric, value=value, where=where, when=when, per=per)
 
@@ -160,11 +209,14 @@ def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
     return spent / (sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"])
 
 
-# --- steps and time to a loss ------------------------------------------------------------------------------------------------------
+# --- steps and time to a loss -------------------------------------------------------------------------------
 
 
-def _times(claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[Measurement], evidence: Evidence) -> list[Measurement]:
-    """Steps are seeds', the time of a step is a session's: both are dealt into as many groups as there are of the fewer."""
+def _times(
+    claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[Measurement], evidence: Evidence
+) -> list[Measurement]:
+    """Steps are seeds', the time of a step is a session's: both are dealt into as many groups as there are of
+    the fewer."""
     step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
     paces, rows = {arm: [one for one in step_ms if one.arm == arm] for arm in sides}, []
     groups = min(len(claim.seeds), *map(len, paces.values()))
@@ -176,7 +228,9 @@ def _times(claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[M
         for group in range(groups):
             dealt = ends[group::groups]
             endings = {one.ending for one in dealt}
-            ending = next((end for end in (Ending.diverged, Ending.at_most) if end in endings), Ending.measured)
+            ending = next(
+                (end for end in (Ending.diverged, Ending.at_most) if end in endings), Ending.measured
+            )
             logs = [math.log(one.value) for one in dealt if one.value is not None]
             value = None if ending is Ending.diverged else math.exp(fmean(logs) + ms[group]) / 1e3
             rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
@@ -192,7 +246,9 @@ def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Meas
     for seed in sorted(lost):
         base = runs[sides[1], seed]
         ends[sides[0], seed] = None, Ending.diverged
-        ends[sides[1], seed] = (None, Ending.diverged) if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
+        ends[sides[1], seed] = (
+            (None, Ending.diverged) if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
+        )
     seeds = [seed for seed in there if seed not in lost and all(evidence.whole(arm, seed) for arm in sides)]
     if seeds:
         for arm, finish in zip(sides, race(*(_curve(arm, seeds, evidence) for arm in sides)), strict=True):
@@ -200,14 +256,30 @@ def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Meas
     rows = []
     for arm, seed in ((arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in ends):
         run, (value, ending), metric = runs[arm, seed], ends[arm, seed], METRICS["steps_to_target"]
-        rows.append(Measurement(arm=arm, repeat=seed, metric=metric, value=value, ending=ending, where=run.machine[0], when=run.started))
+        rows.append(
+            Measurement(
+                arm=arm,
+                repeat=seed,
+                metric=metric,
+                value=value,
+                ending=ending,
+                where=run.machine[0],
+                when=run.started,
+            )
+        )
     return rows
 
 
 def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list[float]]:
     """Final losses by steps, over seeds that all finished. A length at which a seed diverged is left out."""
-    lengths = [{**evidence.shorter.get((arm, seed), {}), steps_of(run := evidence.runs[arm, seed]): run} for seed in seeds]
-    ends = [{n: run.val_loss for n, run in one.items() if run.status == "finished" and run.val_loss is not None} for one in lengths]
+    lengths = [
+        {**evidence.shorter.get((arm, seed), {}), steps_of(run := evidence.runs[arm, seed]): run}
+        for seed in seeds
+    ]
+    ends = [
+        {n: run.val_loss for n, run in one.items() if run.status == "finished" and run.val_loss is not None}
+        for one in lengths
+    ]
     return {n: [one[n] for one in ends] for n in ends[0] if all(n in one for one in ends)}
 
 
@@ -216,6 +288,6 @@ def steps_of(run: Record) -> int:
 
 
 def group_means(values: Sequence[float], groups: int) -> list[float]:
-    """Means of so many groups, the values dealt in turns. Two samples dealt into as many as the smaller one has make independent pairs,
-    whose spread has the noise of both: seeds' steps and sessions' step times."""
+    """Means of so many groups, the values dealt in turns. Two samples dealt into as many as the smaller one
+    has make independent pairs, whose spread has the noise of both: seeds' steps and sessions' step times."""
     return [fmean(values[group::groups]) for group in range(groups)]

@@ -1,9 +1,9 @@
-"""A study's log: what was registered, what came out, what was said of it. A file in the study's own folder, committed with its results, to
-which lines are only added.
+"""A study's log: what was registered, what came out, what was said of it. A file in the study's own folder,
+committed with its results, to which lines are only added.
 
-Each line names the digests of those before it that no other names: of one, or after a merge of one for each branch. So a line that was
-edited, moved, put in or taken out is noticed, but at the end: what was cut off there only git knows. What stands is a fold over the lines
-(`nocap.study.registration`).
+Each line names the digests of those before it that no other names: of one, or after a merge of one for each
+branch. So a line that was edited, moved, put in or taken out is noticed, but at the end: what was cut off
+there only git knows. What stands is a fold over the lines (`nocap.study.registration`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,24 @@ _COMMON: dict[str, Any] = {"event": str, "at": str, "machine": str, "scale": str
 EVENTS: dict[str, dict[str, Any]] = {
     "head": {"v1": str},  # the digest of the last line of a log in the form before this
     "registration": {"claim": str, "hash": str, "subject": str},
-    "run": {"arm": str, "content": str, "seed": int, "short": int, "identity": str, "status": str, "started": str, "val_loss": float},
-    "session": {"place": str, "number": int, "key": str, "contents": {...: str}, "started": str, "measured": {...: float}},
+    "run": {
+        "arm": str,
+        "content": str,
+        "seed": int,
+        "short": int,
+        "identity": str,
+        "status": str,
+        "started": str,
+        "val_loss": float,
+    },
+    "session": {
+        "place": str,
+        "number": int,
+        "key": str,
+        "contents": {...: str},
+        "started": str,
+        "measured": {...: float},
+    },
     "analysis": {"claim": str, "hash": str, "number": int, "n": int, "word": str, "exploratory": str},
     "rules": {"rules": str},
     "proposal": {"arm": str, "overrides": [str], "number": int},
@@ -49,22 +65,29 @@ class Log:
     lines: Sequence[Line] = ()
     broken: Sequence[int] = ()  # the numbers of lines that do not follow what is before them
     heads: Sequence[str] = field(default=(), repr=False)  # digests that the next line names
-    after: Sequence[frozenset[int]] = field(default=(), repr=False)  # of each line, the registrations that it follows, by their index
+    # of each line, the registrations that it follows, by their index
+    after: Sequence[frozenset[int]] = field(default=(), repr=False)
 
     def of(self, *events: str, **keys: object) -> list[Line]:
         """The lines of such events with these keys."""
-        return [line for line in self.lines if line["event"] in events and all(line[key] == value for key, value in keys.items())]
+        return [
+            line
+            for line in self.lines
+            if line["event"] in events and all(line[key] == value for key, value in keys.items())
+        ]
 
 
 def read(path: Path) -> Log:
-    """The log of a file, or an empty one. A line follows the one before it; a line of another machine, which a merge put there, names any
-    line above it, and is not dated before that one.
+    """The log of a file, or an empty one. A line follows the one before it; a line of another machine, which
+    a merge put there, names any line above it, and is not dated before that one.
 
     Errors:
         ValueError: a line is damaged; its number is named.
     """
     text = read_text(path) if os.path.lexists(path) else ""
-    lines = [_parsed(line, path, number) for number, line in enumerate(text.splitlines(keepends=True), start=1)]
+    lines = [
+        _parsed(line, path, number) for number, line in enumerate(text.splitlines(keepends=True), start=1)
+    ]
     places, broken, named, after = dict[str, int](), list[int](), set[str](), list[frozenset[int]]()
     for i, (line, raw) in enumerate(zip(lines, text.splitlines(), strict=True)):
         previous = [places[one] for one in line["previous"] if one in places]
@@ -89,7 +112,10 @@ def _digest(raw: str) -> str:
 
 
 def _parsed(raw: str, path: Path, number: int) -> Line:
-    rule = "be whole, as it was written (git has it; a last one that a crash cut off may go: the next command writes what it said)"
+    rule = (
+        "be whole, as it was written (git has it; a last one that a crash cut off may go: "
+        "the next command writes what it said)"
+    )
     try:
         line: Line = parse_json(raw)
         shape = _COMMON | EVENTS[line["event"]]
@@ -103,9 +129,12 @@ def _parsed(raw: str, path: Path, number: int) -> Line:
     return line
 
 
-def append(path: Path, lines: Sequence[Line], common: Line, *, once: Sequence[str] = (), says: Sequence[str] = ()) -> None:
-    """Add lines. With `once`, no line whose event with the same of these keys is there already, and last said the same in the keys `says`.
-    Nobody else adds in between, and each line is on the disk before this returns.
+def append(
+    path: Path, lines: Sequence[Line], common: Line, *, once: Sequence[str] = (), says: Sequence[str] = ()
+) -> None:
+    """Add lines. With `once`, no line whose event with the same of these keys is there already, and last said
+    the same in the keys `says`. Nobody else adds in between, and each line is on the disk before this
+    returns.
 
     Errors:
         ValueError: as for `read`.
@@ -120,7 +149,9 @@ def append(path: Path, lines: Sequence[Line], common: Line, *, once: Sequence[st
         for line in ({**common, **line} for line in lines):
             there = log.of(line["event"], **{key: line[key] for key in once})[-1:] if once else []
             if any(one[key] != line[key] for one in there for key in says) or not there:
-                raw = json.dumps(redact({"event": line["event"], "at": at, **line, "previous": heads}), allow_nan=False)
+                raw = json.dumps(
+                    redact({"event": line["event"], "at": at, **line, "previous": heads}), allow_nan=False
+                )
                 file.write(raw + "\n")
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,5 +1,5 @@
-"""What a study leaves for people, from the results' JSON: text for a terminal, its README, and the leaderboard of a folder of studies, a
-row a claim, as Markdown and as a page."""
+"""What a study leaves for people, from the results' JSON: text for a terminal, its README, and the
+leaderboard of a folder of studies, a row a claim, as Markdown and as a page."""
 
 from __future__ import annotations
 
@@ -34,16 +34,31 @@ LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
 NOTHING_YET = "Nothing is written here yet.\n"
 CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "verdict", "notes")
-FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")  # of a claim, for a terminal
-NOT_BUILT = "not_built.yaml"  # claims that today's options cannot express: id, statement, expected, bound, why
-HEAD = ("statement", "expected", "arithmetic allows", "measured", "verdict", "notes", "where", "machine, date", "command")
+# of a claim, for a terminal
+FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
+# claims that today's options cannot express: id, statement, expected, bound, why
+NOT_BUILT = "not_built.yaml"
+HEAD = (
+    "statement",
+    "expected",
+    "arithmetic allows",
+    "measured",
+    "verdict",
+    "notes",
+    "where",
+    "machine, date",
+    "command",
+)
 DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
 FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
 ERROR = 0.05  # how often a verdict that rests on noise errs at the most
 INTRO = (
-    "What was expected, what arithmetic allows, what was measured; the same rows with forest plots are in `board.html` beside this file. "
-    "Written by `python -m nocap.study --board experiments` from each study's `results.*.json`. In brackets is the 95% interval over n "
-    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and machine that it names. Each study's README has "
+    "What was expected, what arithmetic allows, what was measured; the same rows with "
+    "forest plots are in `board.html` beside this file. "
+    "Written by `python -m nocap.study --board experiments` from each study's "
+    "`results.*.json`. In brackets is the 95% interval over n "
+    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
+    "machine that it names. Each study's README has "
     "its arms."
 )
 
@@ -51,7 +66,11 @@ INTRO = (
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
     """A row a claim, with these of the columns. `link`: what stands for its statement."""
     cells = [{**row.cells, **({"statement": link(row)} if link else {})} for row in some]
-    return Table(title="", columns=[Column(title=name) for name in names], rows=[[one[name] or None for name in names] for one in cells])
+    return Table(
+        title="",
+        columns=[Column(title=name) for name in names],
+        rows=[[one[name] or None for name in names] for one in cells],
+    )
 
 
 def render(results: Json, study: Study) -> str:
@@ -81,16 +100,27 @@ def tables(results: Json) -> Iterator[Table]:
     columns = [Column(title=title, show=show) for title, show in shown.items()]
     yield Table(title="arms", columns=columns, rows=list(map(_arm, results["arms"])))
     if trials := results["trials"]:
-        columns = [Column(title="tuned arm"), Column(title="trial"), Column(title="val loss", show=loss), Column(title="picked")]
-        cells = [[t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials]
+        columns = [
+            Column(title="tuned arm"),
+            Column(title="trial"),
+            Column(title="val loss", show=loss),
+            Column(title="picked"),
+        ]
+        cells = [
+            [t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials
+        ]
         title = f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use"
         yield Table(title=title, columns=columns, rows=cells)
 
 
 def _arm(arm: Json) -> list[Any]:
-    ended = loss(arm["val_loss"] and arm["val_loss"]["mean"]) + (f", {n} diverged" if (n := len(arm["diverged"])) else "")
+    ended = loss(arm["val_loss"] and arm["val_loss"]["mean"]) + (
+        f", {n} diverged" if (n := len(arm["diverged"])) else ""
+    )
     pace, bench = arm["pace"] or {}, arm["bench"] or {}
-    speeds = [[speed for speed in timed.get("tokens_per_s", ()) if speed is not None] for timed in (pace, bench)]
+    speeds = [
+        [speed for speed in timed.get("tokens_per_s", ()) if speed is not None] for timed in (pace, bench)
+    ]
     known = [arm[key] for key in ("arm", "params", "flops_per_token", "kernel", "tokens")]
     medians = [median_high(some) if some else None for some in speeds]
     overrides = " ".join([*arm["words"], *arm["tuned"]])
@@ -101,7 +131,7 @@ def _limitations(results: Json) -> list[str]:
     return [f"what this scale cannot show: {results['limitations']}"] if results["limitations"] else []
 
 
-# --- what a study leaves in its folder -------------------------------------------------------------------------------------------------
+# --- what a study leaves in its folder ----------------------------------------------------------------------
 
 
 def write(study: Study, folder: Path, results: Json) -> list[Path]:
@@ -148,12 +178,23 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
     shown = rows(every, {study.name: study})
     for one in every:
         some = [row for row in shown if row.one is one]
-        words = counted(some) if len(some) > HEADLINE else ", ".join(f"{row.claim['id']} {row.word}" for row in some)
+        words = (
+            counted(some)
+            if len(some) > HEADLINE
+            else ", ".join(f"{row.claim['id']} {row.word}" for row in some)
+        )
         heads.append(f"{words} ({one['scale']}, {one['hardware']['name']})")
         sections += _section(one, some)
-    lines = [f"# {study.name}: {'; '.join(heads) or 'not run yet'}", "", f"**Question.** {study.question}", ""]
+    lines = [
+        f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
+        "",
+        f"**Question.** {study.question}",
+        "",
+    ]
     lines += [f"**Method.** {study.method.strip()}", ""] if study.method else []
-    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].lstrip("\n") or NOTHING_YET
+    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].lstrip(
+        "\n"
+    ) or NOTHING_YET
     return "\n".join([tame("\n".join([*lines, *sections])), LEARNT, "", lessons.rstrip("\n"), ""])
 
 
@@ -162,7 +203,8 @@ def _section(results: Json, some: Sequence[Row]) -> list[str]:
     hardware = results["hardware"]
     arms, *trials = tables(results)
     lines = [
-        f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch {hardware['torch']}, {results['date']}",
+        f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch "
+        f"{hardware['torch']}, {results['date']}",
         "",
         f"```sh\n{one_line(results['command'])}\n```",
         "",
@@ -203,9 +245,14 @@ def board(folder: Path) -> dict[Path, str]:
     path = folder / NOT_BUILT
     shown, missing = in_order(rows(every, studies)), parse_yaml(read_text(path)) if path.exists() else []
     title = f"{len(shown)} claims: {counted(shown)}; {len(missing)} not built"
-    written = {folder / "README.md": tame(markdown(title, shown, missing)), folder / "board.html": html(title, shown)}
+    written = {
+        folder / "README.md": tame(markdown(title, shown, missing)),
+        folder / "board.html": html(title, shown),
+    }
     written |= {
-        folder / name / "README.md": readme(study, folder / name, results[name]) for name, study in studies.items() if results[name]
+        folder / name / "README.md": readme(study, folder / name, results[name])
+        for name, study in studies.items()
+        if results[name]
     }
     return written
 
@@ -213,7 +260,11 @@ def board(folder: Path) -> dict[Path, str]:
 def in_order(some: Iterable[Row]) -> list[Row]:
     """A2 before A10, and what begins alike as it was."""
     return sorted(
-        some, key=lambda row: [int(word) if word.isdigit() else word for word in re.split(r"(\d+)", row.claim["id"].partition(".")[0])]
+        some,
+        key=lambda row: [
+            int(word) if word.isdigit() else word
+            for word in re.split(r"(\d+)", row.claim["id"].partition(".")[0])
+        ],
     )
 
 
@@ -228,19 +279,38 @@ def errors(every: Sequence[Row]) -> str:
     """How many false verdicts are to be expected."""
     noisy = sum(not is_exact(row.claim) for row in every)
     return (
-        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to {ERROR * noisy:.1f} false verdicts are to be expected "
-        "among them: reached if every true value lay at the edge of what is stated and the noise were as skewed as the rule allows for."
+        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
+        f"{ERROR * noisy:.1f} false verdicts are to be expected "
+        "among them: reached if every true value lay at the edge of what is stated and the "
+        "noise were as skewed as the rule allows for."
     )
 
 
 def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, str]]) -> str:
-    lines = [f"# {title}", "", *textwrap.wrap(INTRO, width=138), "", *textwrap.wrap(errors(every), width=138), ""]
+    lines = [
+        f"# {title}",
+        "",
+        *textwrap.wrap(INTRO, width=138),
+        "",
+        *textwrap.wrap(errors(every), width=138),
+        "",
+    ]
     for about in (THERE, STAND_IN, PROJECT):
         if some := [row for row in every if row.about == about]:
             lines += [f"## {len(some)} {about}", "", *claims(some, HEAD, link=_link).markdown(), ""]
-    columns = {"id": "claim", "statement": "statement", "expected": "expected", "bound": "arithmetic allows", "why": "why"}
+    columns = {
+        "id": "claim",
+        "statement": "statement",
+        "expected": "expected",
+        "bound": "arithmetic allows",
+        "why": "why",
+    }
     cells = [[one.get(key) for key in columns] for one in missing]
-    table = Table(title="Not built, or nothing to measure", columns=[Column(title=name) for name in columns.values()], rows=cells)
+    table = Table(
+        title="Not built, or nothing to measure",
+        columns=[Column(title=name) for name in columns.values()],
+        rows=cells,
+    )
     return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
 
 
@@ -248,13 +318,16 @@ def _link(row: Row) -> str:
     return f"[{row.claim['statement']}]({quote(str(row.one['study']), errors='replace')}/README.md)"
 
 
-# --- the page --------------------------------------------------------------------------------------------------------------------------
+# --- the page -----------------------------------------------------------------------------------------------
 
 
 def html(title: str, every: Sequence[Row]) -> str:
     """It has no script: CSS hides what the filter leaves out."""
     words = Counter(row.word for row in every)
-    hidden = [f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}' for word in words]
+    hidden = [
+        f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}'
+        for word in words
+    ]
     return page.render(
         "board",
         kind="nocap leaderboard",
@@ -287,7 +360,11 @@ def _unit(row: Row) -> str:
     if scale is Scale.difference:
         return f"{of.title}: {of.gain}, {of.unit}; right is better"
     fast = of.gain.startswith("faster") or of.gain == "less time"
-    return "times as fast as the baseline; right is faster" if fast else "the baseline's use over the arm's; right is less"
+    return (
+        "times as fast as the baseline; right is faster"
+        if fast
+        else "the baseline's use over the arm's; right is less"
+    )
 
 
 def _plot(title: str, some: Sequence[Row]) -> Markup:
@@ -301,7 +378,8 @@ def _line(row: Row) -> forest.Line:
     claim, cells = row.claim, row.cells
     return forest.Line(
         label=f"{claim['arm']}, {METRICS[claim['metric']].title}",
-        title=f"{claim['statement']}: {row.verdict}. Measured: {cells['measured']}. Expected: {expected(claim)}.",
+        title=f"{claim['statement']}: {row.verdict}. Measured: {cells['measured']}. Expected: "
+        f"{expected(claim)}.",
         look=row.word,
         **claim["measured"],
         stated=claim["expected"],

@@ -16,7 +16,8 @@ from nocap.config.trainer import Trainer
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
 
-SAME = keys_that_count("losses")  # what two arms must share for their losses to mean the same, beside their data
+# what two arms must share for their losses to mean the same, beside their data
+SAME = keys_that_count("losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class StudyPlan:
     scale: str
     folder: Path  # of its sessions; its runs are in `runs` beside all others
     train: dict[str, Composed] = field(default_factory=dict)  # before tuning
-    bench: dict[str, Composed] = field(default_factory=dict)  # with the baselines whose profile bounds a claim
+    # with the baselines whose profile bounds a claim
+    bench: dict[str, Composed] = field(default_factory=dict)
     typed: frozenset[str] = frozenset()  # keys of the machine that an override chooses
 
     @property
@@ -40,7 +42,8 @@ class StudyPlan:
         return next(iter({**self.bench, **self.train}.values())).run.trainer
 
     def content(self, arm: Composed, what: str) -> dict[str, Any]:
-        """The keys of an arm that count, without its seed, and without those of the machine that no override chooses."""
+        """The keys of an arm that count, without its seed, and without those of the machine that no override
+        chooses."""
         config = arm.run.that_count(what, to_plain(arm.run))
         config.pop("seed", None)
         for name in OF_THE_MACHINE:
@@ -64,10 +67,17 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     check_fair({**train, **trials})
     for arm in study.needing(lambda metric: metric.made_by == "decoding") if at.decode is not None else ():
         T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
-        require(text <= T, f"scales.{scale}.decode", f"be a text that arm {arm} has positions for: model.seq_len={T}", text)
+        require(
+            text <= T,
+            f"scales.{scale}.decode",
+            f"be a text that arm {arm} has positions for: model.seq_len={T}",
+            text,
+        )
     words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
     words += [word for listed in study.tune.trials.values() for trial in listed for word in trial]
-    typed = frozenset(composing.parsed(word).key_or_group.removeprefix("trainer.") for word in words).intersection(OF_THE_MACHINE)
+    typed = frozenset(
+        composing.parsed(word).key_or_group.removeprefix("trainer.") for word in words
+    ).intersection(OF_THE_MACHINE)
     folder = Path(output_dir) / "studies" / study.name / scale
     plan = StudyPlan(study=study, scale=scale, folder=folder, train=train, bench=bench, typed=typed)
     for arm in study.racing:
@@ -75,7 +85,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     return plan
 
 
-# --- arms ----------------------------------------------------------------------------------------------------------------------------
+# --- arms ---------------------------------------------------------------------------------------------------
 
 
 def with_seed(arm: Composed, seed: int) -> Composed:
@@ -83,7 +93,8 @@ def with_seed(arm: Composed, seed: int) -> Composed:
 
 
 def more(arm: Composed, *overrides: str) -> Composed:
-    """The arm with further overrides. A shorter run of it is no reason for another precision or compilation."""
+    """The arm with further overrides. A shorter run of it is no reason for another precision or
+    compilation."""
     return as_in(arm, [*arm.overrides, *overrides]) if overrides else arm
 
 
@@ -91,7 +102,9 @@ def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> l
     return [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
 
 
-def compose_arms(study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]) -> dict[str, Composed]:
+def compose_arms(
+    study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]
+) -> dict[str, Composed]:
     """Arm → its composition, the baseline first, whose precision and compilation the others have.
 
     Errors:
@@ -115,7 +128,9 @@ def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Comp
         ValueError: a trial that does not compose.
     """
     trials = {arm: trials for arm, trials in study.tune.trials.items() if arm in arms}
-    listed = [(arm, trial_of(arm, i), words) for arm, trials_ in trials.items() for i, words in enumerate(trials_)]
+    listed = [
+        (arm, trial_of(arm, i), words) for arm, trials_ in trials.items() for i, words in enumerate(trials_)
+    ]
     return {name: _named(name, arms[arm], [*arms[arm].overrides, *words]) for arm, name, words in listed}
 
 
@@ -150,6 +165,14 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
     steps, warmup, shares = arm.run.trainer.steps, arm.run.schedule.warmup_steps, plan.at.lengths
     counts = [max(1, round(share * steps)) for share in shares]
     ok = len({*counts, steps}) == len(counts) + 1
-    require(ok, f"scales.{plan.scale}.lengths", f"differ from each other and the whole in steps, of {steps}", shares)
+    require(
+        ok,
+        f"scales.{plan.scale}.lengths",
+        f"differ from each other and the whole in steps, of {steps}",
+        shares,
+    )
     words = [[f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"] for n in counts]
-    return [_named(f"at {n} of {steps} steps", arm, [*arm.overrides, *more]) for n, more in zip(counts, words, strict=True)]
+    return [
+        _named(f"at {n} of {steps} steps", arm, [*arm.overrides, *more])
+        for n, more in zip(counts, words, strict=True)
+    ]

@@ -1,4 +1,5 @@
-"""What a grid or a study would run and cost, from a step of each arm that is measured here: before anything is trained."""
+"""What a grid or a study would run and cost, from a step of each arm that is measured here: before anything
+is trained."""
 
 from __future__ import annotations
 
@@ -44,9 +45,17 @@ def of_grid(grid: Grid) -> str:
     rows = []
     for arm, cells in arms.items():
         step_ms = timed.get(arm, {}).get("step_ms")
-        step, disk = NONE if step_ms is None else f"{three_digits(step_ms)} ms", size(kept[arm]) if arm in kept else NONE
-        rows.append([arm, str(len(cells)), str(len(cells) - len(todo[arm])), step, duration(run_s.get(arm)), disk])
-    n, all_s = sum(map(len, todo.values())), sum(len(todo[arm]) * (seconds or 0.0) for arm, seconds in run_s.items())
+        step, disk = (
+            NONE if step_ms is None else f"{three_digits(step_ms)} ms",
+            size(kept[arm]) if arm in kept else NONE,
+        )
+        rows.append(
+            [arm, str(len(cells)), str(len(cells) - len(todo[arm])), step, duration(run_s.get(arm)), disk]
+        )
+    n, all_s = (
+        sum(map(len, todo.values())),
+        sum(len(todo[arm]) * (seconds or 0.0) for arm, seconds in run_s.items()),
+    )
     table = aligned(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows)
     lines = [f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train", table]
     if n:
@@ -54,7 +63,8 @@ def of_grid(grid: Grid) -> str:
         untimed = [arm for arm, seconds in run_s.items() if seconds is None]
         lines += [
             f"together {duration(all_s)}, one cell after the other",
-            f"checkpoints {size(sum(kept.values()))} at most, free {size(free)}{': not enough' if sum(kept.values()) > free else ''}",
+            f"checkpoints {size(sum(kept.values()))} at most, free "
+            f"{size(free)}{': not enough' if sum(kept.values()) > free else ''}",
             *([f"not in it, for its step could not be timed: {', '.join(untimed)}"] if untimed else []),
             "measured: a step of each arm on this machine; nothing was trained",
         ]
@@ -62,8 +72,12 @@ def of_grid(grid: Grid) -> str:
 
 
 def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
-    arms = {arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()}
-    rows: dict[str, dict[str, Any]] = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder)["measured"]["arms"]
+    arms = {
+        arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()
+    }
+    rows: dict[str, dict[str, Any]] = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder)[
+        "measured"
+    ]["arms"]
     return rows
 
 
@@ -76,7 +90,11 @@ def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
 def _checkpoints(cell: Cell, timed: dict[str, Any]) -> float:
     """Bytes of weights and the optimizer's state, as often as they are kept."""
     mib, t = timed.get("memory_mib") or {}, cell.plan.run.trainer
-    return sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"] * (t.keep_checkpoints + len(t.keep_steps))
+    return (
+        sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer"))
+        * BYTES["M"]
+        * (t.keep_checkpoints + len(t.keep_steps))
+    )
 
 
 def render(plan: StudyPlan) -> str:
@@ -87,20 +105,40 @@ def render(plan: StudyPlan) -> str:
     """
     part = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
     study, trials = part.study, compose_trials(plan.study, plan.train)
-    short = {f"{arm} at {one.run.trainer.steps} steps": one for arm in study.racing for one in shorter(plan, plan.train[arm])}
-    seeds = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()} | {seed: [*trials] for seed in study.tune.seeds}
+    short = {
+        f"{arm} at {one.run.trainer.steps} steps": one
+        for arm in study.racing
+        for one in shorter(plan, plan.train[arm])
+    }
+    seeds = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()} | {
+        seed: [*trials] for seed in study.tune.seeds
+    }
     runs = trainings({**trials, **plan.train, **short}, seeds)
     asked, numbers = sessions(part, plan.train), range(1, plan.at.sessions + 1)
     done = [str(sum(one.path(plan.folder, n).exists() for n in numbers)) for one in asked]
     rows = [[one.name, ", ".join(one.arms), str(len(numbers)), n] for one, n in zip(asked, done, strict=True)]
-    noise = sigma({(run.arm, run.seed): record for run in runs if run.arm in plan.train and (record := run.record()) is not None})
+    noise = sigma(
+        {
+            (run.arm, run.seed): record
+            for run in runs
+            if run.arm in plan.train and (record := run.record()) is not None
+        }
+    )
     last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
     return "\n".join(
         [
             f"{study.name}, scale {plan.scale}: {study.question}",
             *([of_grid(grid_of(runs, study.name)), ""] if runs else []),
-            *([aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"] if rows else []),
-            *([f"{first} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"] if last > 1 else []),
+            *(
+                [aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"]
+                if rows
+                else []
+            ),
+            *(
+                [f"{first} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"]
+                if last > 1
+                else []
+            ),
             f"\nsigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}",
             *(_power(claim, plan, noise) for claim in plan.study.claims),
         ]
@@ -109,8 +147,12 @@ def render(plan: StudyPlan) -> str:
 
 def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
     """What a claim expects, and what it can see of a loss with all its seeds."""
-    line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected({**asdict(claim), 'scale': claim.scale.value})}"
-    line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""  # sessions are in the table
+    line = (
+        f"{claim.id}: {claim.metric} of {claim.arm}, expected "
+        f"{expected({**asdict(claim), 'scale': claim.scale.value})}"
+    )
+    # sessions are in the table
+    line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
         visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"

@@ -1,12 +1,15 @@
-"""What a study answers to the proposals of a program: arms that come one by one, each against the baseline, within one error budget.
+"""What a study answers to the proposals of a program: arms that come one by one, each against the baseline,
+within one error budget.
 
-A proposal has four fresh batches of four pairs, and stops at the first that shows no gain (`nocap.judge.interval.batches_above`). It is
-what it trains, not what it is called: the same resolved config gets the same answer and spends nothing. The first result of a run counts:
-training it again, or deleting it, changes nothing.
+A proposal has four fresh batches of four pairs, and stops at the first that shows no gain
+(`nocap.judge.interval.batches_above`). It is what it trains, not what it is called: the same resolved config
+gets the same answer and spends nothing. The first result of a run counts: training it again, or deleting it,
+changes nothing.
 
-It is either overrides of nocap's own trainer, with the baseline's tokens, or anybody's training command, beside the command that the study
-names. Without `propose.ref` both commands run where one stands, and differ in their words. With it the baseline is this version of the
-repository, and a proposal is its working tree as it is when it is proposed: each in a worktree of its own.
+It is either overrides of nocap's own trainer, with the baseline's tokens, or anybody's training command,
+beside the command that the study names. Without `propose.ref` both commands run where one stands, and differ
+in their words. With it the baseline is this version of the repository, and a proposal is its working tree as
+it is when it is proposed: each in a worktree of its own.
 """
 
 from __future__ import annotations
@@ -40,12 +43,16 @@ from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, FILE, Propose, Study
 from nocap.study.tasks import loss_of, train, trainings
 
-FIXED = "be what its proposals began with (files too, unless propose.ref is given); another baseline, gain or limit is another study"
+FIXED = (
+    "be what its proposals began with (files too, unless propose.ref is given); another "
+    "baseline, gain or limit is another study"
+)
 MOST = 200  # proposals of one study: for so many the error budget was simulated
 ACCEPTED, NOT_SHOWN = "accepted", "not shown"
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
 BASELINE, PROPOSAL = "baseline", "proposal"
-Losses = Mapping[int, tuple[float, float]]  # seed → the proposal's and the baseline's; infinite where a run diverged
+# seed → the proposal's and the baseline's; infinite where a run diverged
+Losses = Mapping[int, tuple[float, float]]
 
 
 class Campaign:
@@ -59,8 +66,11 @@ class Campaign:
         for line in lines:
             self._know(line)
 
-    def propose(self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str) -> Line:
-        """The answer, as its line in the log. `arm` is the digest of what is trained, `against` of what the baseline trains.
+    def propose(
+        self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str
+    ) -> Line:
+        """The answer, as its line in the log. `arm` is the digest of what is trained, `against` of what the
+        baseline trains.
 
         Errors:
             ValueError: one proposal too many.
@@ -70,19 +80,40 @@ class Campaign:
             return self.answers[arm]
         if arm not in self.proposals:
             number = len(self.proposals) + 1
-            require(number <= MOST, "--propose", f"be one of {MOST} at most: more wear the error budget out", f"proposal {number}")
+            require(
+                number <= MOST,
+                "--propose",
+                f"be one of {MOST} at most: more wear the error budget out",
+                f"proposal {number}",
+            )
             self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
         gains: list[float] = []
         for seeds in self.rules.batches:
             missing = [seed for seed in seeds if (arm, seed) not in self._gains]
             for seed, (mine, theirs) in (measure(missing) if missing else {}).items():
                 base = self._baseline.get((against, seed), _plain(theirs))
-                self._add({"event": "pair", "arm": arm, "against": against, "seed": seed, "loss": _plain(mine), "baseline": base})
+                self._add(
+                    {
+                        "event": "pair",
+                        "arm": arm,
+                        "against": against,
+                        "seed": seed,
+                        "loss": _plain(mine),
+                        "baseline": base,
+                    }
+                )
             gains += [self._gains[arm, seed] for seed in seeds]
             if not batches_above(gains, self.rules.gain):
                 break
-        word = ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
-        said = {"word": word, "pairs": len(gains), "gain": _plain(fmean(gains)), "diverged": -math.inf in gains}
+        word = (
+            ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
+        )
+        said = {
+            "word": word,
+            "pairs": len(gains),
+            "gain": _plain(fmean(gains)),
+            "diverged": -math.inf in gains,
+        }
         return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **said})
 
     def _add(self, line: Line) -> Line:
@@ -91,8 +122,8 @@ class Campaign:
         return line
 
     def _know(self, line: Line) -> None:
-        """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged, nan where only the baseline
-        did."""
+        """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged,
+        nan where only the baseline did."""
         if line["event"] == "pair":
             loss, base = line["loss"], line["baseline"]
             gain = -math.inf if loss is None else math.nan if base is None else base - loss
@@ -118,8 +149,8 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a study. `against`: the digest of what the baseline trains. `fixed`: what the first proposal fixes. `common`: what
-    each line of the log has."""
+    """What is asked of a study. `against`: the digest of what the baseline trains. `fixed`: what the first
+    proposal fixes. `common`: what each line of the log has."""
 
     proposals: Sequence[Proposal]
     against: str
@@ -136,7 +167,9 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
     """
     path, fixed = folder / LOG, digest(asked.fixed)
     known = read(path)
-    require(not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken)
+    require(
+        not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken
+    )
     require(all(line["rules"] == fixed for line in known.of("rules")), str(folder), FIXED, "another one")
     campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, [line], asked.common))
     if asked.proposals:
@@ -150,27 +183,42 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
 
 
 def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
-    return {"overrides": list(overrides), **{name: line[name] for name in ("number", "word", "pairs", "gain", "diverged")}}
+    return {
+        "overrides": list(overrides),
+        **{name: line[name] for name in ("number", "word", "pairs", "gain", "diverged")},
+    }
 
 
 # --- proposals as overrides ------------
 
 
-def of_overrides(study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None) -> Asked:
+def of_overrides(
+    study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None
+) -> Asked:
     """All are checked before the first one is trained.
 
     Errors:
-        ValueError: a proposal that does not compose, sets what the study sets, is no fair comparison, or has too many FLOPs a token.
+        ValueError: a proposal that does not compose, sets what the study sets, is no fair comparison, or has
+            too many FLOPs a token.
     """
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
     at = study.scales[scale]
-    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[study.baseline]
-    sides = [(words, _composed(rules, baseline, words)) for words in (arms.split(text, "--propose") for text in texts)]
+    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[
+        study.baseline
+    ]
+    sides = [
+        (words, _composed(rules, baseline, words))
+        for words in (arms.split(text, "--propose") for text in texts)
+    ]
     trainer = baseline.run.trainer
     return Asked(
         proposals=[
-            Proposal(words=words, arm=_arm(side), measure=partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline}))
+            Proposal(
+                words=words,
+                arm=_arm(side),
+                measure=partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline}),
+            )
             for words, side in sides
         ],
         against=_arm(baseline),
@@ -183,8 +231,11 @@ def of_overrides(study: Study, rules: Propose, scale: str, texts: Sequence[str],
 
 
 def _arm(side: Composed) -> str:
-    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no part of it."""
-    return digest({"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)})
+    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no
+    part of it."""
+    return digest(
+        {"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)}
+    )
 
 
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
@@ -195,13 +246,26 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
     proposal = as_in(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
     mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
-    require(mine == theirs, "trainer.steps × trainer.batch_tokens", f"be the baseline's {theirs:,} tokens", f"{mine:,}")
+    require(
+        mine == theirs,
+        "trainer.steps × trainer.batch_tokens",
+        f"be the baseline's {theirs:,} tokens",
+        f"{mine:,}",
+    )
     if rules.flops is not None:
         from nocap.model.flops import component_flops  # torch
 
-        flops = [sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values()) for side in (proposal, baseline)]
+        flops = [
+            sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values())
+            for side in (proposal, baseline)
+        ]
         ratio = flops[0] / flops[1]
-        require(ratio <= rules.flops, "FLOPs of a token", f"be at most {rules.flops:g} of the baseline's (propose.flops)", f"{ratio:.3f}")
+        require(
+            ratio <= rules.flops,
+            "FLOPs of a token",
+            f"be at most {rules.flops:g} of the baseline's (propose.flops)",
+            f"{ratio:.3f}",
+        )
     return proposal
 
 
@@ -218,23 +282,38 @@ def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) ->
 # --- proposals as commands ------------
 
 
-def of_commands(study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack) -> Asked:
+def of_commands(
+    study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack
+) -> Asked:
     """All are checked before the first one runs. Worktrees go with `undo`.
 
     Errors:
-        ValueError: a command that is not there or takes no seed, a ref that is none, files that are locked and differ.
+        ValueError: a command that is not there or takes no seed, a ref that is none, files that are locked
+            and differ.
     """
     reading = Reading(what=rules.metric, better=rules.better, file=rules.file)
     reading.check("propose.metric")
-    how = {"timeout_s": duration_s(rules.timeout, "propose.timeout"), "keep": [rules.file] if rules.file else []}
+    how = {
+        "timeout_s": duration_s(rules.timeout, "propose.timeout"),
+        "keep": [rules.file] if rules.file else [],
+    }
     for text in (rules.command, *texts):
         rule = "have {seed}, unless the study has propose.reads_seed: true"
-        require(rules.reads_seed or "{seed}" in text, "a proposal" if text in texts else "propose.command", rule, text)
+        require(
+            rules.reads_seed or "{seed}" in text,
+            "a proposal" if text in texts else "propose.command",
+            rule,
+            text,
+        )
     words = [arms.split(text, "--propose") for text in dict.fromkeys(texts)]
-    (baseline, *sides), begin = _sides(study, rules, [arms.split(rules.command, "propose.command"), *words], output_dir, undo)
+    (baseline, *sides), begin = _sides(
+        study, rules, [arms.split(rules.command, "propose.command"), *words], output_dir, undo
+    )
     measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
     return Asked(
-        proposals=[Proposal(words=side.words, arm=side.content, measure=partial(measure, side)) for side in sides],
+        proposals=[
+            Proposal(words=side.words, arm=side.content, measure=partial(measure, side)) for side in sides
+        ],
         against=baseline.content,
         fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],
         common={"machine": hardware.describe(Device.cpu, 0)["fingerprint"], "scale": ""},
@@ -244,8 +323,13 @@ def of_commands(study: Study, rules: Propose, texts: Sequence[str], *, output_di
 def _sides(
     study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
 ) -> tuple[list[Command], arms.Begin]:
-    """The baseline and the proposals, and what runs one. What the study writes is no part of a working tree."""
-    apart = [output_dir, *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME)), *([Path(rules.file)] if rules.file else [])]
+    """The baseline and the proposals, and what runs one. What the study writes is no part of a working
+    tree."""
+    apart = [
+        output_dir,
+        *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME)),
+        *([Path(rules.file)] if rules.file else []),
+    ]
     if not rules.ref:
         require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
@@ -262,7 +346,12 @@ def _sides(
 
 
 def _run(
-    reading: Reading, runs: Path, begin: Callable[[Command, int, Path], None], baseline: Command, proposal: Command, seeds: Sequence[int]
+    reading: Reading,
+    runs: Path,
+    begin: Callable[[Command, int, Path], None],
+    baseline: Command,
+    proposal: Command,
+    seeds: Sequence[int],
 ) -> Losses:
     """What is missing is run, in turns. Of a metric of which more is better the loss is its negative.
 
@@ -279,10 +368,19 @@ def _run(
                 try:
                     begin(side, seed, place)
                 except KeyboardInterrupt as stop:
-                    raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
+                    raise StoppedError(
+                        "paused; runs that ended are kept, and the same command goes on"
+                    ) from stop
             value = reading.value(place, finite=False)
-            losses[side.content, seed] = math.inf if not math.isfinite(value) else -value if reading.better is Better.higher else value
+            losses[side.content, seed] = (
+                math.inf if not math.isfinite(value) else -value if reading.better is Better.higher else value
+            )
     for side in (baseline, proposal):
         known = [loss for seed in seeds if math.isfinite(loss := losses[side.content, seed])]
-        require(not alike(known), side.name, "use its seed: losses of other seeds are equal to rounding", f"{known[:1]}")
+        require(
+            not alike(known),
+            side.name,
+            "use its seed: losses of other seeds are equal to rounding",
+            f"{known[:1]}",
+        )
     return {seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds}

@@ -20,7 +20,8 @@ from nocap.study.spec import engine_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """A claim's hash is of its composed arms, metric, ends, margins and the rule that lists its seeds. No name is in it."""
+    """A claim's hash is of its composed arms, metric, ends, margins and the rule that lists its seeds. No
+    name is in it."""
 
     hash: str
     subject: str  # of the arms and the metric alone
@@ -43,7 +44,9 @@ def _registration(plan: StudyPlan, claim: Claim) -> Registration:
     metrics = {metric.name for metric in claim.metrics}
     decides = {
         "ends": [claim.expected, claim.two_sided],
-        "guards": sorted([guard.metric, guard.scale.value, guard.margin(plan.scale)] for guard in claim.guards),
+        "guards": sorted(
+            [guard.metric, guard.scale.value, guard.margin(plan.scale)] for guard in claim.guards
+        ),
         "noise": {name: noise.json() for name, noise in at.noise.items() if name in metrics},
         "seeds": _rule(study.seeds),
     }
@@ -80,7 +83,7 @@ def content_of(plan: StudyPlan, arm: Composed, place: str) -> str:
     return digest(_plain(plan.content(arm, "identity" if place == "train" else "step")))
 
 
-# --- what stands ---------------------------------------------------------------------------------------------------------------------
+# --- what stands --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,13 +96,20 @@ class Provenance:
     notes: list[str]  # short ones, for people
 
 
-def provenance(plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[Log], *, machine: str) -> Provenance:
+def provenance(
+    plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[Log], *, machine: str
+) -> Provenance:
     """`logs`: the study's own, then those of the studies beside it."""
     own, mine, known, others = logs[0], _registration(plan, claim), list[str](), set[str]()
-    kept = {i for i, line in enumerate(own.lines) if line["event"] == "registration" and line["hash"] == mine.hash}
+    kept = {
+        i for i, line in enumerate(own.lines) if line["event"] == "registration" and line["hash"] == mine.hash
+    }
     first = own.lines[min(kept)] if kept else None
     at = first["at"] if first else None
-    contents = {place: {content_of(plan, arm, place) for arm in evidence.arms.get(place, {}).get(claim.arm, ())} for place in places(claim)}
+    contents = {
+        place: {content_of(plan, arm, place) for arm in evidence.arms.get(place, {}).get(claim.arm, ())}
+        for place in places(claim)
+    }
     for log in logs:
         for line, after in zip(log.lines, log.after, strict=True):
             # A line of its own log knew of the registration by the chain, one of another study's by its date.
@@ -107,20 +117,41 @@ def provenance(plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence
                 continue
             # What is timed is timed anew in each study; what another study trained is the same run.
             if _is_of(line, claim, contents) and (log is own or line["event"] == "run"):
-                known.append(name_of({**line, "arm": claim.arm}))  # by the name that it has now, as evidence has it
-            elif line["event"] == "registration" and line["subject"] == mine.subject and line["hash"] != mine.hash:
-                together = first is not None and (line["at"], line["machine"]) == (first["at"], first["machine"])  # knowing nothing
+                # by the name that it has now, as evidence has it
+                known.append(name_of({**line, "arm": claim.arm}))
+            elif (
+                line["event"] == "registration"
+                and line["subject"] == mine.subject
+                and line["hash"] != mine.hash
+            ):
+                # knowing nothing
+                together = first is not None and (line["at"], line["machine"]) == (
+                    first["at"],
+                    first["machine"],
+                )
                 others |= set() if together else {line["hash"]}
     older = [(name, arm) for name, arm, started in evidence.used(claim, plan.study) if _before(started, at)]
     known += [name for name, arm in older if arm == claim.arm]
     reasons = [] if at else ["not registered"]
     if known:
-        reasons.append(f"{'registered after' if at else 'after'} {_counts(known)} ({shorten(sorted(set(known)), most=2)})")
-    reasons += [f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"] if others else []
-    reasons += [f"its log's line {number} does not follow: edited, or one is gone" for number in own.broken[:1]]
+        reasons.append(
+            f"{'registered after' if at else 'after'} {_counts(known)} "
+            f"({shorten(sorted(set(known)), most=2)})"
+        )
+    reasons += (
+        [f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"]
+        if others
+        else []
+    )
+    reasons += [
+        f"its log's line {number} does not follow: edited, or one is gone" for number in own.broken[:1]
+    ]
     baseline = sorted({name for name, arm in older if arm != claim.arm})
     notes = [f"older baseline: {shorten(baseline, most=2)}"] if baseline else []
-    notes += [*_again(claim, own.of("run", "session", machine=machine), contents), *_said(own.of("analysis", hash=mine.hash), machine)]
+    notes += [
+        *_again(claim, own.of("run", "session", machine=machine), contents),
+        *_said(own.of("analysis", hash=mine.hash), machine),
+    ]
     return Provenance(hash=mine.hash, at=at, exploratory="; ".join(reasons) or None, notes=notes)
 
 
@@ -129,7 +160,9 @@ def _again(claim: Claim, lines: Sequence[Line], contents: Mapping[str, set[str]]
     outcomes: dict[str, set[str]] = {}
     for line in lines:
         if _is_of(line, claim, contents):
-            outcomes.setdefault(name_of({**line, "arm": claim.arm}), set()).add(str(line.get("val_loss", line.get("measured"))))
+            outcomes.setdefault(name_of({**line, "arm": claim.arm}), set()).add(
+                str(line.get("val_loss", line.get("measured")))
+            )
     again = [name for name, some in outcomes.items() if len(some) > 1]
     return [f"measured again, and otherwise: {shorten(again, most=2)}"] if again else []
 
@@ -150,7 +183,9 @@ def _is_of(line: Line, claim: Claim, contents: Mapping[str, set[str]]) -> bool:
     """Whether it is a result of the claim's arm and seeds, under whatever name."""
     if line["event"] == "run":
         return line["seed"] in claim.seeds and line["content"] in contents.get("train", ())
-    return line["event"] == "session" and bool({*line["contents"].values()} & contents.get(line["place"], set()))
+    return line["event"] == "session" and bool(
+        {*line["contents"].values()} & contents.get(line["place"], set())
+    )
 
 
 def name_of(line: Line) -> str:

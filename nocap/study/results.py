@@ -1,4 +1,5 @@
-"""A study's results at one scale on one machine, as one JSON object that the report and the leaderboard read."""
+"""A study's results at one scale on one machine, as one JSON object that the report and the leaderboard
+read."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results
         "baseline": study.baseline,
         "seeds": done.seeds,
         "claims": [_claim(claim, plan, done) for claim in study.claims],
-        "measurements": [{"claim": claim.id, **one.json()} for claim in study.claims for one in measurements(claim, study, done.evidence)],
+        "measurements": [
+            {"claim": claim.id, **one.json()}
+            for claim in study.claims
+            for one in measurements(claim, study, done.evidence)
+        ],
         "arms": [_arm(name, plan, done) for name in study.arms],
         "trials": done.trials,
     }
@@ -64,7 +69,7 @@ def shape(arm: Composed) -> Results:
     }
 
 
-# --- a claim -----------------------------------------------------------------------------------------------------------------------
+# --- a claim ------------------------------------------------------------------------------------------------
 
 
 def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
@@ -86,7 +91,13 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
         "bound": bound(claim, study, evidence),
         "bound_rule": claim.mechanism.rule.value,
         "bound_formula": claim.mechanism.formula,
-        **verdict_json(claim, judge(claim, study, plan.scale, evidence), plan.scale, plan.at.noise, damaged=evidence.damaged),
+        **verdict_json(
+            claim,
+            judge(claim, study, plan.scale, evidence),
+            plan.scale,
+            plan.at.noise,
+            damaged=evidence.damaged,
+        ),
         "hash": stands.hash,
         "registered": stands.at,
         "exploratory": stands.exploratory,
@@ -96,38 +107,64 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
 
 
 def verdict_json(
-    claim: Claim, verdict: Verdict, at: str, noise: Mapping[str, Declared], *, damaged: Collection[tuple[str, int]] = ()
+    claim: Claim,
+    verdict: Verdict,
+    at: str,
+    noise: Mapping[str, Declared],
+    *,
+    damaged: Collection[tuple[str, int]] = (),
 ) -> Results:
-    """A verdict's fields, with the interval that decided and each guard's. `noise`: what was declared of each metric; `damaged`: arms and
-    seeds of runs whose records were changed."""
+    """A verdict's fields, with the interval that decided and each guard's. `noise`: what was declared of each
+    metric; `damaged`: arms and seeds of runs whose records were changed."""
     return {
         "word": verdict.word.value,
         "reason": verdict.reason.value if verdict.reason else None,
         "failed": verdict.failed,
         **_gain(verdict.primary, noise),
         "guards": [
-            {"metric": guard.metric, "scale": guard.scale.value, "margin": guard.margin(at), **_gain(gain, noise)}
+            {
+                "metric": guard.metric,
+                "scale": guard.scale.value,
+                "margin": guard.margin(at),
+                **_gain(gain, noise),
+            }
             for guard, gain in zip(claim.guards, verdict.guards, strict=True)
         ],
         "beyond_bound": verdict.beyond_bound,
-        "missing": [{**asdict(one), "damaged": (one.arm, one.repeat) in damaged and one.per == Per.seed.value} for one in verdict.missing],
+        "missing": [
+            {**asdict(one), "damaged": (one.arm, one.repeat) in damaged and one.per == Per.seed.value}
+            for one in verdict.missing
+        ],
         **verdict.endings,
         "more": verdict.more(),
     }
 
 
 def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
-    """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown. `noise`: where it was used."""
+    """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown.
+    `noise`: where it was used."""
     found = gain.interval() if gain.enough else None
     used = noise[gain.metric.name].json() if found and found.method.endswith("declared") else None
     shown = found.exp() if found and is_log(gain.metric, gain.scale) else found
-    ends = {"mid": shown.mid, "low": shown.low, "high": shown.high} if shown and math.isfinite(shown.mid) else None
-    return {"n": len(gain.least), "per": gain.per.value, "analysis": gain.analysis, "noise": used, "measured": ends}
+    ends = (
+        {"mid": shown.mid, "low": shown.low, "high": shown.high}
+        if shown and math.isfinite(shown.mid)
+        else None
+    )
+    return {
+        "n": len(gain.least),
+        "per": gain.per.value,
+        "analysis": gain.analysis,
+        "noise": used,
+        "measured": ends,
+    }
 
 
-def _where(claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]) -> dict[str, list[Results]]:
-    """The shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm, and of the one it is compared with
-    where that is another."""
+def _where(
+    claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]
+) -> dict[str, list[Results]]:
+    """The shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm, and of
+    the one it is compared with where that is another."""
     instruments, found = {metric.made_by for metric in claim.metrics}, dict[str, list[Results]]()
     bench = [shape(arms["bench"][name]) for name in sides if name in arms["bench"]]
     if "lengths" in instruments and bench:
@@ -138,14 +175,18 @@ def _where(claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, M
         found["timed"] = bench
     if "train" in instruments:
         found["trained"] = [shape(arms["train"][name]) for name in sides if name in arms["train"]]
-    return {place: [one for i, one in enumerate(shapes) if one not in shapes[:i]] for place, shapes in found.items()}
+    return {
+        place: [one for i, one in enumerate(shapes) if one not in shapes[:i]]
+        for place, shapes in found.items()
+    }
 
 
-# --- stored results ----------------------------------------------------------------------------------------------------------------
+# --- stored results -----------------------------------------------------------------------------------------
 
 
 def judged(results: Results, log: Log) -> Results:
-    """Stored results with the verdicts that follow from their measurements now, and the labels that the study's log has.
+    """Stored results with the verdicts that follow from their measurements now, and the labels that the
+    study's log has.
 
     Errors:
         ValueError: losses that the study's log has not.
@@ -157,10 +198,21 @@ def judged(results: Results, log: Log) -> Results:
     for claim in results["claims"]:
         rows = [_measurement(row) for row in results["measurements"] if row["claim"] == claim["id"]]
         for m in rows:
-            known = losses.get((m.arm, m.repeat), []) if m.metric.name == "val_loss" and m.value is not None else []
-            require(not known or m.value in known, f"claim {claim['id']}", f"have the losses of its study's log, {known}", m.value)
+            known = (
+                losses.get((m.arm, m.repeat), [])
+                if m.metric.name == "val_loss" and m.value is not None
+                else []
+            )
+            require(
+                not known or m.value in known,
+                f"claim {claim['id']}",
+                f"have the losses of its study's log, {known}",
+                m.value,
+            )
         said = log.of("analysis", hash=claim["hash"], machine=machine)
-        label = (said[-1]["exploratory"] or None) if said else claim["exploratory"] or "not in its study's log"
+        label = (
+            (said[-1]["exploratory"] or None) if said else claim["exploratory"] or "not in its study's log"
+        )
         verdict = _judged(claim, rows, results["baseline"])
         verdict |= {"missing": claim["missing"]} if claim["reason"] == "missing" else {}
         claims.append({**claim, **verdict, "exploratory": label})
@@ -169,33 +221,67 @@ def judged(results: Results, log: Log) -> Results:
 
 def _measurement(row: Mapping[str, Any]) -> Measurement:
     metric, ending, per = METRICS[row["metric"]], Ending(row["ending"]), Per(row["per"])
-    return Measurement(arm=row["arm"], repeat=row["repeat"], metric=metric, value=row["value"], ending=ending, per=per)
+    return Measurement(
+        arm=row["arm"], repeat=row["repeat"], metric=metric, value=row["value"], ending=ending, per=per
+    )
 
 
 def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: str) -> Results:
     """The verdict on a claim as it is stored."""
     effects = [claim, *claim["guards"]]
-    noise = {one["metric"]: Declared(**{**known, "df": known["df"] or math.inf}) for one in effects if (known := one["noise"])}
+    noise = {
+        one["metric"]: Declared(**{**known, "df": known["df"] or math.inf})
+        for one in effects
+        if (known := one["noise"])
+    }
     seeds = sorted({m.repeat for m in found if m.per is Per.seed})
     stated = Claim(
-        **{key: claim[key] for key in ("id", "statement", "source", "arm", "metric", "parts", "of", "expected", "two_sided", "target")},
+        **{
+            key: claim[key]
+            for key in (
+                "id",
+                "statement",
+                "source",
+                "arm",
+                "metric",
+                "parts",
+                "of",
+                "expected",
+                "two_sided",
+                "target",
+            )
+        },
         scale=Scale(claim["scale"]),
-        guards=[Guard(metric=one["metric"], scale=Scale(one["scale"]), margins={"": one["margin"]}) for one in claim["guards"]],
+        guards=[
+            Guard(metric=one["metric"], scale=Scale(one["scale"]), margins={"": one["margin"]})
+            for one in claim["guards"]
+        ],
         mechanism=Mechanism(bound=claim["bound"], formula=claim["bound_formula"]),
         seeds=seeds if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
     )
-    return verdict_json(stated, judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise), "", noise)
+    return verdict_json(
+        stated,
+        judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise),
+        "",
+        noise,
+    )
 
 
-# --- an arm: the fairness columns --------------------------------------------------------------------------------------------------
+# --- an arm: the fairness columns ---------------------------------------------------------------------------
 
 
 def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
     study, evidence = plan.study, done.evidence
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
-    ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]  # a diverged one has its last
-    timed = {place: [row for _, row in evidence.of_arm(place, name)] for place in ("pace", "bench", "curve", "decoding")}
-    known: Mapping[str, Any] = next((rows[0] for place, rows in timed.items() if rows and not (runs and place == "bench")), {})
+    # a diverged one has its last
+    ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]
+    timed = {
+        place: [row for _, row in evidence.of_arm(place, name)]
+        for place in ("pace", "bench", "curve", "decoding")
+    }
+    known: Mapping[str, Any] = next(
+        (rows[0] for place, rows in timed.items() if rows and not (runs and place == "bench")), {}
+    )
     trials = [trial for trial in done.trials if trial["arm"] == name]
     return {
         "arm": name,
@@ -203,7 +289,8 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
         "tuned": next((trial["words"] for trial in trials if trial["picked"]), []),
         "n_trials": len(trials),
         "params": known.get("params") or (dig(runs[0].summary, "params", "total") if runs else None),
-        "flops_per_token": known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),
+        "flops_per_token": known.get("flops_per_token")
+        or (runs[0].number("flops_per_token") if runs else None),
         "kernel": known.get("kernel"),
         "tokens": runs[0].number("tokens") if runs else None,
         "val_loss": {"mean": fmean(ends), "all": ends} if ends else None,
@@ -220,7 +307,8 @@ def _speed(rows: Sequence[Mapping[str, Any]]) -> Results | None:
 
 
 def sigma(runs: Mapping[tuple[str, int], Record]) -> float | None:
-    """One run's standard deviation of the final loss between seeds, pooled within arms, once there are enough."""
+    """One run's standard deviation of the final loss between seeds, pooled within arms, once there are
+    enough."""
     groups: dict[str, list[float]] = {}
     for (arm, _), run in runs.items():
         if run.val_loss is not None and run.status == "finished":

@@ -1,7 +1,8 @@
-"""One measurement of a study, in a process of its own: `python -m nocap.study.session RESULT`, which gets what is asked on stdin.
+"""One measurement of a study, in a process of its own: `python -m nocap.study.session RESULT`, which gets
+what is asked on stdin.
 
-A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are timed interleaved by
-`nocap.measure`, and profiled. Decoding takes turns, too.
+A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are
+timed interleaved by `nocap.measure`, and profiled. Decoding takes turns, too.
 """
 
 from __future__ import annotations
@@ -46,14 +47,23 @@ def main(path: Path) -> None:
     runs = {name: compose(overrides) for name, overrides in asked["arms"].items()}
     measured = KINDS[asked["kind"]](runs, **asked["how"])
     t = next(iter(runs.values())).trainer
-    write_json(path, {**asked, "ended": now(), "hardware": hardware.describe(t.device, t.threads), "measured": {"arms": measured}})
+    write_json(
+        path,
+        {
+            **asked,
+            "ended": now(),
+            "hardware": hardware.describe(t.device, t.threads),
+            "measured": {"arms": measured},
+        },
+    )
 
 
-# --- timed steps -------------------------------------------------------------------------------------------------------------------
+# --- timed steps --------------------------------------------------------------------------------------------
 
 
 def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
-    """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are timed once.
+    """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are
+    timed once.
 
     Errors:
         nocap.measure.bench.BaselineError: the baseline cannot be timed.
@@ -62,7 +72,17 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     twins = {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
     result = bench([TimedArm(name, runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
     timed = {arm["label"]: arm for arm in result["arms"]}
-    keys = ("status", "reason", "tokens_per_s", "step_ms", "flops_per_token", "params", "kernel", "memory_mib", "tokens_per_step")
+    keys = (
+        "status",
+        "reason",
+        "tokens_per_s",
+        "step_ms",
+        "flops_per_token",
+        "params",
+        "kernel",
+        "memory_mib",
+        "tokens_per_step",
+    )
     return {name: {key: timed[twins[name]][key] for key in keys} | counts(run) for name, run in runs.items()}
 
 
@@ -75,12 +95,15 @@ def counts(run: Run) -> dict[str, Any]:
     return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}
 
 
-# --- parts of a step ----------------------------------------------------------------------------------------------------------------
+# --- parts of a step ----------------------------------------------------------------------------------------
 
 
 def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
-    return {name: _parts(run, profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)) for name, run in runs.items()}
+    return {
+        name: _parts(run, profile(run, [], compose, repeats=repeats, trace=None, ceilings=False))
+        for name, run in runs.items()
+    }
 
 
 def _parts(run: Run, seen: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,22 +134,31 @@ def part_params(run: Run) -> dict[str, int]:
 
 
 def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
-    """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward. A window does not grow."""
+    """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward.
+    A window does not grow."""
     found: Seen = {}
     for name, run in runs.items():
         window = first_window(run)
         ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
         known = {"params": sum(part_params(run).values()), "kernel": kernel_name(run, run.trainer.precision)}
-        found[name] = {"T": list(T), "attention_ms": ms, "exponent": exponent(T, ms), "window": window, **known}
+        found[name] = {
+            "T": list(T),
+            "attention_ms": ms,
+            "exponent": exponent(T, ms),
+            "window": window,
+            **known,
+        }
     return found
 
 
-# --- decoding ----------------------------------------------------------------------------------------------------------------------
+# --- decoding -----------------------------------------------------------------------------------------------
 
 TEXTS = 3  # each engine writes so many in a session, in turns
 
 
-def decoding(runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int) -> Seen:
+def decoding(
+    runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int
+) -> Seen:
     """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
     prompt_1T = torch.randint(vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
@@ -136,12 +168,22 @@ def decoding(runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int
     def made(name: str) -> Engine:
         if engines[name] == "no cache":
             return Recompute(models[name])
-        return Cached(models[name], runs[name], batch=1, capacity=prompt + new, compiled=engines[name] == "cache, compiled")
+        return Cached(
+            models[name],
+            runs[name],
+            batch=1,
+            capacity=prompt + new,
+            compiled=engines[name] == "cache, compiled",
+        )
 
     def write(engine: Engine, text: int, n: int = new) -> tuple[list[int], list[float]]:
-        """A token and n more, and the seconds of each of these: `int` waits for the device, as a reader of the text would."""
+        """A token and n more, and the seconds of each of these: `int` waits for the device, as a reader of
+        the text would."""
         sampler = Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
-        pairs = [(int(token), time.perf_counter()) for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)]
+        pairs = [
+            (int(token), time.perf_counter())
+            for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)
+        ]
         return [token for token, _ in pairs], [end - begin for (_, begin), (_, end) in pairwise(pairs)]
 
     built = {name: made(name) for name in runs}
@@ -157,7 +199,9 @@ def decoding(runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int
     found: Seen = {}
     for name, engine in built.items():
         alike = [other for other in built if repr(runs[other]) == repr(runs[name])]
-        same = all([tokens for tokens, _ in texts[other]] == [tokens for tokens, _ in texts[name]] for other in alike)
+        same = all(
+            [tokens for tokens, _ in texts[other]] == [tokens for tokens, _ in texts[name]] for other in alike
+        )
         assert same, "engines of one model must write the same text"
         found[name] = {
             "decode_tokens_per_s": new / median(sum(token_s) for _, token_s in texts[name]),
@@ -176,7 +220,12 @@ def _collections() -> int:
     return sum(generation["collections"] for generation in gc.get_stats())
 
 
-KINDS: dict[str, Callable[..., Seen]] = {"steps": steps, "parts": parts, "lengths": lengths, "decoding": decoding}
+KINDS: dict[str, Callable[..., Seen]] = {
+    "steps": steps,
+    "parts": parts,
+    "lengths": lengths,
+    "decoding": decoding,
+}
 
 if __name__ == "__main__":
     die_with_parent(int(os.environ["NOCAP_PARENT"]))

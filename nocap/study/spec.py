@@ -1,4 +1,5 @@
-"""A study as its `study.yaml` has it: a question, arms, scales, claims. Checked like every config, before anything runs. No torch."""
+"""A study as its `study.yaml` has it: a question, arms, scales, claims. Checked like every config, before
+anything runs. No torch."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm choose
 # Kind of a task → the key of a scale with its settings there.
 KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curve", "decoding": "decode"}
 
-Check = tuple[object, str, str, object]  # whether it holds, the place in the file, the rule, and what is there
+# whether it holds, the place in the file, the rule, and what is there
+Check = tuple[object, str, str, object]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,22 +45,26 @@ class ScaleConfig:
 
     claims: list[str] = field(default_factory=list)  # those it is about; none: all
     overrides: list[str] = field(default_factory=list)  # of everything at this scale
-    train: list[str] = field(default_factory=list)  # of training; time to target uses the step time of this shape
+    # of training; time to target uses the step time of this shape
+    train: list[str] = field(default_factory=list)
     bench: list[str] = field(default_factory=list)  # of timed and profiled steps: the claim's own shape
     rounds: int = key(ge=1, le=10_000, default=4)  # of interleaved blocks, two per arm, in each session
     sessions: int = key(ge=1, le=100, default=3)  # of timing; what is only counted needs one
     apart_min: float = key(ge=0, le=10_000, default=5.0)  # minutes between sessions
-    lengths: list[float] = key(gt=0, lt=1, default_factory=list)  # shorter schedules, as shares of trainer.steps: for races
+    # shorter schedules, as shares of trainer.steps: for races
+    lengths: list[float] = key(gt=0, lt=1, default_factory=list)
     own: dict[str, list[str]] = field(default_factory=dict)  # arm → overrides that it has at this scale only
     curve: list[int] = key(ge=1, le=2**24, default_factory=list)  # sequence lengths of an exponent
     decode: Decode | None = None
-    noise: dict[str, Declared] = field(default_factory=dict)  # metric → of one pair's gain, from earlier studies
+    # metric → of one pair's gain, from earlier studies
+    noise: dict[str, Declared] = field(default_factory=dict)
     limitations: str = ""  # what its verdicts cannot be about; "" where the scale is the claim's own
 
 
 @dataclass(kw_only=True, slots=True)
 class Tune:
-    """A search before the study: as many trials an arm, on seeds that are not the study's. The best mean of the final loss wins."""
+    """A search before the study: as many trials an arm, on seeds that are not the study's. The best mean of
+    the final loss wins."""
 
     seeds: list[int] = key(ge=0, lt=2**63, default_factory=list)
     trials: dict[str, list[list[str]]] = field(default_factory=dict)  # arm → overrides of each trial
@@ -66,11 +72,14 @@ class Tune:
 
 @dataclass(kw_only=True, slots=True)
 class Propose:
-    """How a program's proposals are answered: arms beside the baseline, on seeds that it does not choose. With `command` a proposal is
-    anybody's training command, and this one is the baseline; else it is overrides of nocap's own, with as many tokens."""
+    """How a program's proposals are answered: arms beside the baseline, on seeds that it does not choose.
+    With `command` a proposal is anybody's training command, and this one is the baseline; else it is
+    overrides of nocap's own, with as many tokens."""
 
-    gain: float = key(ge=0, le=100, default=0.0)  # nats, or the metric's unit: a proposal is accepted where it is shown to gain more
-    flops: float | None = key(ge=1, le=1000, default=None)  # FLOPs of a token over the baseline's, at most; null: any number
+    # nats, or the metric's unit: a proposal is accepted where it is shown to gain more
+    gain: float = key(ge=0, le=100, default=0.0)
+    # FLOPs of a token over the baseline's, at most; null: any number
+    flops: float | None = key(ge=1, le=1000, default=None)
     first_seed: int = key(ge=0, lt=2**62, default=0)
     command: str = ""
     metric: str = ""  # of what a command prints: a pattern with one group, or a name
@@ -85,7 +94,10 @@ class Propose:
     @property
     def batches(self) -> list[range]:
         """The seeds of each batch, the same for every proposal."""
-        return [range(first, first + BATCH) for first in range(self.first_seed, self.first_seed + BATCH * BATCHES, BATCH)]
+        return [
+            range(first, first + BATCH)
+            for first in range(self.first_seed, self.first_seed + BATCH * BATCHES, BATCH)
+        ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -97,12 +109,14 @@ class Study:
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
     arms: dict[str, list[str]] = field(default_factory=dict)
     baseline: str = ""  # "": the first of the arms
-    seeds: list[int] = key(ge=0, lt=2**63, default_factory=lambda: [0, 1, 2])  # all that may be needed, analysis by analysis
+    # all that may be needed, analysis by analysis
+    seeds: list[int] = key(ge=0, lt=2**63, default_factory=lambda: [0, 1, 2])
     scales: dict[str, ScaleConfig] = field(default_factory=dict)
     claims: list[Claim] = field(default_factory=list)
     tune: Tune = field(default_factory=Tune)  # no trials: there is none
     propose: Propose | None = None
-    notes: dict[str, str] = field(default_factory=dict)  # claim → what a reader of its row should know; decides nothing
+    # claim → what a reader of its row should know; decides nothing
+    notes: dict[str, str] = field(default_factory=dict)
 
     def against(self, claim: Claim) -> str:
         """The arm a claim's gains and guards are measured against."""
@@ -135,7 +149,11 @@ def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str])
 
 def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
     """How an arm decodes: its engine=…, or with a cache."""
-    named = [word.removeprefix(ENGINE) for word in (*study.arms[arm], *at.own.get(arm, ())) if word.startswith(ENGINE)]
+    named = [
+        word.removeprefix(ENGINE)
+        for word in (*study.arms[arm], *at.own.get(arm, ()))
+        if word.startswith(ENGINE)
+    ]
     return named[-1] if named else "cache"
 
 
@@ -144,17 +162,20 @@ def select_claims(study: Study, scale: str) -> Study:
     names = study.scales[scale].claims
     claims = [claim for claim in study.claims if not names or claim.id in names]
     kept = {study.baseline, *(arm for claim in claims for arm in study.sides(claim))}
-    return replace(study, claims=claims, arms={arm: words for arm, words in study.arms.items() if arm in kept})
+    return replace(
+        study, claims=claims, arms={arm: words for arm, words in study.arms.items() if arm in kept}
+    )
 
 
-# --- the file ------------------------------------------------------------------------------------------------------------------------
+# --- the file -----------------------------------------------------------------------------------------------
 
 
 def load(folder: Path) -> Study:
     """The study of a folder.
 
     Errors:
-        ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key, rule and value.
+        ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key, rule and
+            value.
     """
     path = folder / FILE
     try:
@@ -169,7 +190,12 @@ def load(folder: Path) -> Study:
         require(isinstance(listed, list), "claims", "be a list", listed)
         for i, claim in enumerate(listed):
             require(isinstance(claim, dict), f"claims[{i}]", "hold keys and values", claim)
-            require("seeds" not in claim, f"claims[{i}].seeds", "be left out: they are the study's", claim.get("seeds"))
+            require(
+                "seeds" not in claim,
+                f"claims[{i}].seeds",
+                "be left out: they are the study's",
+                claim.get("seeds"),
+            )
             study.claims.append(made(Claim, {**claim, "seeds": study.seeds}, f"claims[{i}]."))
         check(study)
     except OSError as error:
@@ -179,7 +205,7 @@ def load(folder: Path) -> Study:
     return study
 
 
-# --- what must hold ------------------------------------------------------------------------------------------------------------------
+# --- what must hold -----------------------------------------------------------------------------------------
 
 
 def check(study: Study) -> None:
@@ -189,7 +215,13 @@ def check(study: Study) -> None:
     """
     scales = {f"scales.{name}": at for name, at in study.scales.items()}
     texts = {f"{name}.decode": at.decode for name, at in scales.items() if at.decode}
-    for place, part in {"": study, **scales, **texts, "tune": study.tune, "propose": study.propose or Propose()}.items():
+    for place, part in {
+        "": study,
+        **scales,
+        **texts,
+        "tune": study.tune,
+        "propose": study.propose or Propose(),
+    }.items():
         check_keys(place, part)
     study.baseline = study.baseline or next(iter(study.arms), "")
     for at in scales.values():
@@ -200,16 +232,25 @@ def check(study: Study) -> None:
     for rules in (_rules, _rules_of_scales):  # the second rest on the first
         for holds, place, rule, got in rules(study):
             require(bool(holds), place, rule, got)
-    lists = [study.overrides, *study.arms.values(), *(trial for trials in study.tune.trials.values() for trial in trials)]
-    lists += [words for at in scales.values() for words in (at.overrides, at.train, at.bench, *at.own.values())]
+    lists = [
+        study.overrides,
+        *study.arms.values(),
+        *(trial for trials in study.tune.trials.values() for trial in trials),
+    ]
+    lists += [
+        words for at in scales.values() for words in (at.overrides, at.train, at.bench, *at.own.values())
+    ]
     for word in (word for words in lists for word in words):
         require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
-        # What is written, read and sent elsewhere follows from the command, not from the file, which may be a stranger's.
+        # What is written, read and sent elsewhere follows from the command, not from the file, which may be a
+        # stranger's.
         name = "" if word.startswith(ENGINE) else composing.parsed(word).key_or_group
         require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
-def _names(study: Study, scales: Mapping[str, ScaleConfig]) -> list[tuple[str, Iterable[str], Collection[str]]]:
+def _names(
+    study: Study, scales: Mapping[str, ScaleConfig]
+) -> list[tuple[str, Iterable[str], Collection[str]]]:
     """Place in the file, the names there, and those that there are."""
     ids = [claim.id for claim in study.claims]
     return [
@@ -219,27 +260,55 @@ def _names(study: Study, scales: Mapping[str, ScaleConfig]) -> list[tuple[str, I
         *((f"{name}.claims", at.claims, ids) for name, at in scales.items()),
         *((f"{name}.own", at.own, study.arms) for name, at in scales.items()),
         *((f"{name}.noise", at.noise, CLAIMABLE) for name, at in scales.items()),
-        *((f"arm {arm}: engine", [engine_of(study, at, arm)], ENGINES) for arm in study.arms for at in scales.values()),
+        *(
+            (f"arm {arm}: engine", [engine_of(study, at, arm)], ENGINES)
+            for arm in study.arms
+            for at in scales.values()
+        ),
         ("tune.trials", study.tune.trials, study.trained),
     ]
 
 
 def _rules(study: Study) -> list[Check]:
     claims, tune, ids = study.claims, study.tune, [claim.id for claim in study.claims]
-    odd = [name for name in (*study.arms, *study.scales) if not (re.fullmatch(r"\w[^/\\]{0,99}", name) and name.isprintable())]
-    idle = [arm for arm in study.arms if arm != study.baseline and not any(arm in study.sides(claim) for claim in claims)]
+    odd = [
+        name
+        for name in (*study.arms, *study.scales)
+        if not (re.fullmatch(r"\w[^/\\]{0,99}", name) and name.isprintable())
+    ]
+    idle = [
+        arm
+        for arm in study.arms
+        if arm != study.baseline and not any(arm in study.sides(claim) for claim in claims)
+    ]
     sizes, searched = {len(trials) for trials in tune.trials.values()}, tune != Tune()
-    shared, bare = [seed for seed in tune.seeds if seed in study.seeds], [arm for arm in study.trained if arm not in tune.trials]
+    shared, bare = (
+        [seed for seed in tune.seeds if seed in study.seeds],
+        [arm for arm in study.trained if arm not in tune.trials],
+    )
     even = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
     enough, alone = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", "not be its own baseline"
     return [
         (study.question.strip(), "question", "be given", repr(study.question)),
         *_rules_of_propose(study),
-        (not odd, "arms and scales", "have names of up to 100 characters, without / and first a letter or digit", odd[:1]),
+        (
+            not odd,
+            "arms and scales",
+            "have names of up to 100 characters, without / and first a letter or digit",
+            odd[:1],
+        ),
         (claims or study.propose, "claims", "have at least one, unless propose is given", "none"),
         (not claims or len(study.seeds) >= LEAST_PAIRS, "seeds", enough, len(study.seeds)),
         (len({*ids}) == len(ids), "claims", "each have an id of their own", ", ".join(ids)),
-        *((not claim.compares or study.against(claim) != claim.arm, f"claim {claim.id}: arm", alone, claim.arm) for claim in claims),
+        *(
+            (
+                not claim.compares or study.against(claim) != claim.arm,
+                f"claim {claim.id}: arm",
+                alone,
+                claim.arm,
+            )
+            for claim in claims
+        ),
         (not idle, "arms", "each be in a claim", ", ".join(idle)),
         (not searched or tune.seeds, "tune.seeds", "have at least one", "none"),
         (not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared),
@@ -251,13 +320,29 @@ def _rules(study: Study) -> list[Check]:
 def _rules_of_propose(study: Study) -> list[Check]:
     """Either overrides of arms are proposed, or commands."""
     rules = study.propose or Propose()
-    given = [name for name in ("metric", "file", "ref", "locked", "link", "reads_seed") if getattr(rules, name)]
-    own = [name for name, there in (("arms", study.arms), ("scales", study.scales), ("propose.flops", rules.flops)) if there]
+    given = [
+        name for name in ("metric", "file", "ref", "locked", "link", "reads_seed") if getattr(rules, name)
+    ]
+    own = [
+        name
+        for name, there in (("arms", study.arms), ("scales", study.scales), ("propose.flops", rules.flops))
+        if there
+    ]
     return [
         (study.arms or rules.command, "arms", "be given", "none"),
         (study.scales or rules.command, "scales", "be given", "none"),
-        (not rules.command or not own, "propose.command", "be without what is nocap's own trainer's", ", ".join(own)),
-        (bool(rules.command) == bool(rules.metric), "propose.metric", "be given with propose.command", repr(rules.metric)),
+        (
+            not rules.command or not own,
+            "propose.command",
+            "be without what is nocap's own trainer's",
+            ", ".join(own),
+        ),
+        (
+            bool(rules.command) == bool(rules.metric),
+            "propose.metric",
+            "be given with propose.command",
+            repr(rules.metric),
+        ),
         (rules.command or not given, "propose.command", f"be given with {', '.join(given)}", "none"),
     ]
 
@@ -266,19 +351,39 @@ def _rules_of_scales(study: Study) -> list[Check]:
     """What a claim needs of each scale that it is about."""
     rules: list[Check] = []
     for name, at in study.scales.items():
-        place, some = f"scales.{name}", [claim for claim in study.claims if not at.claims or claim.id in at.claims]
-        rules.append((not at.curve or len({*at.curve}) >= 3, f"{place}.curve", "be at least 3 lengths, in tokens", at.curve))
+        place, some = (
+            f"scales.{name}",
+            [claim for claim in study.claims if not at.claims or claim.id in at.claims],
+        )
+        rules.append(
+            (
+                not at.curve or len({*at.curve}) >= 3,
+                f"{place}.curve",
+                "be at least 3 lengths, in tokens",
+                at.curve,
+            )
+        )
         for claim in some:
             needed = {metric: KEY_OF[metric.made_by] for metric in claim.metrics}
             why = f"be given for claim {claim.id}"
-            rules += [(getattr(at, key), f"{place}.{key}", f"{why}, about {metric.name}", "none") for metric, key in needed.items()]
-            rules.append((not claim.races or at.lengths, f"{place}.lengths", f"{why}: the shortest schedule that ends there", "none"))
+            rules += [
+                (getattr(at, key), f"{place}.{key}", f"{why}, about {metric.name}", "none")
+                for metric, key in needed.items()
+            ]
+            rules.append(
+                (
+                    not claim.races or at.lengths,
+                    f"{place}.lengths",
+                    f"{why}: the shortest schedule that ends there",
+                    "none",
+                )
+            )
             for guard in claim.guards:
                 guard.margin(name)
     return rules
 
 
-# --- the studies that come with nocap ------------------------------------------------------------------------------------------------
+# --- the studies that come with nocap -----------------------------------------------------------------------
 
 
 def shipped() -> dict[str, Path]:
@@ -300,9 +405,12 @@ def folder_of(word: str) -> Path:
         return given
     if os.path.lexists(place) or (place == PLACE / given.name and given.name in shipped()):
         return place
-    raise ValueError(f"{word} must be a study's folder, with a {FILE}, or one of nocap's studies: {', '.join(shipped())}")
+    raise ValueError(
+        f"{word} must be a study's folder, with a {FILE}, or one of nocap's studies: {', '.join(shipped())}"
+    )
 
 
 def source_of(folder: Path) -> Path:
-    """Where the study.yaml of `folder_of` is: a study of nocap's that was never carried out here has no folder yet."""
+    """Where the study.yaml of `folder_of` is: a study of nocap's that was never carried out here has no
+    folder yet."""
     return folder if os.path.lexists(folder) else shipped()[folder.name]

@@ -1,4 +1,5 @@
-"""What a study needs done, each once: runs to train, sessions to time. A task is done when its result is there."""
+"""What a study needs done, each once: runs to train, sessions to time. A task is done when its result is
+there."""
 
 from __future__ import annotations
 
@@ -43,10 +44,11 @@ from nocap.study.spec import engine_of
 
 WORKER = "nocap.study.session"
 PROFILE_REPEATS = 2  # of a step, in each session
-KIND = {"pace": "steps", "bench": "steps", "parts": "parts", "curve": "lengths", "decoding": "decoding"}  # place of a session → of what
+# place of a session → of what
+KIND = {"pace": "steps", "bench": "steps", "parts": "parts", "curve": "lengths", "decoding": "decoding"}
 
 
-# --- runs ----------------------------------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +76,9 @@ def loss_of(record: Record) -> float:
     return math.inf if record.status == "diverged" or record.val_loss is None else record.val_loss
 
 
-def trainings(arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], *, short: bool = False) -> list[Training]:
+def trainings(
+    arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], *, short: bool = False
+) -> list[Training]:
     """`seeds`: seed → arms.
 
     Errors:
@@ -84,7 +88,11 @@ def trainings(arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], 
     for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
         made = with_seed(arms[arm], seed)
         plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
-        runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0))
+        runs.append(
+            Training(
+                arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0
+            )
+        )
     return runs
 
 
@@ -104,7 +112,9 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         for run in runs
         if distinct[run.plan.identity] is run
     ]
-    return Grid(name=name, folder=runs[0].plan.run_dir.parents[1] / "grids" / name, swept=swept, cells=tuple(cells))
+    return Grid(
+        name=name, folder=runs[0].plan.run_dir.parents[1] / "grids" / name, swept=swept, cells=tuple(cells)
+    )
 
 
 def train(
@@ -114,8 +124,8 @@ def train(
     between: Callable[[], None] = lambda: None,
     watch: Callable[[Cell, str], None] = lambda cell, event: None,
 ) -> dict[str, Result]:
-    """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended. `between`: called before each
-    seed's. `watch`: told of each cell that it is begun, and how it ended.
+    """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended.
+    `between`: called before each seed's. `watch`: told of each cell that it is begun, and how it ended.
 
     Errors:
         StoppedError: somebody asked to stop.
@@ -135,12 +145,13 @@ def train(
     return results
 
 
-# --- sessions ------------------------------------------------------------------------------------------------------------------------
+# --- sessions -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under numbers from 1."""
+    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under numbers from
+    1."""
 
     place: str  # a key of KIND: the field of the evidence that it fills
     arms: Mapping[str, Composed]
@@ -170,30 +181,66 @@ class Session:
 
     def results(self, folder: Path) -> list[dict[str, Any]]:
         """Of all its numbers that there are, in their order."""
-        paths = [path for path in (folder / "sessions").glob(f"*-{self.key}.json") if path.name.startswith(self.name)]
-        return sorted((file for path in paths if (file := read_json(path)) is not None), key=lambda file: int(file["number"]))
+        paths = [
+            path
+            for path in (folder / "sessions").glob(f"*-{self.key}.json")
+            if path.name.startswith(self.name)
+        ]
+        return sorted(
+            (file for path in paths if (file := read_json(path)) is not None),
+            key=lambda file: int(file["number"]),
+        )
 
     def run(self, folder: Path, number: int = 1) -> dict[str, Any]:
-        """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the same time.
+        """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
+        same time.
 
         Errors:
             FailedError: the process ended without a result.
         """
         path, t = self.path(folder, number), next(iter(self.arms.values())).run.trainer
-        env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ, "OMP_NUM_THREADS": str(t.threads)}
-        env |= {"NOCAP_PARENT": str(os.getpid())} | ({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {})
+        env = {
+            "GOMP_SPINCOUNT": "1000",
+            "KINETO_LOG_LEVEL": "99",
+            **os.environ,
+            "OMP_NUM_THREADS": str(t.threads),
+        }
+        env |= {"NOCAP_PARENT": str(os.getpid())} | (
+            {"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}
+        )
         with timing():
             if (result := read_json(path)) is not None:  # maybe another command's, while this one waited
                 return result
-            names = {"kind": KIND[self.place], "place": self.place, "key": self.key, "number": number, "how": dict(self.how)}
-            asked = {**names, "started": now(), "arms": {name: list(arm.overrides) for name, arm in self.arms.items()}}
+            names = {
+                "kind": KIND[self.place],
+                "place": self.place,
+                "key": self.key,
+                "number": number,
+                "how": dict(self.how),
+            }
+            asked = {
+                **names,
+                "started": now(),
+                "arms": {name: list(arm.overrides) for name, arm in self.arms.items()},
+            }
             (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
             command = [sys.executable, "-m", WORKER, str(path)]
             with open(log, "w", opener=not_elsewhere) as file:
-                done = subprocess.run(command, env=env, input=json.dumps(asked), text=True, stdout=file, stderr=file, check=False)
+                done = subprocess.run(
+                    command,
+                    env=env,
+                    input=json.dumps(asked),
+                    text=True,
+                    stdout=file,
+                    stderr=file,
+                    check=False,
+                )
         if (result := read_json(path)) is None:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise FailedError(f"{self.name}, session {number}: {lines[-1] if lines else f'exit code {done.returncode}'}; see {log}")
+            raise FailedError(
+                f"{self.name}, session {number}: "
+                f"{lines[-1] if lines else f'exit code {done.returncode}'}; see {log}"
+            )
         log.unlink(missing_ok=True)
         return result
 
@@ -216,12 +263,22 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     def of(kind: str) -> list[str]:
         return study.needing(lambda metric: metric.made_by == kind)
 
-    bounding = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]  # their profile bounds a claim
+    # their profile bounds a claim
+    bounding = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
     profiled = [arm for arm in study.arms if arm in {*of("parts"), *bounding}]
-    text = {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}} if at.decode else {}
+    text = (
+        {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}}
+        if at.decode
+        else {}
+    )
     made = list[Session]()
     asked: list[tuple[str, Mapping[str, Composed], list[str], dict[str, Any]]] = [
-        ("pace", arms, study.needing(lambda metric: metric.name == "time_to_target_s"), {"rounds": at.rounds}),
+        (
+            "pace",
+            arms,
+            study.needing(lambda metric: metric.name == "time_to_target_s"),
+            {"rounds": at.rounds},
+        ),
         ("bench", bench, of("steps"), {"rounds": at.rounds}),
         *(("parts", bench, [arm], {"repeats": PROFILE_REPEATS}) for arm in profiled),
         ("curve", bench, of("lengths"), {"T": at.curve}),
@@ -234,14 +291,17 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     return made
 
 
-# --- rows of another machine -----------------------------------------------------------------------------------------------------------
+# --- rows of another machine --------------------------------------------------------------------------------
 
-ROWS = "rows.jsonl"  # beside the log: runs that a command on another machine takes instead of training them again
-KEPT = ("val_loss", "val_bpb", "steps", "tokens", "flops_per_token", "params", "status", "hardware", "kernel")  # of a summary
+# beside the log: runs that a command on another machine takes instead of training them again
+ROWS = "rows.jsonl"
+# of a summary
+KEPT = ("val_loss", "val_bpb", "steps", "tokens", "flops_per_token", "params", "status", "hardware", "kernel")
 
 
 def _key(plan: StudyPlan, run: Training) -> str:
-    """Of what is trained: its config without the keys of the machine, its seed and length, and the source that computes it."""
+    """Of what is trained: its config without the keys of the machine, its seed and length, and the source
+    that computes it."""
     return digest([content_of(plan, run.composed, "train"), run.seed, source_hashes(run.composed.run)])
 
 
@@ -251,11 +311,26 @@ def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> P
     rows = {(row["key"], row["machine"]): row for row in _rows(path)}
     for run, record in records:
         torch, steps = record.parts["environment"]["torch"], record.config["trainer.steps"]
-        names = {"key": _key(plan, run), "machine": record.machine[0], "torch": torch, "content": content_of(plan, run.composed, "train")}
-        facts = {"config": {"trainer.steps": steps}, "parts": {"environment": {"torch": torch}}, "manifest": {}, "folder": record.identity}
+        names = {
+            "key": _key(plan, run),
+            "machine": record.machine[0],
+            "torch": torch,
+            "content": content_of(plan, run.composed, "train"),
+        }
+        facts = {
+            "config": {"trainer.steps": steps},
+            "parts": {"environment": {"torch": torch}},
+            "manifest": {},
+            "folder": record.identity,
+        }
         summary = {name: record.summary[name] for name in KEPT if name in record.summary}
-        rows[names["key"], names["machine"]] = {**names, "record": {**asdict(record), **facts, "summary": summary}}
-    write_file(path, "".join(f"{json.dumps(redact(row), allow_nan=False)}\n" for row in rows.values()).encode())
+        rows[names["key"], names["machine"]] = {
+            **names,
+            "record": {**asdict(record), **facts, "summary": summary},
+        }
+    write_file(
+        path, "".join(f"{json.dumps(redact(row), allow_nan=False)}\n" for row in rows.values()).encode()
+    )
     return path
 
 
@@ -264,7 +339,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Training, Record]]:
-    """What the rows have of these runs: a seed is taken whole and of one machine, or not at all. Step times never travel.
+    """What the rows have of these runs: a seed is taken whole and of one machine, or not at all. Step times
+    never travel.
 
     Errors:
         ValueError: a row whose loss the study's log has not.
@@ -280,5 +356,7 @@ def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Tra
             kept, rule = row["record"], "have a loss that the study's log has"
             loss = kept["summary"]["val_loss"]
             require((row["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
-            records.append((run, Record(**{**kept, "folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])})))
+            records.append(
+                (run, Record(**{**kept, "folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])}))
+            )
     return records

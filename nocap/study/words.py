@@ -1,4 +1,5 @@
-"""A row of results: a claim at one scale on one machine, and what a reader is told of it. From the results' JSON."""
+"""A row of results: a claim at one scale on one machine, and what a reader is told of it. From the results'
+JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 THERE = "on the machine they are about, or counted on any"
 STAND_IN = "on a CPU in place of the GPU or the larger model they are about"
 PROJECT = "by this project's own thresholds"
-ANYWHERE = ("params", "kv_bytes", "part_params")  # counts that no machine changes; so are the bytes held of these parts:
+# counts that no machine changes; so are the bytes held of these parts:
+ANYWHERE = ("params", "kv_bytes", "part_params")
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
 BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
 ENDINGS = {
@@ -38,33 +40,49 @@ def expected(claim: Json) -> str:
 
 def allowed(claim: Json) -> str:
     """What arithmetic allows: `at most 7.9% faster`, `no gain`, `at best 4.3% slower`."""
-    return NONE if claim["bound"] is None else words.limit(claim["bound"], *_of(claim), least=False).replace("at least", "at best")
+    return (
+        NONE
+        if claim["bound"] is None
+        else words.limit(claim["bound"], *_of(claim), least=False).replace("at least", "at best")
+    )
 
 
 def measured(one: Json) -> str:
     """A claim's or a guard's gain with its interval over so many pairs, or that it was counted."""
-    drawn = NONE if one["measured"] is None else str(words.measured(Estimate(**one["measured"], n=one["n"]), *_of(one)))
+    drawn = (
+        NONE
+        if one["measured"] is None
+        else str(words.measured(Estimate(**one["measured"], n=one["n"]), *_of(one)))
+    )
     per = " sessions" if one["per"] == Per.session.value else ""
     return f"{drawn}, exact" if is_exact(one) else f"{drawn}, n={one['n']}{per}"
 
 
 def is_exact(one: Json) -> bool:
-    """Whether its figure was counted, and is the same each time: there is no noise for an interval to hold."""
+    """Whether its figure was counted, and is the same each time: there is no noise for an interval to
+    hold."""
     return bool(one["per"] == Per.exact.value and one["measured"])
 
 
 def guard(one: Json) -> str:
-    """How much better or worse the arm is, beside how much worse it may be, and the declared noise that this rests on."""
+    """How much better or worse the arm is, beside how much worse it may be, and the declared noise that this
+    rests on."""
     metric, scale = _of(one)
     worst = 1 / one["margin"] if scale is Scale.ratio else -one["margin"]
-    return f"{metric.title}: {measured(one)}, allowed: {words.limit(worst, metric, scale, least=True)}{noise(one)}"
+    return (
+        f"{metric.title}: {measured(one)}, allowed: "
+        f"{words.limit(worst, metric, scale, least=True)}{noise(one)}"
+    )
 
 
 def noise(one: Json) -> str:
     if not (known := one["noise"]):
         return ""
     freedom = "no limit to its" if known["df"] is None else f"{known['df']:.3g}"
-    return f", noise of a pair declared as {known['sd']:.3g} with {freedom} degrees of freedom ({known['source']})"
+    return (
+        f", noise of a pair declared as {known['sd']:.3g} with {freedom} degrees of freedom "
+        f"({known['source']})"
+    )
 
 
 def _of(one: Json) -> tuple[Metric, Scale]:
@@ -97,11 +115,16 @@ class Row:
     def measures(self) -> str:
         """What the claim measures, parts and all."""
         parts, of = (" + ".join(map(part_title, self.claim[key])) for key in ("parts", "of"))
-        return METRICS[self.claim["metric"]].title + (f" of {parts}" if parts else "") + (f", of {of}" if of else "")
+        return (
+            METRICS[self.claim["metric"]].title
+            + (f" of {parts}" if parts else "")
+            + (f", of {of}" if of else "")
+        )
 
     @property
     def at(self) -> str:
-        """`1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens; of a curve its lengths."""
+        """`1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens; of a
+        curve its lengths."""
         shapes = [first for first, *_ in self.claim["where"].values()]
         if not shapes:
             return f"scale {self.one['scale']}"
@@ -111,14 +134,18 @@ class Row:
             return f"{T[0]:,} to {T[-1]:,} tokens, {device}"
         if not trained and first["batch_tokens"]:
             return f"{first['batch_tokens'] // T[0]} × {T[0]:,} tokens, {device}"
-        tokens = next((arm["tokens"] for arm in self.one["arms"] if trained and arm["arm"] == self.claim["arm"]), None)
+        tokens = next(
+            (arm["tokens"] for arm in self.one["arms"] if trained and arm["arm"] == self.claim["arm"]), None
+        )
         length = f"{tokens / 1e3:,.0f}k tokens" if tokens else f"T={T[0]:,}"
         return f"{plural(last['layers'], 'layer')}, {last['width']} wide, {length}, {device}"
 
     @property
     def where(self) -> str:
         """The claim's shapes, each arm's own."""
-        return "; its loss at ".join(", against ".join(map(_shape, shapes)) for shapes in self.claim["where"].values())
+        return "; its loss at ".join(
+            ", against ".join(map(_shape, shapes)) for shapes in self.claim["where"].values()
+        )
 
     @property
     def verdict(self) -> str:
@@ -135,7 +162,9 @@ class Row:
         if reason == "missing":
             said = list(dict.fromkeys(map(_missing, claim["missing"])))
             damaged = sum(one["damaged"] for one in claim["missing"])
-            counts = [f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n]
+            counts = [
+                f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n
+            ]
             return f"{', '.join(counts)} ({shorten(said, most=2)})"
         if reason == "undecided":
             more = " and ".join(plural(n, f"more {unit}") for unit, n in (claim["more"] or {}).items())
@@ -144,7 +173,9 @@ class Row:
 
     @property
     def endings(self) -> list[str]:
-        return [f"{told}: {shorten(self.claim[ending])}" for ending, told in ENDINGS.items() if self.claim[ending]]
+        return [
+            f"{told}: {shorten(self.claim[ending])}" for ending, told in ENDINGS.items() if self.claim[ending]
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -180,13 +211,20 @@ class Row:
 
 def _missing(one: Json) -> str:
     """A session times all arms."""
-    return f"{one['metric']}{'' if one['per'] == 'session' else ' of ' + one['arm']}, {one['per']} {one['repeat']}"
+    return (
+        f"{one['metric']}{'' if one['per'] == 'session' else ' of ' + one['arm']}, "
+        f"{one['per']} {one['repeat']}"
+    )
 
 
 def _shape(one: Json) -> str:
     """`12 layers, 768 wide, T=512, gpt2 tokens, 2,048 a step, bf16, cpu`."""
     T, batch = one["T"], one["batch_tokens"]
-    parts = [plural(one["layers"], "layer"), f"{one['width']} wide", f"T={T[0]}" + (f" to {T[-1]}" if len(T) > 1 else "")]
+    parts = [
+        plural(one["layers"], "layer"),
+        f"{one['width']} wide",
+        f"T={T[0]}" + (f" to {T[-1]}" if len(T) > 1 else ""),
+    ]
     parts += [f"{one['tokenizer']} tokens", f"{batch:,} a step"] if batch else []
     return ", ".join([*parts, *filter(None, (one["precision"], one["device"]))])
 

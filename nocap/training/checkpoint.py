@@ -1,8 +1,8 @@
 """Checkpoints that are whole or not there: tensors in safetensors, the rest in JSON, checksums last.
 
-A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, the run's rows so far as `metrics.jsonl`, and
-`manifest.json`, the files' SHA-256. It is written beside its place under a temporary name, synced, and renamed. Nothing in it is executed
-when it is read.
+A folder `step-00000200` holds `model.safetensors`, `optimizer.safetensors`, `state.json`, the run's rows so
+far as `metrics.jsonl`, and `manifest.json`, the files' SHA-256. It is written beside its place under a
+temporary name, synced, and renamed. Nothing in it is executed when it is read.
 """
 
 from __future__ import annotations
@@ -29,36 +29,57 @@ from nocap.store import lease
 from nocap.store.checkpoints import MANIFEST, is_folder, name_of, newest_first, sha256, step_of
 from nocap.store.record import SHAPES, check_shape, read_rows
 from nocap.training.optimizer import Optimizers, build_optimizers
-from nocap.training.state import MODEL, OPTIMIZER, Tensors, as_json, difference, put_weights, restore, snapshot
+from nocap.training.state import (
+    MODEL,
+    OPTIMIZER,
+    Tensors,
+    as_json,
+    difference,
+    put_weights,
+    restore,
+    snapshot,
+)
 
 STATE, ROWS = "state.json", "metrics.jsonl"
-UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)  # what reading a damaged file can raise
+# what reading a damaged file can raise
+UNREADABLE = (OSError, ValueError, TypeError, RecursionError, SafetensorError)
 
 
-# --- saving ------------------------------------------------------------------------------------------------------------------------
+# --- saving -------------------------------------------------------------------------------------------------
 
 
 class Writer:
     """Saves checkpoints below `root`, and keeps the newest ones and those of the steps in `always`. They are
     made in `stage`, a folder of the lease: without it they cannot come to their place.
 
-    In the background the caller waits for a copy of the tensors, not for the disk: for a device with memory of its own. On a CPU the copy
-    would enter the run's memory, and the writing would take a core from the training.
+    In the background the caller waits for a copy of the tensors, not for the disk: for a device with memory
+    of its own. On a CPU the copy would enter the run's memory, and the writing would take a core from the
+    training.
     """
 
-    def __init__(self, root: Path, *, background: bool, always: Collection[int] = (), stage: Path | None = None) -> None:
+    def __init__(
+        self, root: Path, *, background: bool, always: Collection[int] = (), stage: Path | None = None
+    ) -> None:
         self.root, self._always, self._stage = root, frozenset(always), stage
         self._pool = ThreadPoolExecutor(1) if background else None
         self._pending: Future[list[str]] | None = None
 
     def save(
-        self, *, step: int, model: nn.Module, optimizers: Optimizers, state: dict[str, Any], keep: int, must: bool, rows: bytes = b""
+        self,
+        *,
+        step: int,
+        model: nn.Module,
+        optimizers: Optimizers,
+        state: dict[str, Any],
+        keep: int,
+        must: bool,
+        rows: bytes = b"",
     ) -> list[str]:
-        """Save, with a copy of the rows before `step`, then delete all but the newest `keep` valid ones. Returns lines to log about this
-        save and the one before.
+        """Save, with a copy of the rows before `step`, then delete all but the newest `keep` valid ones.
+        Returns lines to log about this save and the one before.
 
-        Where the disk refuses, older checkpoints but the newest valid one and the `always` ones are deleted for a second try. If that
-        fails, too, those stand.
+        Where the disk refuses, older checkpoints but the newest valid one and the `always` ones are deleted
+        for a second try. If that fails, too, those stand.
 
         Errors:
             LostError: another process has taken the run over. Nothing was saved or deleted.
@@ -93,10 +114,11 @@ class Writer:
 
 
 def prune(root: Path, *, keep: int, always: Collection[int] = ()) -> list[str]:
-    """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of the steps in `always`.
+    """Delete all but the newest `keep` valid checkpoints, every checksum read again, and those of the steps
+    in `always`.
 
-    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays. What is no folder was made
-    by somebody else, and stays.
+    Invalid ones do not count, and go when they are older than a kept one. Returns a line for each that stays.
+    What is no folder was made by somebody else, and stays.
     """
     kept, lines, spared = 0, [], {name_of(step) for step in always}
     for path in newest_first(root):
@@ -114,7 +136,9 @@ def _temporary(path: Path, stage: Path | None) -> Path:
     return (path if stage is None else stage / path.name).with_name(f".{path.name}.tmp")
 
 
-def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, stage: Path | None = None) -> None:
+def _write(
+    root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, stage: Path | None = None
+) -> None:
     """Write the checkpoint of `state["step"]`; `state` holds JSON types only."""
     path = root / name_of(state["step"])
     temporary = _temporary(path, stage)
@@ -124,7 +148,8 @@ def _write(root: Path, *, tensors: Tensors, state: dict[str, Any], rows: bytes, 
     (temporary / STATE).write_text(as_json(state))
     for name, content in tensors.items():
         save_file(content, temporary / name)
-        shutil.copymode(temporary / STATE, temporary / name)  # safetensors makes files for their owner alone, whatever the umask
+        # safetensors makes files for their owner alone, whatever the umask
+        shutil.copymode(temporary / STATE, temporary / name)
     (temporary / ROWS).write_bytes(rows)
     sums = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
     (temporary / MANIFEST).write_text(json.dumps(sums))
@@ -148,12 +173,13 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- finding and loading -----------------------------------------------------------------------------------------------------------
+# --- finding and loading ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidCheckpoint:
-    """The first valid checkpoint of several, and what is wrong with those before it. Step 0 and no path where there is none."""
+    """The first valid checkpoint of several, and what is wrong with those before it. Step 0 and no path where
+    there is none."""
 
     path: Path | None
     invalid: list[str]
@@ -179,8 +205,8 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
 
 
 def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str | None:
-    """Why a valid checkpoint is not one of this model, and of the run with this identity, where that is given. Reads names and shapes, no
-    tensor."""
+    """Why a valid checkpoint is not one of this model, and of the run with this identity, where that is
+    given. Reads names and shapes, no tensor."""
     saved_by = _state(path / STATE).get("run")
     if saved_by and identity and not saved_by.endswith(f"-{identity}"):
         return f"it is of another run, {saved_by}"
@@ -193,13 +219,17 @@ def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, A
     tensors = {name: load_file(path / name) for name in (MODEL, OPTIMIZER)}
     try:
         restore(model, optimizers, tensors=tensors, plain=state.get("optimizer") or {})
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # its checksums are right: somebody made them so
-        raise InputError(f"{path} must hold what this run's optimizers keep, got {type(error).__name__}: {error}") from error
+    # its checksums are right: somebody made them so
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{path} must hold what this run's optimizers keep, got {type(error).__name__}: {error}"
+        ) from error
     return state
 
 
 def load_validated(path: Path, model: LanguageModel, run: Run) -> None:
-    """Put those weights of a checkpoint into the model, which it must fit, that its run validates, for good."""
+    """Put those weights of a checkpoint into the model, which it must fit, that its run validates, for
+    good."""
     optimizers: Optimizers = []
     if type(run.optimizer).validating is not Optimizer.validating:  # they depend on its state
         optimizers = build_optimizers(run, model)
@@ -234,7 +264,9 @@ def _file_problem(file: Path, expected: str) -> str | None:
         if file.name == ROWS:
             content = file.read_bytes()
             rows = read_rows(content)
-            right = len(rows) == len(content.splitlines()) and (not rows or rows[-1]["step"] < (step_of(file.parent) or 0))
+            right = len(rows) == len(content.splitlines()) and (
+                not rows or rows[-1]["step"] < (step_of(file.parent) or 0)
+            )
             return None if right else f"{ROWS} must hold the rows before the step in the folder's name"
         if file.name == STATE:
             right = _state(file)["step"] == step_of(file.parent)

@@ -1,4 +1,5 @@
-"""A micro-batch's forward and backward as one CUDA graph: one launch in place of hundreds, which pays where the host is the slower one."""
+"""A micro-batch's forward and backward as one CUDA graph: one launch in place of hundreds, which pays where
+the host is the slower one."""
 
 from __future__ import annotations
 
@@ -17,14 +18,18 @@ from nocap.training import memory
 class Graphed:
     """`work`, whose launches are recorded once and replayed on each later micro-batch's tokens.
 
-    Gradients are added up in the tensors that they have here: `zero` them, never replace them. The graph keeps the memory that a
-    micro-batch needs for as long as it lives; torch's allocator counts that as free, so `unseen_mib` is what to add to its peaks.
+    Gradients are added up in the tensors that they have here: `zero` them, never replace them. The graph
+    keeps the memory that a micro-batch needs for as long as it lives; torch's allocator counts that as free,
+    so `unseen_mib` is what to add to its peaks.
 
     Errors:
-        InputError: `work` does what no graph can hold: it reads from the device, waits for it, or copies to it.
+        InputError: `work` does what no graph can hold: it reads from the device, waits for it, or copies to
+            it.
     """
 
-    def __init__(self, work: Callable[[Tensor], Loss], tokens: Tensor, parameters: list[nn.Parameter]) -> None:
+    def __init__(
+        self, work: Callable[[Tensor], Loss], tokens: Tensor, parameters: list[nn.Parameter]
+    ) -> None:
         self._tokens, self._graph = tokens, torch.cuda.CUDAGraph()
         try:
             with _no_waits():
@@ -39,7 +44,10 @@ class Graphed:
             if memory.ran_out(error):
                 raise
             cause = next(iter(str(error).splitlines()), "")
-            rule = "be false for a model that reads from the device, waits for it or copies to it in its forward or backward"
+            rule = (
+                "be false for a model that reads from the device, waits for it or copies to it in "
+                "its forward or backward"
+            )
             raise InputError(f"trainer.cuda_graphs must {rule}, got true ({cause})") from error
         self.unseen_mib = memory.peak_mib(tokens.device) - held / memory.MIB
         memory.reset_peak(tokens.device)
@@ -56,7 +64,8 @@ class Graphed:
 
 @contextmanager
 def _no_waits() -> Iterator[None]:
-    """What waits for the device raises RuntimeError: found before a capture, which a wait would break off, with traces in torch's state."""
+    """What waits for the device raises RuntimeError: found before a capture, which a wait would break off,
+    with traces in torch's state."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")

@@ -1,6 +1,7 @@
 """Heartbeats: how many each rank has sent, and its step, in a small file that the parent process watches.
 
-The file is memory-mapped: a heartbeat costs under a microsecond, and is there even after the rank was killed or got stuck in a kernel.
+The file is memory-mapped: a heartbeat costs under a microsecond, and is there even after the rank was killed
+or got stuck in a kernel.
 """
 
 from __future__ import annotations
@@ -44,4 +45,6 @@ class Heartbeat:
     def behind(self) -> str:
         """The ranks with the fewest heartbeats and their steps: all ranks, if they stopped together."""
         counts = self._rows[:, 0]
-        return ", ".join(f"rank {rank} {self.where(int(rank))}" for rank in np.flatnonzero(counts == counts.min()))
+        return ", ".join(
+            f"rank {rank} {self.where(int(rank))}" for rank in np.flatnonzero(counts == counts.min())
+        )

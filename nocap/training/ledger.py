@@ -1,4 +1,5 @@
-"""The clock ledger: where the wall-clock time went. One line is open at any time, so the lines sum to the wall by construction."""
+"""The clock ledger: where the wall-clock time went. One line is open at any time, so the lines sum to the
+wall by construction."""
 
 from __future__ import annotations
 
@@ -21,11 +22,14 @@ LINES = {  # and what a report calls them, in its order
 class Ledger:
     """Seconds by line, over all attempts of a run.
 
-    `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A resumed run begins with the
-    lines of its checkpoint, `before`. What earlier attempts spent since then is lost, and goes to `other`.
+    `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A
+    resumed run begins with the lines of its checkpoint, `before`. What earlier attempts spent since then is
+    lost, and goes to `other`.
     """
 
-    def __init__(self, *, started: float, before: Mapping[str, float] | None = None, lost_s: float = 0.0) -> None:
+    def __init__(
+        self, *, started: float, before: Mapping[str, float] | None = None, lost_s: float = 0.0
+    ) -> None:
         self._seconds = dict.fromkeys(LINES, 0.0) | dict(before or {})
         self._seconds["other"] += lost_s
         self._line, self._since = "startup", started

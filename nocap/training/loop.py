@@ -35,7 +35,8 @@ from nocap.training.step import (
 
 
 def train(job: Job) -> Outcome:
-    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss that is not finite."""
+    """Train from the newest checkpoint, or from the start, to the last step, a request to stop, or a loss
+    that is not finite."""
     t = job.run.trainer
     configure_numerics(job.run)
     trainee = build(job)
@@ -67,7 +68,9 @@ def train(job: Job) -> Outcome:
     recorder.write({"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)})
     if not math.isfinite(loss):
         job.log("diverged: the last validation loss is not finite")
-        return recorder.close(status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"})
+        return recorder.close(
+            status="diverged", step=t.steps, diverged={"step": t.steps, "loss": "validation"}
+        )
     return recorder.close(status="finished", step=t.steps)
 
 
@@ -75,23 +78,27 @@ def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     """Validation loss in nats per token."""
     settle(job, trainee, ledger)
     with ledger.charge("val"), job.run.optimizer.validating(trainee.optimizers):
-        return validate(trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step))
+        return validate(
+            trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step)
+        )
 
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-# --- setup -------------------------------------------------------------------------------------------------------------------------
+# --- setup --------------------------------------------------------------------------------------------------
 
 
 def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
-    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to go on from, and the record.
+    """Load the newest valid checkpoint on every rank, and cut the metrics back to it; the step to go on from,
+    and the record.
 
     Before a run has a checkpoint of its own, that is `trainer.init_from`.
 
     Errors:
-        InputError: there are checkpoints and none is valid (starting over would hide the loss), or it is of another optimizer.
+        InputError: there are checkpoints and none is valid (starting over would hide the loss), or it is of
+            another optimizer.
     """
     root, init_from = job.run_dir / "checkpoints", job.run.trainer.init_from
     own = newest_first(root)
@@ -105,13 +112,20 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     for problem in invalid:
         job.log(f"checkpoint not used: {problem}")
     if name is None and invalid:
-        raise InputError(f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over")
+        raise InputError(
+            f"{root} must hold a valid checkpoint to resume from, got none; delete the folder to start over"
+        )
     path, first, state = None, 0, dict[str, Any]()
     if name is not None:
         path = Path(name)
-        first, state = step_of(path) or 0, checkpoint.load(path, model=trainee.model, optimizers=trainee.optimizers)
+        first, state = (
+            step_of(path) or 0,
+            checkpoint.load(path, model=trainee.model, optimizers=trainee.optimizers),
+        )
         job.log(f"resuming from step {first}" if own else f"beginning from step {first} of {path}")
-    gone = [step for step in job.run.trainer.keep_steps if step <= first and not (root / name_of(step)).exists()]
+    gone = [
+        step for step in job.run.trainer.keep_steps if step <= first and not (root / name_of(step)).exists()
+    ]
     if gone:
         job.log(f"trainer.keep_steps: no checkpoint of {gone}: this attempt begins at step {first}")
     recorder = Recorder(job, trainee, clock_s=state.get("clock_s", {}), losses=state.get("losses", []))
@@ -121,35 +135,47 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:
-    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a ledger line of their own. Where
-    ideas change what is compiled, so do all stages from `step` on.
+    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a
+    ledger line of their own. Where ideas change what is compiled, so do all stages from `step` on.
 
-    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its backward, in the last stage.
+    Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its
+    backward, in the last stage.
     """
     with ledger.charge("compile"):
         run = job.run
-        dummy = torch.zeros(run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device)
+        dummy = torch.zeros(
+            run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device
+        )
         parameters = list(trainee.model.parameters())
         for stage in [step, *(stage for stage in run.stages() if stage > step)]:
             saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=stage)
         if validates:
             trainee.model.eval()
             with trainee.model.validating(), torch.no_grad(), autocast(run, run.trainer.val_precision):
-                trainee.model(dummy[:, :-1], dummy[:, 1:])  # with a batch's strides: compiled graphs are made for those
+                # with a batch's strides: compiled graphs are made for those
+                trainee.model(dummy[:, :-1], dummy[:, 1:])
             trainee.model.train()
         if run.trainer.cuda_graphs:
-            trainee.graphed = Graphed(lambda tokens: forward_backward(job, trainee, tokens, step=0), dummy, parameters)
+            trainee.graphed = Graphed(
+                lambda tokens: forward_backward(job, trainee, tokens, step=0), dummy, parameters
+            )
         job.world.synchronize()
     return saved_mib
 
 
-def _forward_backward_once(job: Job, trainee: Trainee, tokens: torch.Tensor, parameters: list[nn.Parameter], *, step: int) -> float:
-    """A micro-batch's forward and backward as in this step, whose gradients are dropped. Returns the MiB that the forward keeps."""
+def _forward_backward_once(
+    job: Job, trainee: Trainee, tokens: torch.Tensor, parameters: list[nn.Parameter], *, step: int
+) -> float:
+    """A micro-batch's forward and backward as in this step, whose gradients are dropped. Returns the MiB that
+    the forward keeps."""
     for _, idea, part in trainee.model.joined:
         idea.before_forward(part, trainee.model, step=step)
     saved_mib = 0.0
-    for counting in (True, False):  # the second time without the hooks, with which a compiled graph may be another
-        hooks: AbstractContextManager[dict[int, int]] = memory.saved_for_backward(parameters) if counting else nullcontext({})
+    # the second time without the hooks, with which a compiled graph may be another
+    for counting in (True, False):
+        hooks: AbstractContextManager[dict[int, int]] = (
+            memory.saved_for_backward(parameters) if counting else nullcontext({})
+        )
         with no_sync(trainee), hooks as kept:
             with autocast(job.run, job.run.trainer.precision):
                 loss = trainee.forward(*forward_of(trainee, tokens, step=step))

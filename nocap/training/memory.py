@@ -17,10 +17,15 @@ from torch.utils._pytree import tree_leaves
 MIB = 2**20
 
 
-def parts_mib(parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer], around: Iterable[Tensor] = ()) -> dict[str, float]:
-    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with what ideas keep `around` it."""
+def parts_mib(
+    parameters: Iterable[Tensor], optimizers: Iterable[torch.optim.Optimizer], around: Iterable[Tensor] = ()
+) -> dict[str, float]:
+    """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with
+    what ideas keep `around` it."""
     held = n_bytes(parameters)
-    state = n_bytes(t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor))
+    state = n_bytes(
+        t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor)
+    )
     return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": (state + n_bytes(around)) / MIB}
 
 
@@ -29,8 +34,11 @@ def n_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 @contextmanager
-def saved_for_backward(parameters: Iterable[Tensor], *, on_save: Callable[[int], None] = lambda n: None) -> Iterator[dict[int, int]]:
-    """Storage → bytes of the tensors that a forward inside the block keeps for its backward, parameters left out.
+def saved_for_backward(
+    parameters: Iterable[Tensor], *, on_save: Callable[[int], None] = lambda n: None
+) -> Iterator[dict[int, int]]:
+    """Storage → bytes of the tensors that a forward inside the block keeps for its backward, parameters left
+    out.
 
     `on_save` gets the bytes of each as it is kept.
     """
@@ -44,14 +52,17 @@ def saved_for_backward(parameters: Iterable[Tensor], *, on_save: Callable[[int],
             kept[storage._cdata] = storage.nbytes()
             alive.append(t.detach())
             on_save(storage.nbytes())
-        return t.detach()  # an operation that keeps its own output would keep itself: graphs without a backward would stay for good
+        # an operation that keeps its own output would keep itself: graphs without a backward would stay for
+        # good
+        return t.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         yield kept
 
 
 def peak_mib(device: torch.device) -> float:
-    """Most MiB at once: allocated on a GPU; resident in this process, torch's libraries included, on the CPU."""
+    """Most MiB at once: allocated on a GPU; resident in this process, torch's libraries included, on the
+    CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / MIB
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -74,23 +85,32 @@ def give_back(device: torch.device) -> None:
 def _proc(path: str) -> dict[str, int]:
     """Bytes by name, from the lines `Name: 123 kB` of a file in /proc; empty where there is no such file."""
     try:
-        return {name: 1024 * int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(), re.M)}
+        return {
+            name: 1024 * int(kib)
+            for name, kib in re.findall(r"^(\w+):\s+(\d+) kB$", Path(path).read_text(), re.M)
+        }
     except OSError:
         return {}
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether this says that the device's or the host's memory was not enough; torch's CPU allocator has no type of its own for it."""
+    """Whether this says that the device's or the host's memory was not enough; torch's CPU allocator has no
+    type of its own for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)) is not None
+    return (
+        isinstance(error, RuntimeError)
+        and re.search(r"can't allocate memory|not enough memory|bad_alloc", str(error)) is not None
+    )
 
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Inside the block this process may not take more than the memory that is available now: an allocation beyond it fails (see `ran_out`).
+    """Inside the block this process may not take more than the memory that is available now: an allocation
+    beyond it fails (see `ran_out`).
 
-    Without the limit Linux grants it, and kills the process when the memory is used. Does nothing where there is no /proc.
+    Without the limit Linux grants it, and kills the process when the memory is used. Does nothing where there
+    is no /proc.
     """
     available, size = _proc("/proc/meminfo").get("MemAvailable"), _proc("/proc/self/status").get("VmSize")
     if available is None or size is None:

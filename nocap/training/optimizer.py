@@ -23,13 +23,19 @@ AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
 
 @functools.cache
 def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
-    """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the start of a run that compiles nothing."""
-    bare = {name: inspect.unwrap(getattr(optimizer, name)) for name in ("add_param_group", "zero_grad", "step")}
+    """torch's optimizer without the decorators that import all of `torch._dynamo`: a second of the start of a
+    run that compiles nothing."""
+    bare = {
+        name: inspect.unwrap(getattr(optimizer, name)) for name in ("add_param_group", "zero_grad", "step")
+    }
     return type(optimizer.__name__, (optimizer,), {**bare, "step": torch.no_grad()(bare["step"])})
 
 
-def decayed(named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False) -> list[dict[str, Any]]:
-    """Groups in which matrices and tables decay and vectors (gains, shifts, scales) do not, unless `everything` does."""
+def decayed(
+    named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False
+) -> list[dict[str, Any]]:
+    """Groups in which matrices and tables decay and vectors (gains, shifts, scales) do not, unless
+    `everything` does."""
     decays = {name: p for name, p in named.items() if everything or p.ndim >= 2}
     groups = [
         {"params": list(decays.values()), "weight_decay": weight_decay},
@@ -42,13 +48,18 @@ def split_matrices(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str,
     """The matrices inside the blocks, by name, and the rest: vectors, and tables of embeddings."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     named = dict(model.named_parameters())
-    inside = {name: p for name, p in named.items() if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables}
+    inside = {
+        name: p
+        for name, p in named.items()
+        if name.startswith("blocks.") and p.ndim == 2 and id(p) not in tables
+    }
     return inside, {name: p for name, p in named.items() if name not in inside}
 
 
 class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a class made at run time
-    """Steps by the option's own rule: `option.update(group, params, grads, states)` for each group, with its parameters that have a
-    gradient, and the dict that is kept of each. `group["step"]` counts from 1. What else `more` puts into a group is saved with it."""
+    """Steps by the option's own rule: `option.update(group, params, grads, states)` for each group, with its
+    parameters that have a gradient, and the dict that is kept of each. `group["step"]` counts from 1. What
+    else `more` puts into a group is saved with it."""
 
     def __init__(self, option: Any, params: Any, **more: Any) -> None:
         super().__init__(params, {"lr": option.lr, "weight_decay": 0.0, "step": 0, **more})
@@ -64,7 +75,11 @@ class ByRule(undecorated(torch.optim.Optimizer)):  # type: ignore[misc]  # a cla
 
 
 def kept(
-    states: list[dict[str, Tensor]], name: str, params: list[Tensor], *, first: Callable[[Tensor], Tensor] = torch.zeros_like
+    states: list[dict[str, Tensor]],
+    name: str,
+    params: list[Tensor],
+    *,
+    first: Callable[[Tensor], Tensor] = torch.zeros_like,
 ) -> list[Tensor]:
     """What is kept of each parameter by this name; at first, the function of the parameter."""
     for state, p in zip(states, params, strict=True):
@@ -74,16 +89,18 @@ def kept(
 
 
 def matmul_dtype(p: Tensor) -> torch.dtype:
-    """Of an optimizer's products of matrices: bf16, but where a CPU would emulate it: there fp32 is 3 times as fast (AVX-512) or 20 times
-    (AVX2; LOG.md)."""
+    """Of an optimizer's products of matrices: bf16, but where a CPU would emulate it: there fp32 is 3 times
+    as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
     return p.dtype if p.device.type == "cpu" and not hardware.native_bf16() else torch.bfloat16
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
-    """The run's optimizers, their groups split where an idea scales a rate. Each group carries `peak_lr`, which the schedule multiplies.
+    """The run's optimizers, their groups split where an idea scales a rate. Each group carries `peak_lr`,
+    which the schedule multiplies.
 
     Errors:
-        InputError: the option leaves out a parameter, gives one to two optimizers, or has a group without a learning rate.
+        InputError: the option leaves out a parameter, gives one to two optimizers, or has a group without a
+            learning rate.
     """
     optimizers = run.optimizer.build(model)
     _check_shares(run, model, optimizers)
@@ -93,7 +110,10 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if not isinstance(group.get("lr"), float):
-                raise InputError(f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, lr, got {group.get('lr')!r}")
+                raise InputError(
+                    f"optimizer.kind={run.optimizer.kind} must give each group a learning rate, lr, got "
+                    f"{group.get('lr')!r}"
+                )
             group["peak_lr"] = group["lr"]
     return optimizers
 
@@ -132,12 +152,21 @@ def _decay_cautiously(run: Run, optimizers: Optimizers) -> None:
     """
     if not any(group.get("weight_decay") for optimizer in optimizers for group in optimizer.param_groups):
         kind = run.optimizer.kind
-        raise InputError(f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups have no weight_decay")
+        raise InputError(
+            f"optimizer.cautious_decay must be false beside optimizer.kind={kind}, whose groups "
+            "have no weight_decay"
+        )
     waiting: list[tuple[dict[str, Any], float, list[tuple[nn.Parameter, Tensor]]]] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in (group for group in optimizer.param_groups if group.get("weight_decay")):
-            waiting.append((group, group["weight_decay"], [(p, p.detach().clone()) for p in group["params"] if p.grad is not None]))
+            waiting.append(
+                (
+                    group,
+                    group["weight_decay"],
+                    [(p, p.detach().clone()) for p in group["params"] if p.grad is not None],
+                )
+            )
             group["weight_decay"] = 0.0  # so that the step makes the update alone
 
     @torch.no_grad()
@@ -161,7 +190,8 @@ def set_lr(optimizers: Optimizers, factor: float) -> None:
 
 
 def rates(optimizers: Optimizers) -> dict[str, float]:
-    """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another group with a peak of its own."""
+    """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another
+    group with a peak of its own."""
     found: dict[str, float] = {}
     for optimizer in optimizers:
         kind = optimizer.option.kind if isinstance(optimizer, ByRule) else type(optimizer).__name__.lower()

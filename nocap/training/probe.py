@@ -20,9 +20,9 @@ CLOSE = 1e-5  # of the largest logit
 
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
-    """Refuse options from outside in whose forward, as in this step, logits change with later tokens, or which is not
-    repeated bit for bit, unless a class says that it is meant to. Eager, one sequence, on a copy of the model, alone on
-    each rank; the random state is left as it was.
+    """Refuse options from outside in whose forward, as in this step, logits change with later tokens, or
+    which is not repeated bit for bit, unless a class says that it is meant to. Eager, one sequence, on a copy
+    of the model, alone on each rank; the random state is left as it was.
 
     Errors:
         InputError: they are refused.
@@ -31,23 +31,32 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     options = {
         name: option
         for name, option in run.options()
-        if name.startswith(("attention", "mlp", "norm", "position", "model", "objective", "ideas."))  # a forward calls them
+        # a forward calls them
+        if name.startswith(("attention", "mlp", "norm", "position", "model", "objective", "ideas."))
     }
     names = ", ".join(
-        f"{name}.kind={option.kind}" for name, option in options.items() if outside.used({cls.__module__ for cls in type(option).__mro__})
+        f"{name}.kind={option.kind}"
+        for name, option in options.items()
+        if outside.used({cls.__module__ for cls in type(option).__mro__})
     )
     if not names:
         return
     states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng([device] * (device.type == "cuda")):
-        model = copy.deepcopy(trainee.model).train(not run.model.fp8_head)  # in training, fp8's scale is of all tokens
+        # in training, fp8's scale is of all tokens
+        model = copy.deepcopy(trainee.model).train(not run.model.fp8_head)
         for _, idea, part in model.joined:
             idea.before_forward(part, model, step=step)
-        tokens_BT = torch.randint(job.vocab_size, (1, run.model.seq_len + 1), generator=torch.Generator().manual_seed(0)).to(device)
+        tokens_BT = torch.randint(
+            job.vocab_size, (1, run.model.seq_len + 1), generator=torch.Generator().manual_seed(0)
+        ).to(device)
 
-        def tried(inputs_BT: torch.Tensor | None = None, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        def tried(
+            inputs_BT: torch.Tensor | None = None, *, seed: int = 0
+        ) -> tuple[torch.Tensor, torch.Tensor]:
             """Loss and logits; the loss is the step's, whatever the inputs."""
-            model.load_state_dict(trainee.model.state_dict())  # what a forward changes there is in checkpoints
+            # what a forward changes there is in checkpoints
+            model.load_state_dict(trainee.model.state_dict())
             torch.manual_seed(0)
             for p in (p for p in model.parameters() if not p.any()):
                 p.data.normal_(std=0.05)  # a zero would hide what it multiplies
@@ -61,7 +70,8 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
 
         is_random = any(option.random is True for option in options.values())
         exact = all(
-            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(tried(), tried(seed=0 if is_random else 1), strict=True)
+            torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+            for a, b in zip(tried(), tried(seed=0 if is_random else 1), strict=True)
         )
         if not exact and not is_random:
             raise InputError(
@@ -74,7 +84,8 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
             for t, at, _ in differences(lambda other_BT: tried(other_BT)[1], inputs_BT, job.vocab_size):
                 if at is not None:
                     raise InputError(
-                        f"{names} must see no later token, and the logits of token {at} change with the tokens from {t} on; "
+                        f"{names} must see no later token, and the logits of token {at} change with the "
+                        f"tokens from {t} on; "
                         "a class that is meant to says causal = False"
                     )
     random.setstate(states[0])
@@ -84,7 +95,8 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
 def differences(
     logits: Callable[[torch.Tensor], torch.Tensor], tokens_BT: torch.Tensor, vocab_size: int
 ) -> Iterator[tuple[int, int | None, int | None]]:
-    """For some t: t, and the first token before t, and from t on, whose `logits`, (B, T, V), change with those from t on."""
+    """For some t: t, and the first token before t, and from t on, whose `logits`, (B, T, V), change with
+    those from t on."""
     before, T = logits(tokens_BT), tokens_BT.shape[1]
     for t in sorted({1, T // 2, T - 1}):
         after = logits(torch.cat([tokens_BT[:, :t], (tokens_BT[:, t:] + 1) % vocab_size], 1))

@@ -1,4 +1,5 @@
-"""Writes a run's record as it trains: rows, checkpoints, loss spikes, totals at the end. It changes no number of the training."""
+"""Writes a run's record as it trains: rows, checkpoints, loss spikes, totals at the end. It changes no number
+of the training."""
 
 from __future__ import annotations
 
@@ -38,26 +39,33 @@ class Outcome:
 class Recorder:
     """The record of one attempt, which goes on from the clock and the losses of the attempts before."""
 
-    def __init__(self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]) -> None:
+    def __init__(
+        self, job: Job, trainee: Trainee, *, clock_s: dict[str, float], losses: Iterable[float]
+    ) -> None:
         self.job, self.trainee = job, trainee
         self.flops, self.flops_basis = flops_per_token(job.run, vocab_size=job.vocab_size)
         # Of the start-up, scores are a teacher's work, which counts as training.
         before = {"teacher": job.teacher_s + trainee.scores_s, "startup": -trainee.scores_now_s} | clock_s
-        self.ledger = Ledger(started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values())))
+        self.ledger = Ledger(
+            started=job.started, before=before, lost_s=max(0.0, job.spent_s - sum(before.values()))
+        )
         self.metrics = Metrics(job.run_dir / "metrics.jsonl", stage=job.stage)
         self.on_gpu = job.world.device.type == "cuda"
         root, always = job.run_dir / "checkpoints", job.run.trainer.keep_steps
         self.checkpoints = checkpoint.Writer(root, background=self.on_gpu, always=always, stage=job.stage)
-        self.losses = deque(losses, maxlen=WINDOW)  # a checkpoint keeps them: a resumed run must see the same spikes
+        # a checkpoint keeps them: a resumed run must see the same spikes
+        self.losses = deque(losses, maxlen=WINDOW)
 
     def probe(self, *, step: int) -> None:
         """See `nocap.training.probe`: called through here, it is in no run's source."""
         probe(self.job, self.trainee, step=step)
 
     def started(self, *, saved_mib: float) -> None:
-        """The warm-up is over, which found what a forward saves. A GPU's peak is measured from here on, without what compiling takes."""
+        """The warm-up is over, which found what a forward saves. A GPU's peak is measured from here on,
+        without what compiling takes."""
         self.saved_mib = saved_mib
-        self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0  # of a CUDA graph, in no peak of the allocator's
+        # of a CUDA graph, in no peak of the allocator's
+        self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0
         memory.reset_peak(self.job.world.device)
         self.ledger.started_up()
 
@@ -65,7 +73,8 @@ class Recorder:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
 
         Errors:
-            OSError: the `last` one of this process cannot be written. An earlier one that fails is logged, and training goes on.
+            OSError: the `last` one of this process cannot be written. An earlier one that fails is logged,
+                and training goes on.
         """
         settle(self.job, self.trainee, self.ledger)
         if not self.job.world.is_main:
@@ -86,9 +95,11 @@ class Recorder:
         self._log(problems)
 
     def resume(self, own: Path | None) -> list[Row]:
-        """The rows of the run's own checkpoint that it goes on from, put back where the file has others; none without one."""
+        """The rows of the run's own checkpoint that it goes on from, put back where the file has others; none
+        without one."""
         t = self.job.run.trainer
-        if own and step_of(own) == t.steps:  # killed after its last save: perhaps before it had deleted the older ones
+        # killed after its last save: perhaps before it had deleted the older ones
+        if own and step_of(own) == t.steps:
             checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
         content = (own / checkpoint.ROWS).read_bytes() if own else b""
         self._log(self.metrics.put_back(content, source=str(own)))
@@ -99,14 +110,16 @@ class Recorder:
             self.job.log(line)
 
     def val_row(self, loss: float) -> Row:
-        """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is not finite."""
+        """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is not
+        finite."""
         row: Row = {"val/loss": _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
             row["val/bpb"] = loss * self.job.run.trainer.val_tokens / (math.log(2) * self.job.val_bytes)
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
-        """The row of a step, `null` where a value is not finite. `train/loss` is the next-token loss, whatever else is minimised."""
+        """The row of a step, `null` where a value is not finite. `train/loss` is the next-token loss,
+        whatever else is minimised."""
         t = self.job.run.trainer
         tokens_per_s = self.job.run.batch_tokens(step) / (update.step_ms / 1e3)
         losses = {"loss": update.parts.get("next_token", update.loss)}
@@ -117,7 +130,9 @@ class Recorder:
             **{f"train/{name}": lr for name, lr in update.lrs.items()},
             "perf/step_ms": update.step_ms,
             "perf/tokens_per_s": tokens_per_s,
-            "perf/mfu": hardware.utilization(tokens_per_s * self.flops, t.device, t.precision, self.job.world.size),
+            "perf/mfu": hardware.utilization(
+                tokens_per_s * self.flops, t.device, t.precision, self.job.world.size
+            ),
             **self._spike(update, step=step),
         }
 
@@ -127,7 +142,10 @@ class Recorder:
         self.losses.extend([update.loss] * update.finite)
         if sigmas <= SIGMAS:
             return {}
-        self.job.log(f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: {self._batch(step)}")
+        self.job.log(
+            f"spike at step {step}: loss {update.loss:.4f}, {sigmas:.1f} standard deviations up: "
+            f"{self._batch(step)}"
+        )
         return {"train/spike": sigmas}
 
     def write(self, row: Row) -> None:
@@ -148,29 +166,44 @@ class Recorder:
 
     def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
         """Where and how, logged and returned for the summary."""
-        where = {"step": step, "loss": repr(update.loss), "grad_norm": repr(update.grad_norm), **self._batch(step)}
+        where = {
+            "step": step,
+            "loss": repr(update.loss),
+            "grad_norm": repr(update.grad_norm),
+            **self._batch(step),
+        }
         self.job.log(f"diverged: {where}")
         return where
 
     def close(self, *, status: str, step: int, **more: Any) -> Outcome:
-        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join the totals."""
+        """Wait for the last checkpoint; return the run's sizes, work, and memory in parts. `more` keys join
+        the totals."""
         with self.ledger.charge("checkpoint"):
             self._log(self.checkpoints.settle())
             if self.job.world.is_main:
                 self._log(self.metrics.put_back(self.metrics.content, source="this process"))
         on_gpu, t, peak, model = self.on_gpu, self.job.run.trainer, self.peak_mib(), self.trainee.model
-        parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {"activations": self.saved_mib}
+        parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {
+            "activations": self.saved_mib
+        }
         totals = {
             "params": count_parameters(model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,
             "memory_mib": {"peak": peak, "model": peak if on_gpu else sum(parts.values()), **parts},
             "memory_notes": {
-                "peak": "allocated on the GPU after warm-up" if on_gpu else "resident, all libraries included",
-                "model": "the peak" if on_gpu else "counted: parameters, gradients, optimizer and activations",
+                "peak": "allocated on the GPU after warm-up"
+                if on_gpu
+                else "resident, all libraries included",
+                "model": "the peak"
+                if on_gpu
+                else "counted: parameters, gradients, optimizer and activations",
                 "activations": "kept by one micro-batch's forward for its backward",
             },
-            "kernel": {"train": kernel_name(self.job.run, t.precision), "val": kernel_name(self.job.run, t.val_precision)},
+            "kernel": {
+                "train": kernel_name(self.job.run, t.precision),
+                "val": kernel_name(self.job.run, t.val_precision),
+            },
             "train_windows": self.trainee.train.n,
         }
         return Outcome(status=status, step=step, ledger=self.ledger, totals={**totals, **more})
@@ -181,7 +214,8 @@ def _finite(value: float) -> float | None:
 
 
 def above(losses: Collection[float], loss: float) -> float:
-    """By how many standard deviations a loss lies above the mean of those before it; 0 before there are enough."""
+    """By how many standard deviations a loss lies above the mean of those before it; 0 before there are
+    enough."""
     n = len(losses)
     if n < ENOUGH:
         return 0.0

@@ -1,7 +1,8 @@
-"""The state of a model and its optimizers as files have it: tensors by name, plain values as JSON; and the way back.
+"""The state of a model and its optimizers as files have it: tensors by name, plain values as JSON; and the
+way back.
 
-`model.safetensors` has a tensor a parameter. In `optimizer.safetensors`, `INDEX/PARAMETER/FIELD` is what optimizer INDEX keeps of a
-parameter under that name.
+`model.safetensors` has a tensor a parameter. In `optimizer.safetensors`, `INDEX/PARAMETER/FIELD` is what
+optimizer INDEX keeps of a parameter under that name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ Plain = dict[str, Any]  # JSON types
 
 
 def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
-    """The tensors on the CPU, and what the optimizers keep besides; `copy` them where training goes on before they are written.
+    """The tensors on the CPU, and what the optimizers keep besides; `copy` them where training goes on before
+    they are written.
 
     Errors:
         InputError: an optimizer keeps what is neither a tensor nor plain.
@@ -41,11 +43,16 @@ def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[T
     others = {key: value for key, value in state.items() if key not in kept}
     for key, value in others.items():
         if not _is_plain(value):
-            raise InputError(f"optimizer must keep tensors and plain values, got {type(value).__name__} in {key}")
+            raise InputError(
+                f"optimizer must keep tensors and plain values, got {type(value).__name__} in {key}"
+            )
     groups = [[_plain_keys(group) for group in optimizer.param_groups] for optimizer in optimizers]
     plain = {"state": others, "groups": groups}
     files = {MODEL: weights(model), OPTIMIZER: kept}
-    return {file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()} for file, tensors in files.items()}, plain
+    return {
+        file: {name: t.to("cpu", copy=copy).contiguous() for name, t in tensors.items()}
+        for file, tensors in files.items()
+    }, plain
 
 
 def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain: Plain) -> None:
@@ -64,11 +71,17 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
         for group, values in zip(optimizer.param_groups, groups, strict=True):
             if missing := _plain_keys(group).keys() - values.keys():
                 raise ValueError(f"it is of another optimizer, without {min(missing)}")
-            group.update({key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in values.items()})
+            group.update(
+                {
+                    key: tuple(value) if isinstance(group.get(key), tuple) else value
+                    for key, value in values.items()
+                }
+            )
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters, and the buffers that a module declares persistent, each once: safetensors takes no tensor twice."""
+    """The parameters, and the buffers that a module declares persistent, each once: safetensors takes no
+    tensor twice."""
     own = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: t for name, t in model.state_dict().items() if name in own}
 
@@ -88,14 +101,20 @@ def as_json(plain: Plain) -> str:
     try:
         return json.dumps(plain, allow_nan=False)
     except ValueError as error:
-        raise InputError(f"optimizer must keep tensors and plain values, got a non-finite number ({error})") from error
+        raise InputError(
+            f"optimizer must keep tensors and plain values, got a non-finite number ({error})"
+        ) from error
 
 
 def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
     """Where a file of weights does not have the names and shapes of the model's."""
     expected = {name: list(t.shape) for name, t in weights(model).items()}
-    differing = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
-    return f"{MODEL} must hold what this run's model has, and differs in {differing[0]}" if differing else None
+    differing = sorted(
+        name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)
+    )
+    return (
+        f"{MODEL} must hold what this run's model has, and differs in {differing[0]}" if differing else None
+    )
 
 
 def _plain_keys(group: Mapping[str, Any]) -> Plain:

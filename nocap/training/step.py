@@ -1,4 +1,5 @@
-"""The training step: what is built before it, what it reads, how it updates the weights. All numbers of a run come from here or below."""
+"""The training step: what is built before it, what it reads, how it updates the weights. All numbers of a run
+come from here or below."""
 
 from __future__ import annotations
 
@@ -38,16 +39,19 @@ class Job:
     vocab_size: int
     val_bytes: int | None = None  # of text behind the validation targets; None where unknown
     run_dir: Path
-    stage: Path | None = None  # where files are prepared, in the lease of the run's folder; None: nobody else writes there
+    # where files are prepared, in the lease of the run's folder; None: nobody else writes there
+    stage: Path | None = None
     world: World
     started: float  # time.monotonic() of this attempt's first moment
     spent_s: float = 0.0  # wall-clock of the attempts before
     teacher_s: float = 0.0  # training of the runs that it learns from
-    on_start: Callable[[list[Row]], None] = lambda rows: None  # with the earlier attempts' rows, before the first step
+    # with the earlier attempts' rows, before the first step
+    on_start: Callable[[list[Row]], None] = lambda rows: None
     on_row: Callable[[Row], None] = lambda row: None
     log: Callable[[str], None] = print
     stop_asked: Callable[[], bool] = lambda: False
-    stop_at_once: Callable[[], AbstractContextManager[None]] = nullcontext  # in this block a request to stop is not waited with
+    # in this block a request to stop is not waited with
+    stop_at_once: Callable[[], AbstractContextManager[None]] = nullcontext
     heartbeat: Callable[[int], None] = lambda step: None  # with the step, at least once a micro-batch
 
 
@@ -63,9 +67,11 @@ class Trainee:
     val: Windows
     scores_s: float = 0.0  # what scores of the training windows took
     scores_now_s: float = 0.0  # when the trainee was built
-    graphed: Graphed | None = None  # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
+    # a micro-batch, where `trainer.cuda_graphs`: `nocap.training.loop.warm_up` makes it
+    graphed: Graphed | None = None
     ahead: tuple[int, torch.Tensor] | None = None  # a step and its batch, read while the GPU computed
-    waited: float | None = None  # time.perf_counter() of the last wait for the GPU, where it has computed ever since
+    # time.perf_counter() of the last wait for the GPU, where it has computed ever since
+    waited: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +79,8 @@ class Update:
     """One optimizer step, seen from all ranks."""
 
     loss: float  # what was minimised
-    parts: dict[str, float] = field(default_factory=dict)  # what it is the sum of; empty: the next-token loss alone
+    # what it is the sum of; empty: the next-token loss alone
+    parts: dict[str, float] = field(default_factory=dict)
     grad_norm: float
     lrs: dict[str, float]
     stop: bool
@@ -84,7 +91,7 @@ class Update:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
-# --- setup -------------------------------------------------------------------------------------------------------------------------
+# --- setup --------------------------------------------------------------------------------------------------
 
 
 def configure_numerics(run: Run) -> None:
@@ -109,7 +116,9 @@ def build(job: Job) -> Trainee:
     forward: nn.Module = model
     if world.size > 1:
         # Every rank computes the same buffers: without this, every forward would broadcast them.
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, [name for name, _ in model.named_buffers()])
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            model, [name for name, _ in model.named_buffers()]
+        )
         forward = DistributedDataParallel(model, gradient_as_bucket_view=True)
     train, val = train_windows(run, job.train_shards), val_windows(run, job.val_shards)
     arranged = [idea.arrange(train, job) for idea in run.ideas.values()]
@@ -126,15 +135,17 @@ def build(job: Job) -> Trainee:
 
 
 def autocast(run: Run, precision: Precision) -> torch.autocast:
-    """bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the length of the block."""
+    """bf16 autocast, or none. Its cache of cast weights is torch's default: on, for the length of the
+    block."""
     return torch.autocast(run.trainer.device.value, dtype=torch.bfloat16, enabled=precision is Precision.bf16)
 
 
-# --- the step ----------------------------------------------------------------------------------------------------------------------
+# --- the step -----------------------------------------------------------------------------------------------
 
 
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
-    """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or gradient: no update."""
+    """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or gradient: no
+    update."""
     with ledger.charge("train"):
         began, run, world = trainee.waited or time.perf_counter(), job.run, job.world
         job.heartbeat(step)
@@ -151,7 +162,11 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         parts: dict[str, torch.Tensor] = {}
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
             with nullcontext() if i == n - 1 else no_sync(trainee):
-                loss = trainee.graphed(tokens) if trainee.graphed else forward_backward(job, trainee, tokens.long(), step=step)
+                loss = (
+                    trainee.graphed(tokens)
+                    if trainee.graphed
+                    else forward_backward(job, trainee, tokens.long(), step=step)
+                )
             losses += loss.total
             for name, of_it in loss.parts.items():
                 parts[name] = parts.get(name, 0.0) + of_it.double()
@@ -159,13 +174,15 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         for _, idea, part in trainee.model.joined_around:
             idea.before_clip(part, trainee.model, step=step)
         norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
-        norm = torch.linalg.vector_norm(torch.stack(norms))  # as torch's get_total_norm, which also looks for several devices
+        # as torch's get_total_norm, which also looks for several devices
+        norm = torch.linalg.vector_norm(torch.stack(norms))
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]
         sums = world.sum(torch.stack([*means, losses.new_full((), float(job.stop_asked()))]))
         on_gpu = world.device.type == "cuda"
         if on_gpu and step + 1 < run.trainer.steps:
             trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
-        mean, *part_means, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()  # the step's one wait for the device
+        # the step's one wait for the device
+        mean, *part_means, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()
         ended = time.perf_counter()
         if math.isfinite(mean) and math.isfinite(norm_value):
             if run.trainer.grad_clip is not None:
@@ -194,7 +211,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
 
 
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
-    """The loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to the parameters'."""
+    """The loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to the
+    parameters'."""
     with autocast(job.run, job.run.trainer.precision):
         loss = trainee.forward(*forward_of(trainee, tokens, step=step))
     job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
@@ -217,7 +235,8 @@ def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor, norm_
 
 
 def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
-    """Wait for the step's update, so that what comes next, which is no step, is charged for its own time alone."""
+    """Wait for the step's update, so that what comes next, which is no step, is charged for its own time
+    alone."""
     with ledger.charge("train"):
         job.world.synchronize()
     trainee.waited = None
@@ -227,21 +246,33 @@ def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
     """This rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
     run, world = job.run, job.world
     first, n = run.tokens_before(step) // run.model.seq_len, microbatches(run, step=step)
-    rows = sequences_of(first=first, rank=world.rank, world=world.size, microbatches=n, micro_batch=run.trainer.micro_batch)
+    rows = sequences_of(
+        first=first, rank=world.rank, world=world.size, microbatches=n, micro_batch=run.trainer.micro_batch
+    )
     batch = torch.from_numpy(trainee.train.read(rows))
     return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch
 
 
 def no_sync(trainee: Trainee) -> Any:
     """Gradients stay local inside the block; DDP averages them in the backward that follows outside."""
-    return trainee.forward.no_sync() if isinstance(trainee.forward, DistributedDataParallel) else nullcontext()
+    return (
+        trainee.forward.no_sync() if isinstance(trainee.forward, DistributedDataParallel) else nullcontext()
+    )
 
 
 @torch.no_grad()
-def validate(model: LanguageModel, windows: Windows, *, run: Run, world: World, heartbeat: Callable[[], None] = lambda: None) -> float:
+def validate(
+    model: LanguageModel,
+    windows: Windows,
+    *,
+    run: Run,
+    world: World,
+    heartbeat: Callable[[], None] = lambda: None,
+) -> float:
     """Mean loss in nats per token over the first `trainer.val_tokens`; a `heartbeat` after each micro-batch.
 
-    The losses of all ranks' micro-batches are summed in one order, so that the result does not depend on the number of ranks.
+    The losses of all ranks' micro-batches are summed in one order, so that the result does not depend on the
+    number of ranks.
     """
     size, T = run.trainer.micro_batch, run.model.seq_len
     n_batch = run.trainer.val_tokens // (size * T)

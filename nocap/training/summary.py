@@ -1,4 +1,5 @@
-"""`summary.json`: a run in one object, made from its rows, its manifest and the totals that the recorder measured."""
+"""`summary.json`: a run in one object, made from its rows, its manifest and the totals that the recorder
+measured."""
 
 from __future__ import annotations
 
@@ -49,7 +50,9 @@ def summarize(
         "tokens_per_s": tokens_per_s,
         "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
         "spikes": [row["step"] for row in rows if "train/spike" in row],
-        "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()} if step_ms else None,
+        "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()}
+        if step_ms
+        else None,
         **_mfu(run, tokens_per_s, totals.get("flops_per_token")),
         "flops_per_token": None,
         "params": {},
@@ -64,11 +67,13 @@ def summarize(
     }
 
 
-def cut_short(run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str, stage: Path | None) -> dict[str, Any]:
+def cut_short(
+    run: Run, run_dir: Path, *, status: str, attempt_s: float, error: str, stage: Path | None
+) -> dict[str, Any]:
     """Write and return the summary of an attempt that did not come to its end.
 
-    Where its time went is known up to its last row; the rest is `other`. On a full disk or without its lease it is returned only: a run
-    without a summary is one that has not ended.
+    Where its time went is known up to its last row; the rest is `other`. On a full disk or without its lease
+    it is returned only: a run without a summary is one that has not ended.
     """
     manifest, rows = read_json(run_dir / "manifest.json"), Metrics(run_dir / "metrics.jsonl").rows()
     assert manifest is not None
@@ -87,5 +92,10 @@ def _mfu(run: Run, tokens_per_s: float | None, flops: float | None) -> dict[str,
     peak, basis = hardware.peak_flops(t.device, t.precision)
     if peak is None or tokens_per_s is None or flops is None:
         return {"mfu": None, "mfu_basis": basis if peak is None else "no step was timed"}
-    formula = f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {t.devices} × {basis}"
-    return {"mfu": hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices), "mfu_basis": formula}
+    formula = (
+        f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {t.devices} × {basis}"
+    )
+    return {
+        "mfu": hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices),
+        "mfu_basis": formula,
+    }

@@ -1,4 +1,5 @@
-"""What a person sees: a progress bar on a terminal, plain lines elsewhere, all lines also in `train.log`, and a short table at the end."""
+"""What a person sees: a progress bar on a terminal, plain lines elsewhere, all lines also in `train.log`, and
+a short table at the end."""
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ QUIET_S = 5.0  # at most one plain line in this time, validation apart
 
 
 class _Lasting(io.FileIO):
-    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was closed, its disk is full."""
+    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was closed, its
+    disk is full."""
 
     def write(self, content: Any, /) -> int:
         try:
-            while (written := super().write(content)) is None:  # somebody made it non-blocking, and it is full
+            # somebody made it non-blocking, and it is full
+            while (written := super().write(content)) is None:
                 select.select([], [self], [])
             return written
         except OSError:
@@ -36,7 +39,8 @@ class _Lasting(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """From now on training goes on without a reader of stdout or stderr. A stream that is closed becomes /dev/null."""
+    """From now on training goes on without a reader of stdout or stderr. A stream that is closed becomes
+    /dev/null."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -46,11 +50,18 @@ def outlive_readers() -> None:
         if (old := getattr(sys, name)) is getattr(sys, f"__{name}__"):  # nobody has replaced it
             raw = _Lasting(number, "w", closefd=False)
             text = {"encoding": old.encoding, "errors": old.errors} if old else {"encoding": "utf-8"}
-            setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), line_buffering=raw.isatty() or name == "stderr", **text))
+            setattr(
+                sys,
+                name,
+                io.TextIOWrapper(
+                    io.BufferedWriter(raw), line_buffering=raw.isatty() or name == "stderr", **text
+                ),
+            )
 
 
 class Reporter:
-    """Progress of one run, on stdout and in `train.log`. Without a `log_path`, as in all ranks but the first, it is silent."""
+    """Progress of one run, on stdout and in `train.log`. Without a `log_path`, as in all ranks but the first,
+    it is silent."""
 
     def __init__(self, *, log_path: Path | None, steps: int) -> None:
         self._log_path, self._steps = log_path, steps
@@ -74,7 +85,14 @@ class Reporter:
         if self._log_path is not None and sys.stdout.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=self._steps, initial=step, unit="step", file=trusted(sys.stdout), dynamic_ncols=True, leave=False)
+            self._bar = tqdm(
+                total=self._steps,
+                initial=step,
+                unit="step",
+                file=trusted(sys.stdout),
+                dynamic_ncols=True,
+                leave=False,
+            )
 
     def row(self, row: Row) -> None:
         now, step, parts = time.monotonic(), row["step"], list[str]()
@@ -88,7 +106,12 @@ class Reporter:
             if self._bar is not None:
                 self._bar.update(step + 1 - self._bar.n)
                 self._bar.set_postfix_str(f"loss {loss} {self._val} {speed} tok/s", refresh=False)
-            parts = [f"train {loss}", *parts, f"{speed} tokens/s", left(step - self._began[1], self._steps - step, now - self._began[0])]
+            parts = [
+                f"train {loss}",
+                *parts,
+                f"{speed} tokens/s",
+                left(step - self._began[1], self._steps - step, now - self._began[0]),
+            ]
         if "val/loss" in row or (self._bar is None and now - self._last_line >= QUIET_S):
             self._last_line = now
             self.log("  ".join([f"step {step:>6}/{self._steps}", *filter(None, parts)]), drawn=True)
@@ -116,12 +139,16 @@ def ending(code: int) -> str:
 def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
     """The run in a few lines."""
     clock, memory = summary["clock_s"], dict(summary["memory_mib"])
-    spent = sorted(((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05), key=lambda item: -item[1])
+    spent = sorted(
+        ((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05), key=lambda item: -item[1]
+    )
     rows = {
         "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
         "validation": summary["val_loss"] is not None and _validation(summary),
         "speed": summary["tokens_per_s"] is not None and summary["step_ms"] is not None and _speed(summary),
-        "memory": memory and f"{memory.pop('peak'):,.0f} MiB peak; " + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
+        "memory": memory
+        and f"{memory.pop('peak'):,.0f} MiB peak; "
+        + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
         "clock": f"{clock['wall']:.1f} s = " + " + ".join(f"{line} {s:.1f}" for line, s in spent),
         "record": str(run_dir),
         "curve": summary["val_loss"] is not None and f"python -m nocap.plot {shlex.quote(str(run_dir))}",
@@ -132,10 +159,17 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
 
 def _validation(summary: Mapping[str, Any]) -> str:
     known = summary["val_bpb"] is not None
-    bpb = f"{summary['val_bpb']:.4f} bits per byte" if known else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
+    bpb = (
+        f"{summary['val_bpb']:.4f} bits per byte"
+        if known
+        else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
+    )
     return f"{summary['val_loss']:.4f} nats per token, {bpb}"
 
 
 def _speed(summary: Mapping[str, Any]) -> str:
     mfu = f"MFU {summary['mfu']:.1%}" if summary["mfu"] is not None else f"no MFU: {summary['mfu_basis']}"
-    return f"{summary['tokens_per_s']:,.0f} tokens/s on average, {summary['step_ms']['median']:.1f} ms in the median step; {mfu}"
+    return (
+        f"{summary['tokens_per_s']:,.0f} tokens/s on average, "
+        f"{summary['step_ms']['median']:.1f} ms in the median step; {mfu}"
+    )

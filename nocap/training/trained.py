@@ -1,4 +1,5 @@
-"""A trained run's model, read from its newest checkpoint or from a file of `nocap.export`: to generate from, or to learn from.
+"""A trained run's model, read from its newest checkpoint or from a file of `nocap.export`: to generate from,
+or to learn from.
 
 That file is safetensors: the weights, and as metadata the config and what the run was.
 """
@@ -43,17 +44,22 @@ def run_of(path: str | Path) -> Run:
     return replace(run, attention=run.attention.portable())
 
 
-def trained(run_dir: Path, *, log: Callable[[str], None] = lambda line: None) -> tuple[Run, LanguageModel, int]:
-    """The run, its model on the CPU in evaluation with the weights that it is validated with, and the step of the checkpoint: the newest
-    valid one. What is wrong with a newer one goes to the log.
+def trained(
+    run_dir: Path, *, log: Callable[[str], None] = lambda line: None
+) -> tuple[Run, LanguageModel, int]:
+    """The run, its model on the CPU in evaluation with the weights that it is validated with, and the step of
+    the checkpoint: the newest valid one. What is wrong with a newer one goes to the log.
 
     Errors:
-        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one whose weights are not finite.
+        ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one
+            whose weights are not finite.
     """
     run = run_of(run_dir)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
-    found = checkpoint.find(run_dir / "checkpoints", misfit=partial(checkpoint.misfit, model=model, identity=identity))
+    found = checkpoint.find(
+        run_dir / "checkpoints", misfit=partial(checkpoint.misfit, model=model, identity=identity)
+    )
     for problem in found.invalid:
         log(f"checkpoint not used: {problem}")
     if found.path is None:
@@ -79,7 +85,11 @@ def export(run_dir: Path, path: Path, *, log: Callable[[str], None]) -> dict[str
     record = read(run_dir, rows=False)
     about = {"name": record.name, "identity": record.identity, "step": step, "val_loss": record.val_loss}
     config = to_plain(replace(run, output_dir="outputs", cache_dir=None))  # places on this machine
-    metadata = {"format": "pt", "config": json.dumps(redact(config)), "run": json.dumps(redact(about), allow_nan=False)}
+    metadata = {
+        "format": "pt",
+        "config": json.dumps(redact(config)),
+        "run": json.dumps(redact(about), allow_nan=False),
+    }
     write_file(path, save({name: t.detach().contiguous() for name, t in weights(model).items()}, metadata))
     return about
 
@@ -110,15 +120,24 @@ def exported(path: Path) -> tuple[Run, LanguageModel, int]:
 
 
 def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> LanguageModel:
-    """The model of the trained run in the folder of this key, on the device and without gradients, for this run's tokens.
+    """The model of the trained run in the folder of this key, on the device and without gradients, for this
+    run's tokens.
 
     Errors:
         InputError: its tokens are others, or its context is shorter.
     """
     theirs, model, _ = trained(expanded(path))
     for rule, fits, value in (
-        (f"of {run.tokenizer.name} tokens", theirs.tokenizer.name == run.tokenizer.name, theirs.tokenizer.name),
-        (f"of model.seq_len={run.model.seq_len} or more", theirs.model.seq_len >= run.model.seq_len, theirs.model.seq_len),
+        (
+            f"of {run.tokenizer.name} tokens",
+            theirs.tokenizer.name == run.tokenizer.name,
+            theirs.tokenizer.name,
+        ),
+        (
+            f"of model.seq_len={run.model.seq_len} or more",
+            theirs.model.seq_len >= run.model.seq_len,
+            theirs.model.seq_len,
+        ),
     ):
         if not fits:
             raise InputError(f"{key} must be a run {rule}, got {value}")

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from nocap.config.trainer import Device
 
-WATCHED = timedelta(days=365)  # how long a rank waits for the others where nocap's own parent decides which of them hangs
+# how long a rank waits for the others where nocap's own parent decides which of them hangs
+WATCHED = timedelta(days=365)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +36,8 @@ class World:
         return values
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be unpickled."""
+        """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be
+        unpickled."""
         if self.size == 1:
             return value
         content = torch.tensor(bytearray(json.dumps(value).encode()), dtype=torch.uint8, device=self.device)
@@ -53,16 +55,22 @@ class World:
 
 
 def place(device: Device) -> World:
-    """This process's place among the ranks that the environment describes, as torchrun's does; alone without one."""
-    size, rank, local = (int(os.environ.get(key, default)) for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0)))
+    """This process's place among the ranks that the environment describes, as torchrun's does; alone without
+    one."""
+    size, rank, local = (
+        int(os.environ.get(key, default))
+        for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
+    )
     torch_device = torch.device("cuda", local) if device is Device.cuda else torch.device("cpu")
     return World(rank=rank, size=size if "RANK" in os.environ else 1, device=torch_device)
 
 
 def join(device: Device, *, timeout_s: float = 600) -> World:
-    """This process's place, connected with the other ranks. Safe to call twice. `timeout_s` is for ranks that torchrun started.
+    """This process's place, connected with the other ranks. Safe to call twice. `timeout_s` is for ranks that
+    torchrun started.
 
-    Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave` ends it once the record is written.
+    Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave` ends it once
+    the record is written.
     """
     world = place(device)
     if device is Device.cuda:
@@ -71,7 +79,9 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
         backend = "nccl" if device is Device.cuda else "gloo"
         if path := os.environ.get("NOCAP_STORE"):
             store = dist.FileStore(path, world.size)  # type: ignore[attr-defined]  # torch exports it without saying so
-            dist.init_process_group(backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size)
+            dist.init_process_group(
+                backend, timeout=WATCHED, store=store, rank=world.rank, world_size=world.size
+            )
             if backend == "gloo":
                 close_listeners()
         else:
@@ -80,7 +90,8 @@ def join(device: Device, *, timeout_s: float = 600) -> World:
 
 
 def close_listeners() -> None:
-    """Close the sockets on which this process waits for connections: gloo's ask nobody who he is, and all ranks are connected."""
+    """Close the sockets on which this process waits for connections: gloo's ask nobody who he is, and all
+    ranks are connected."""
     with open(os.devnull) as null:
         for fd in map(int, os.listdir("/dev/fd")):
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:  # it is no socket

@@ -1,7 +1,9 @@
-"""Faults for tests, outside the product: with this folder on PYTHONPATH, each rank of a run does to itself what NOCAP_FAULT says.
+"""Faults for tests, outside the product: with this folder on PYTHONPATH, each rank of a run does to itself
+what NOCAP_FAULT says.
 
-`kill@7,13:rank1` kills rank 1 at the steps 7 and 13, each once, for the folder NOCAP_FAULT_DIR remembers it; a `!` at the end means
-every time. Several faults are joined by `+`. Python imports this module at its start; it acts when `nocap.training.loop` is imported.
+`kill@7,13:rank1` kills rank 1 at the steps 7 and 13, each once, for the folder NOCAP_FAULT_DIR remembers it;
+a `!` at the end means every time. Several faults are joined by `+`. Python imports this module at its start;
+it acts when `nocap.training.loop` is imported.
 """
 
 from __future__ import annotations
@@ -46,7 +48,11 @@ def inject(loop, kind, steps, always):
         done.touch()
         return always or not again
 
-    step_module, recorder = sys.modules["nocap.training.step"], sys.modules["nocap.training.recorder"].Recorder  # where the loop finds them
+    # where the loop finds them
+    step_module, recorder = (
+        sys.modules["nocap.training.step"],
+        sys.modules["nocap.training.recorder"].Recorder,
+    )
     fetch, take_step, write = step_module.fetch, loop.take_step, recorder.write
 
     def fetch_or_not(job, trainee, *, step):
@@ -69,7 +75,10 @@ def inject(loop, kind, steps, always):
         finally:
             hook.remove()
             same = all(p.equal(b) for p, b in zip(trainee.model.parameters(), before, strict=True))
-            (Path(os.environ["NOCAP_FAULT_DIR"]) / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}").touch()
+            (
+                Path(os.environ["NOCAP_FAULT_DIR"])
+                / f"rank{job.world.rank}-{'unchanged' if same else 'changed'}"
+            ).touch()
 
     def write_on_a_full_disk(recorder, row):
         if due(row["step"]):

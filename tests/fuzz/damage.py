@@ -1,4 +1,5 @@
-"""Ways to damage a file or folder of a record. Each takes a path and a random generator, and says whether it could be done there."""
+"""Ways to damage a file or folder of a record. Each takes a path and a random generator, and says whether it
+could be done there."""
 
 from __future__ import annotations
 
@@ -19,7 +20,17 @@ from safetensors.torch import load_file, save_file
 
 Operator = Callable[[Path, random.Random], bool]
 # What an operator raises where an earlier wound was.
-NOT_DONE = (OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, SafetensorError, yaml.YAMLError)
+NOT_DONE = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    SafetensorError,
+    yaml.YAMLError,
+)
 OUTSIDE = Path("outside")
 
 HOSTILE = (
@@ -86,7 +97,10 @@ VALUES: tuple[Any, ...] = (
 )
 YAMLS = (
     "a: &a [x,x,x,x,x,x,x,x,x]\n"
-    + "".join(f"{b}: &{b} [{','.join(f'*{a}' for _ in range(9))}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)),
+    + "".join(
+        f"{b}: &{b} [{','.join(f'*{a}' for _ in range(9))}]\n"
+        for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    ),
     "a: &a [*a]\n",
     "a: !!python/object/apply:os.system ['touch outside/owned']\n",
     "a: !!python/name:os.system\n",
@@ -114,7 +128,7 @@ YAMLS = (
 )
 
 
-# --- bytes ---------------------------------------------------------------------------------------------------------------------------
+# --- bytes --------------------------------------------------------------------------------------------------
 
 
 def on_content(change: Callable[[bytes, random.Random], bytes]) -> Operator:
@@ -142,14 +156,22 @@ def cut(content: bytes, rng: random.Random) -> bytes:
 
 
 def extend(content: bytes, rng: random.Random) -> bytes:
-    return content + rng.choice((b"\n", b"{}", b"\x00" * 100, b"garbage\n", rng.randbytes(50), content, b'{"step": 17, "tok'))
+    return content + rng.choice(
+        (b"\n", b"{}", b"\x00" * 100, b"garbage\n", rng.randbytes(50), content, b'{"step": 17, "tok')
+    )
 
 
 def lines(content: bytes, rng: random.Random) -> bytes:
     """Lines doubled, lost, reordered, reversed."""
     parts = content.splitlines(keepends=True)
     at, to = sorted(rng.choices(range(len(parts) + 1), k=2))
-    kinds = ([*parts[:to], *parts[at:]], parts[:at] + parts[at + 1 :], rng.sample(parts, len(parts)), parts[::-1], parts[:at] + parts[to:])
+    kinds = (
+        [*parts[:to], *parts[at:]],
+        parts[:at] + parts[at + 1 :],
+        rng.sample(parts, len(parts)),
+        parts[::-1],
+        parts[:at] + parts[to:],
+    )
     return b"".join(rng.choice(kinds))
 
 
@@ -167,7 +189,7 @@ def emptied(content: bytes, rng: random.Random) -> bytes:
     return rng.choice((b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n", b"\x00" * len(content)))
 
 
-# --- a path --------------------------------------------------------------------------------------------------------------------------
+# --- a path -------------------------------------------------------------------------------------------------
 
 
 def _gone(path: Path) -> None:
@@ -198,7 +220,16 @@ def _folder(path: Path, rng: random.Random) -> None:
 
 def _link(path: Path, rng: random.Random) -> None:
     path.symlink_to(
-        rng.choice((path, path.parent, Path("/nowhere"), Path("/dev/null"), (OUTSIDE / "canary.txt").absolute(), OUTSIDE.absolute()))
+        rng.choice(
+            (
+                path,
+                path.parent,
+                Path("/nowhere"),
+                Path("/dev/null"),
+                (OUTSIDE / "canary.txt").absolute(),
+                OUTSIDE.absolute(),
+            )
+        )
     )
 
 
@@ -270,8 +301,13 @@ def renamed(path: Path, rng: random.Random) -> bool:
 def copied(path: Path, rng: random.Random) -> bool:
     """Beside itself or elsewhere in the tree, under another name or into another folder."""
     place = _other_name(path, rng)
-    if rng.random() < 0.3 and path.name not in ("manifest.json", "summary.json"):  # which would make a run of any folder
-        folders = [folder for folder in sorted(Path("outputs").glob("*/**/")) if path not in (folder, *folder.parents)]
+    # which would make a run of any folder
+    if rng.random() < 0.3 and path.name not in ("manifest.json", "summary.json"):
+        folders = [
+            folder
+            for folder in sorted(Path("outputs").glob("*/**/"))
+            if path not in (folder, *folder.parents)
+        ]
         place = rng.choice(folders) / path.name if folders else place
     if not path.exists() or os.path.lexists(place):
         return False
@@ -318,13 +354,15 @@ def stray(path: Path, rng: random.Random) -> bool:
     return True
 
 
-# --- JSON and YAML -------------------------------------------------------------------------------------------------------------------
+# --- JSON and YAML ------------------------------------------------------------------------------------------
 
 _MARK = "@@damage@@"
 
 
 def _places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+    for key, value in (
+        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    ):
         yield (*path, key)
         yield from _places(value, (*path, key))
 
@@ -351,14 +389,28 @@ def _put(tree: Any, rng: random.Random, raws: tuple[str, ...]) -> tuple[Any, str
     if kind == "gone":
         del parent[key]
     elif kind == "more" and isinstance(parent, dict):
-        parent[rng.choice((*HOSTILE[:12], "unknown", "__class__", "schema_version", "seed"))] = rng.choice((*VALUES, *HOSTILE))
+        parent[rng.choice((*HOSTILE[:12], "unknown", "__class__", "schema_version", "seed"))] = rng.choice(
+            (*VALUES, *HOSTILE)
+        )
     elif kind == "twice" and isinstance(parent, dict):
         parent[f"{_MARK}{key}"] = rng.choice(VALUES)
     elif kind == "swapped":
         parent[key], other[place] = other[place], old
     else:
-        near = (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old)) if type(old) in (int, float) else (old,)
-        parent[key] = rng.choice((rng.choice(VALUES), rng.choice(HOSTILE), rng.choice(near), [old] * rng.choice((1, 2, 1000)), {"a": old}))
+        near = (
+            (old * 0.9, old + 1, -old, old * 1e9, float(old), str(old))
+            if type(old) in (int, float)
+            else (old,)
+        )
+        parent[key] = rng.choice(
+            (
+                rng.choice(VALUES),
+                rng.choice(HOSTILE),
+                rng.choice(near),
+                [old] * rng.choice((1, 2, 1000)),
+                {"a": old},
+            )
+        )
     return tree, ""
 
 
@@ -387,14 +439,18 @@ def in_yaml(path: Path, rng: random.Random) -> bool:
     if rng.random() < 0.4:
         text = rng.choice(("", before)) + rng.choice(YAMLS)
     else:
-        tree, raw = _put(yaml.safe_load(before), rng, (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01"))
+        tree, raw = _put(
+            yaml.safe_load(before),
+            rng,
+            (*RAW, "*a", "&a 1", "!!python/object:os.x {}", "[", "'", "2020-01-01"),
+        )
         text = _text(tree, raw)  # JSON is YAML, nearly
         text = text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False)
     path.write_text(text, errors="surrogatepass")
     return True
 
 
-# --- checkpoints ---------------------------------------------------------------------------------------------------------------------
+# --- checkpoints --------------------------------------------------------------------------------------------
 
 
 def in_tensors(path: Path, rng: random.Random) -> bool:
@@ -422,12 +478,17 @@ def in_tensors(path: Path, rng: random.Random) -> bool:
 
 
 def stamped(operator: Operator) -> Operator:
-    """Damage by somebody who makes the checkpoint's checksums anew. What the numbers then are is his; the rest of the promises holds."""
+    """Damage by somebody who makes the checkpoint's checksums anew. What the numbers then are is his; the
+    rest of the promises holds."""
 
     def forged(path: Path, rng: random.Random) -> bool:
         done, sums = operator(path, rng), path.with_name("manifest.json")
         if done and sums.is_file():
-            sums.write_text(json.dumps({**json.loads(sums.read_text()), path.name: hashlib.sha256(path.read_bytes()).hexdigest()}))
+            sums.write_text(
+                json.dumps(
+                    {**json.loads(sums.read_text()), path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+                )
+            )
         return done and sums.is_file()
 
     return forged

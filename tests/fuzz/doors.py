@@ -1,4 +1,5 @@
-"""The doors that read a record, each as a call in the working directory, with what its answer says in numbers."""
+"""The doors that read a record, each as a call in the working directory, with what its answer says in
+numbers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ class Door:
     weight: int = 2
 
 
-# --- calls -------------------------------------------------------------------------------------------------------------------------
+# --- calls --------------------------------------------------------------------------------------------------
 
 
 def grid() -> None:
@@ -47,7 +48,9 @@ def grid() -> None:
 
 def from_half() -> int:
     (half,) = RUNS["half"]
-    return train("seed=2", "trainer.steps=7", f"trainer.init_from=outputs/runs/{half}/checkpoints/step-00000004")
+    return train(
+        "seed=2", "trainer.steps=7", f"trainer.init_from=outputs/runs/{half}/checkpoints/step-00000004"
+    )
 
 
 def _study(flag: str) -> Callable[[], int]:
@@ -73,10 +76,15 @@ def learn(library: Path) -> None:
     GRID_FOLDER[:] = [path.name for path in library.glob(GRIDS)]
     names = sorted(path.name for path in (library / "outputs/runs").iterdir())
     seeds = {"done": ("1",), "half": ("2",), "grid": ("3",), "study": ("10", "11", "12")}
-    RUNS.update({what: [name for name in names if name.split("-s")[-1].split("-")[0] in which] for what, which in seeds.items()})
+    RUNS.update(
+        {
+            what: [name for name in names if name.split("-s")[-1].split("-")[0] in which]
+            for what, which in seeds.items()
+        }
+    )
 
 
-# --- numbers -----------------------------------------------------------------------------------------------------------------------
+# --- numbers ------------------------------------------------------------------------------------------------
 
 
 def _trained(what: str) -> Callable[[Answer], Numbers]:
@@ -100,12 +108,16 @@ def _said(out: str) -> list[str]:
 def state(folder: Path) -> Any:
     """The last step's weights and optimizer, as hashes, and the rows."""
     (last,) = sorted((folder / "checkpoints").glob(f"step-{'[0-9]' * 8}"))[-1:]
-    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(last.glob("*.safetensors"))}
+    hashes = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(last.glob("*.safetensors"))
+    }
     return last.name, hashes, steady(folder)
 
 
 def _compared(content: dict[str, Any]) -> Numbers:
-    """By run, without its label, which says how it differs from the others; and the rest of the comparison."""
+    """By run, without its label, which says how it differs from the others; and the rest of the
+    comparison."""
     return {
         **{run["identity"]: {**run, "label": None} for run in content["runs"]},
         "": {key: content[key] for key in ("arms", "baseline")},
@@ -119,7 +131,12 @@ def _of_json(file: str) -> Callable[[Answer], Numbers]:
 def _records(done: Answer) -> Numbers:
     found: list[Record] = done.value
     return {
-        run.identity: {"status": run.status, "summary": dict(run.summary), "curve": asdict(run.curve), "config": run.config}
+        run.identity: {
+            "status": run.status,
+            "summary": dict(run.summary),
+            "curve": asdict(run.curve),
+            "config": run.config,
+        }
         for run in found
     }
 
@@ -128,7 +145,7 @@ def _texts(*files: str) -> Callable[[Answer], Numbers]:
     return lambda done: {"": [Path(file).read_text() for file in files]}
 
 
-# --- the doors ---------------------------------------------------------------------------------------------------------------------
+# --- the doors ----------------------------------------------------------------------------------------------
 
 ONE, STUDIED = ("done", "half"), ("done", "study")
 GRIDS = "outputs/grids/attention-*"
@@ -158,7 +175,13 @@ def _doors() -> Sequence[Door]:
     studied = (*runs("study"), "outputs/studies", "experiments", "outputs/studies/*")
     return [
         Door(
-            name="resume", needs=ONE, call=lambda: train(*HALF), focus=runs("half"), writes=runs("half"), numbers=_trained("half"), weight=8
+            name="resume",
+            needs=ONE,
+            call=lambda: train(*HALF),
+            focus=runs("half"),
+            writes=runs("half"),
+            numbers=_trained("half"),
+            weight=8,
         ),
         Door(
             name="finished",
@@ -169,8 +192,23 @@ def _doors() -> Sequence[Door]:
             numbers=_trained("done"),
             weight=3,
         ),
-        Door(name="init", needs=ONE, call=from_half, focus=runs("half"), writes=("outputs/runs/*",), numbers=_begun, weight=2),
-        Door(name="grid", call=grid, focus=record, writes=(*runs("grid"), "outputs/grids"), numbers=_trained("grid"), weight=2),
+        Door(
+            name="init",
+            needs=ONE,
+            call=from_half,
+            focus=runs("half"),
+            writes=("outputs/runs/*",),
+            numbers=_begun,
+            weight=2,
+        ),
+        Door(
+            name="grid",
+            call=grid,
+            focus=record,
+            writes=(*runs("grid"), "outputs/grids"),
+            numbers=_trained("grid"),
+            weight=2,
+        ),
         Door(name="compare", call=_compare("GRID"), focus=record, weight=3),
         Door(
             name="compare --json",
@@ -190,7 +228,9 @@ def _doors() -> Sequence[Door]:
             pages=("c.html",),
             weight=3,
         ),
-        Door(name="runs why", call=_runs("why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")),
+        Door(
+            name="runs why", call=_runs("why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")
+        ),
         Door(
             name="study --judge",
             needs=STUDIED,
@@ -219,11 +259,19 @@ def _doors() -> Sequence[Door]:
         Door(
             name="generate",
             needs=ONE,
-            call=lambda: generate.main([f"run=outputs/runs/{half}", "max_tokens=3", "prompt=ab", "threads=1", "device=cpu"]),
+            call=lambda: generate.main(
+                [f"run=outputs/runs/{half}", "max_tokens=3", "prompt=ab", "threads=1", "device=cpu"]
+            ),
             focus=runs("half"),
             weight=4,
         ),
-        Door(name="api.load", call=_in_refusals(lambda: api.load("outputs/runs")), focus=ran, numbers=_records, lists=True),
+        Door(
+            name="api.load",
+            call=_in_refusals(lambda: api.load("outputs/runs")),
+            focus=ran,
+            numbers=_records,
+            lists=True,
+        ),
         Door(
             name="api.frame",
             call=_in_refusals(lambda: api.frame("outputs/runs").to_json(orient="records")),
@@ -231,7 +279,13 @@ def _doors() -> Sequence[Door]:
             numbers=_framed,
             lists=True,
         ),
-        Door(name="api.compare", call=_in_refusals(lambda: api.compare(_grid())), focus=record, numbers=_answered, weight=3),
+        Door(
+            name="api.compare",
+            call=_in_refusals(lambda: api.compare(_grid())),
+            focus=record,
+            numbers=_answered,
+            weight=3,
+        ),
     ]
 
 
@@ -241,7 +295,19 @@ def _none(done: Answer) -> Numbers:
 
 
 def _framed(done: Answer) -> Numbers:
-    kept = ("status", "seed", "steps", "tokens", "val_loss", "tokens_per_s", "step_ms", "model_mib", "train_s", "wall_s", "kernel")
+    kept = (
+        "status",
+        "seed",
+        "steps",
+        "tokens",
+        "val_loss",
+        "tokens_per_s",
+        "step_ms",
+        "model_mib",
+        "train_s",
+        "wall_s",
+        "kernel",
+    )
     return {row["identity"]: {key: row[key] for key in kept} for row in json.loads(done.value)}
 
 
@@ -250,7 +316,11 @@ def _answered(done: Answer) -> Numbers:
 
 
 def _begun(done: Answer) -> Numbers:
-    folders = [path for path in Path("outputs/runs").glob("nano-*-s2-*") if path.name not in RUNS["half"] and path.is_dir()]
+    folders = [
+        path
+        for path in Path("outputs/runs").glob("nano-*-s2-*")
+        if path.name not in RUNS["half"] and path.is_dir()
+    ]
     (folder,) = [path for path in folders if (path / "summary.json").stat().st_mtime >= done.began]  # no copy
     return {"": {"said": _said(done.out), "state": state(folder)}}
 

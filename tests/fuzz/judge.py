@@ -22,7 +22,16 @@ from tests.fuzz.process import LIMIT_S, Answer, answer, workers_here
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 SCRIPT = re.compile(r"<script>alert|<img src=x", re.IGNORECASE)
 HEAD = ("manifest.json", "summary.json")  # what makes a folder a run
-READ = ("manifest.json", "summary.json", "metrics.jsonl", "config.yaml", "state.json", "grid.json", "results.", "study.yaml")
+READ = (
+    "manifest.json",
+    "summary.json",
+    "metrics.jsonl",
+    "config.yaml",
+    "state.json",
+    "grid.json",
+    "results.",
+    "study.yaml",
+)
 PARENTS = ("outputs", "runs", "grids")  # themselves: what is in them is damaged more finely
 LONGEST = 1_100  # characters of a line on stderr
 
@@ -73,8 +82,14 @@ class Bench:
     def _targets(self, door: Door) -> list[str]:
         """Paths to damage; those that every door reads, several times."""
         roots = {path for glob in door.focus for path in self.library.glob(glob)}
-        below = {path for root in roots for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))}
-        return [str(path.relative_to(self.library)) for path in sorted(below) for _ in range(4 if path.name.startswith(READ) else 1)]
+        below = {
+            path for root in roots for path in ((root,) if root.name in PARENTS else (root, *root.rglob("*")))
+        }
+        return [
+            str(path.relative_to(self.library))
+            for path in sorted(below)
+            for _ in range(4 if path.name.startswith(READ) else 1)
+        ]
 
     def applicable(self, target: str) -> list[str]:
         return applicable(self.library / target)
@@ -131,11 +146,16 @@ def _tree(place: Path) -> Iterator[tuple[str, tuple[int, int, int]]]:
             path = os.path.join(folder, name)
             about = os.lstat(path)
             size = 0 if os.path.isdir(path) else about.st_size
-            yield os.path.relpath(path, place), (about.st_mode, size, 0 if os.path.isdir(path) else about.st_mtime_ns)
+            yield (
+                os.path.relpath(path, place),
+                (about.st_mode, size, 0 if os.path.isdir(path) else about.st_mtime_ns),
+            )
 
 
 class Judge:
-    def __init__(self, door: Door, wounds: list[Wound], sound: Answer, expected: Numbers, said: Answer) -> None:
+    def __init__(
+        self, door: Door, wounds: list[Wound], sound: Answer, expected: Numbers, said: Answer
+    ) -> None:
         self.door, self.wounds, self.sound, self.expected, self.said = door, wounds, sound, expected, said
 
     def verdict(self, before: dict[str, Any], after: dict[str, Any]) -> Verdict:
@@ -157,10 +177,13 @@ class Judge:
         changed = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
         free = [*self.door.writes, "outside/moved"]
         allowed = {str(path) for glob in free for path in Path().glob(glob)}
-        if any(wound.how == "link" for wound in self.wounds):  # new files where a person's link leads; those that are there stay
+        # new files where a person's link leads; those that are there stay
+        if any(wound.how == "link" for wound in self.wounds):
             changed -= {path for path in changed if path.startswith("outside/") and path not in before}
         wrong = sorted(
-            path for path in changed if not any(path == free or path.startswith(f"{free}/") for free in (*allowed, *self.door.writes))
+            path
+            for path in changed
+            if not any(path == free or path.startswith(f"{free}/") for free in (*allowed, *self.door.writes))
         )
         return ", ".join(wrong[:3])
 
@@ -176,8 +199,14 @@ class Judge:
             if any(map(_is_own, self.wounds)):
                 return Verdict("edited")
             return Verdict("silent", f"no answer: {type(error).__name__} {error}")
-        off = [key for key in self.expected.keys() | numbers.keys() if not _equal(self.expected.get(key), numbers.get(key))]
-        if self.door.lists and (gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}):
+        off = [
+            key
+            for key in self.expected.keys() | numbers.keys()
+            if not _equal(self.expected.get(key), numbers.get(key))
+        ]
+        if self.door.lists and (
+            gone := {key for key in self.expected if key and key not in numbers and _is_gone(key)}
+        ):
             off = [key for key in off if key not in {"", *gone}]  # the rest of a comparison is of fewer runs
         if not off:
             return Verdict("same" if said.err == self.sound.err else "mended")
@@ -187,7 +216,9 @@ class Judge:
         if unnamed and any(map(_is_own, self.wounds)):
             return Verdict("edited")
         if unnamed:
-            return Verdict("silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0])))
+            return Verdict(
+                "silent", _difference(unnamed[0], self.expected.get(unnamed[0]), numbers.get(unnamed[0]))
+            )
         return Verdict("left out")
 
     def _refusal(self) -> Verdict:
@@ -196,13 +227,20 @@ class Judge:
         if not lines and self.door.name.startswith("grid"):
             lines = self.said.out.splitlines()
         forged = any(wound.how in FORGED for wound in self.wounds)
-        if forged and self.said.code == 1 and ("\ndiverged: " in self.said.out or (len(lines) == 1 and lines[0].endswith("train.log"))):
+        if (
+            forged
+            and self.said.code == 1
+            and ("\ndiverged: " in self.said.out or (len(lines) == 1 and lines[0].endswith("train.log")))
+        ):
             return Verdict("edited")  # an optimizer with another's numbers stops where it cannot go on
         if self.said.code == 1 and any("missing (" in line for line in self._new_lines()):
             return Verdict("left out")  # a study's run
         bad = [line for line in lines if not line.startswith("nocap: ") or len(line) > LONGEST]
         if not lines or bad:
-            return Verdict("unnamed", f"exit code {self.said.code}, {f'not one line: {bad[0][:200]!r}' if bad else 'no line'}")
+            return Verdict(
+                "unnamed",
+                f"exit code {self.said.code}, {f'not one line: {bad[0][:200]!r}' if bad else 'no line'}",
+            )
         if self._mentions(lines):
             return Verdict("refused")
         return Verdict("unnamed", lines[-1][:300])
@@ -210,24 +248,38 @@ class Judge:
     def _words(self) -> set[str]:
         """Names of what is damaged, and of the folders that it is in."""
         paths = [Path(wound.path) for wound in self.wounds]
-        near = {part for path in paths for part in (*path.parts[-3:], *path.parts[2:3]) if part not in ("outputs", "runs", "grids")}
-        return near | {name.rpartition("-")[2] for name in near if name.startswith("nano-")} | {path.name for path in paths}
+        near = {
+            part
+            for path in paths
+            for part in (*path.parts[-3:], *path.parts[2:3])
+            if part not in ("outputs", "runs", "grids")
+        }
+        return (
+            near
+            | {name.rpartition("-")[2] for name in near if name.startswith("nano-")}
+            | {path.name for path in paths}
+        )
 
     def _mentions(self, lines: list[str]) -> bool:
         return any(word in line for line in lines for word in self._words())
 
     def _new_lines(self) -> list[str]:
         old = {*self.sound.out.splitlines(), *self.sound.err.splitlines()}
-        lines = [line for line in (*self.said.out.splitlines(), *self.said.err.splitlines()) if line not in old]
+        lines = [
+            line for line in (*self.said.out.splitlines(), *self.said.err.splitlines()) if line not in old
+        ]
         return lines + _problems(self.said.value) if isinstance(self.said.value, dict) else lines
 
     def _is_named(self, key: str, lines: list[str]) -> bool:
-        """A run by its own name, or by that of the grid's list that it is no more in; the whole by anything that is damaged."""
+        """A run by its own name, or by that of the grid's list that it is no more in; the whole by anything
+        that is damaged."""
         if key and key in self.expected and not key.startswith("nano-"):
             if key in self.open_records:  # which says that it has not ended
                 return True
             return any(key in line or "grid.json: it lists other cells" in line for line in lines)
-        return self._mentions([line for line in lines if not line.startswith("  record")]) or any("; left out: " in line for line in lines)
+        return self._mentions([line for line in lines if not line.startswith("  record")]) or any(
+            "; left out: " in line for line in lines
+        )
 
 
 def _equal(expected: Any, found: Any) -> bool:
@@ -248,15 +300,24 @@ def _is_own(wound: Wound) -> bool:
 
 def _is_gone(identity: str) -> bool:
     """Whether no folder of that run is left: then nobody can name it."""
-    return not any(os.path.lexists(folder / file) for folder in Path("outputs/runs").glob(f"[!.]*-{identity}") for file in HEAD)
+    return not any(
+        os.path.lexists(folder / file)
+        for folder in Path("outputs/runs").glob(f"[!.]*-{identity}")
+        for file in HEAD
+    )
 
 
 def _problems(content: dict[str, Any]) -> list[str]:
-    return [*content.get("problems", ()), *(f"{one['name']}: {one['status']}" for one in content.get("not_compared", ()))]
+    return [
+        *content.get("problems", ()),
+        *(f"{one['name']}: {one['status']}" for one in content.get("not_compared", ())),
+    ]
 
 
 def _last_places(trace: str) -> str:
-    found = re.findall(r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace)
+    found = re.findall(
+        r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace
+    )
     found = [(file, name) for file, name in found if "fuzz" not in file and "contextlib" not in file]
     return " < ".join(f"{file}:{name}" for file, name in found[-2:][::-1])
 
@@ -266,4 +327,7 @@ def _difference(key: str, old: Any, new: Any) -> str:
     sides = [dict(flat({key: side})) for side in (old, new)]
     place = next(place for place in {**sides[0], **sides[1]} if sides[0].get(place) != sides[1].get(place))
     was, now = (str(side.get(place)).splitlines() or [""] for side in sides)
-    return f"{place}: {[line for line in was if line not in now][:1]} → {[line for line in now if line not in was][:1]}"
+    return (
+        f"{place}: {[line for line in was if line not in now][:1]} → "
+        f"{[line for line in now if line not in was][:1]}"
+    )

@@ -1,4 +1,5 @@
-"""Real records, made once: a finished run, half a run with two checkpoints, a grid of two cells, a study with its results."""
+"""Real records, made once: a finished run, half a run with two checkpoints, a grid of two cells, a study with
+its results."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def train(*words: str) -> int:
 
 
 def make(root: Path, *, whole: bool = True) -> None:
-    """The library below an empty folder, by real trainings in this process; not the `whole` one: without the study."""
+    """The library below an empty folder, by real trainings in this process; not the `whole` one: without the
+    study."""
     from tests.fuzz.doors import grid
 
     root.mkdir(parents=True)
@@ -75,7 +77,8 @@ def make(root: Path, *, whole: bool = True) -> None:
         if whole:
             _study()
         for report in Path("outputs/grids").glob("*/report.html"):
-            report.write_bytes(report.read_bytes()[:2000])  # nothing reads it, and it would be copied with each case
+            # nothing reads it, and it would be copied with each case
+            report.write_bytes(report.read_bytes()[:2000])
         CANARY.parent.mkdir()
         CANARY.write_text("sings\n")
         (CANARY.parent / "step-00000099").mkdir()
@@ -94,8 +97,11 @@ def _made(done: Answer, *, code: int = 0) -> None:
 
 @contextmanager
 def copy_of(library: Path, place: Path, *, without: Collection[str] = ()) -> Iterator[Path]:
-    """A copy of the library to damage, without some of its runs, which is the working directory inside the block."""
-    shutil.copytree(library, place, symlinks=True, ignore=lambda folder, names: set(names).intersection(without))
+    """A copy of the library to damage, without some of its runs, which is the working directory inside the
+    block."""
+    shutil.copytree(
+        library, place, symlinks=True, ignore=lambda folder, names: set(names).intersection(without)
+    )
     try:
         with chdir(place):
             yield place

@@ -1,4 +1,5 @@
-"""The doors in this process: their output and exit code, their workers too, under an alarm. Thousands of cases a minute need that."""
+"""The doors in this process: their output and exit code, their workers too, under an alarm. Thousands of
+cases a minute need that."""
 
 from __future__ import annotations
 
@@ -47,7 +48,10 @@ class Answer:
 
 def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
     """What a door says and how it ends. A number that it returns is its exit code."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors, write_through=True) for errors in ("strict", "backslashreplace"))
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors, write_through=True)
+        for errors in ("strict", "backslashreplace")
+    )
     code, value, crash, trace, hung, began = 0, None, None, "", False, time.time()
     with redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings(), _alarm(limit_s):
         warnings.simplefilter("always")
@@ -61,7 +65,16 @@ def answer(call: Callable[[], Any], *, limit_s: float = LIMIT_S) -> Answer:
             code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
         except BaseException as error:
             code, crash, trace = 1, f"{type(error).__name__} at {_place(error)}", traceback.format_exc()
-    return Answer(code=code, out=_said(out), err=_said(err), value=value, crash=crash, trace=trace, began=began, hung=hung)
+    return Answer(
+        code=code,
+        out=_said(out),
+        err=_said(err),
+        value=value,
+        crash=crash,
+        trace=trace,
+        began=began,
+        hung=hung,
+    )
 
 
 def _said(stream: io.TextIOWrapper) -> str:
@@ -89,7 +102,7 @@ def _alarm(limit_s: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-# --- a worker without a process ------------------------------------------------------------------------------------------------------
+# --- a worker without a process -----------------------------------------------------------------------------
 
 
 class _Left(BaseException):
@@ -108,16 +121,21 @@ class Stop:
 
 
 def _job(**parts: Any) -> Job:
-    return Job(**parts) if Worker.stop_after is None else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
+    return (
+        Job(**parts) if Worker.stop_after is None else Job(**{**parts, "stop_asked": Stop(Worker.stop_after)})
+    )
 
 
 class Worker:
-    """In place of `subprocess.Popen` in the launcher: the worker runs here, to its end, when it is started."""
+    """In place of `subprocess.Popen` in the launcher: the worker runs here, to its end, when it is
+    started."""
 
     stop_after: int | None = None  # steps
     pid = 0
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any) -> None:
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any = None, **ignored: Any
+    ) -> None:
         quiet = redirect_stdout(io.StringIO()) if stdout is not None else nullcontext()
         errors = redirect_stderr(io.StringIO()) if stdout is not None else nullcontext()
         state = torch.get_rng_state()
@@ -125,12 +143,18 @@ class Worker:
             quiet,
             errors,
             patch.object(sys, "argv", list(command[2:])),
-            patch.dict("os.environ", {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STAGE", "NOCAP_STARTED")}),
+            patch.dict(
+                "os.environ", {key: env[key] for key in ("NOCAP_PARENT", "NOCAP_STAGE", "NOCAP_STARTED")}
+            ),
             patch.object(worker, "leave", _leave),
             patch.object(worker, "die_with_parent", lambda parent: None),
             patch.object(worker, "catch_stops", lambda handler: None),
             patch.object(worker, "Job", _job),
-            patch.object(worker.outside, "LOADED", {name for name, module in sys.modules.items() if _of_tests(module)} | LOADED),
+            patch.object(
+                worker.outside,
+                "LOADED",
+                {name for name, module in sys.modules.items() if _of_tests(module)} | LOADED,
+            ),
         ):
             try:
                 worker.main()
@@ -190,7 +214,8 @@ class Subprocess:
 
 @contextmanager
 def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
-    """Inside the block, runs train in this process, and git is not asked: its answer is the same each time, and slow."""
+    """Inside the block, runs train in this process, and git is not asked: its answer is the same each time,
+    and slow."""
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
         patch("nocap.study.tasks.subprocess", SimpleNamespace(run=session)),

@@ -1,4 +1,5 @@
-"""What was changed behind nocap's back is made anew or refused, and what may hold a secret is not kept: through the commands."""
+"""What was changed behind nocap's back is made anew or refused, and what may hold a secret is not kept:
+through the commands."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ import yaml
 from tests.conftest import ATLAS_IDEAS, FAULTS, REPO, SMALL, Door, Finished, Undisturbed, the_run
 
 JSONL = REPO / "tests" / "strangers" / "jsonl"
-OF_LINES = (*(word for word in SMALL if not word.startswith("data")), "data=jsonl", "trainer.steps=1", "trainer.checkpoint_every=0")
+OF_LINES = (
+    *(word for word in SMALL if not word.startswith("data")),
+    "data=jsonl",
+    "trainer.steps=1",
+    "trainer.checkpoint_every=0",
+)
 
 
 def manifest_of(run_dir: Path) -> dict[str, Any]:
@@ -42,13 +48,16 @@ def refused(done: Finished, *words: str) -> None:
     assert all(word in done.err for word in words), done.err
 
 
-# --- tokens ------------------------------------------------------------------------------------------------------------------------
+# --- tokens -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder for `--config-dir` with a data source and a tokenizer of its own, and a cache that nobody else uses."""
-    (tmp_path / "lines.jsonl").write_text("".join(f'{{"text": "the number {i} of many Lines"}}\n' for i in range(4000)))
+    """A folder for `--config-dir` with a data source and a tokenizer of its own, and a cache that nobody else
+    uses."""
+    (tmp_path / "lines.jsonl").write_text(
+        "".join(f'{{"text": "the number {i} of many Lines"}}\n' for i in range(4000))
+    )
     return shutil.copytree(JSONL, tmp_path / "mine")
 
 
@@ -66,7 +75,9 @@ def tokens_of(here: Door, source: Path, *words: str) -> tuple[str, list[str]]:
         f"cache_dir={source.parent / 'cache'}",
     )
     assert done.code == 0, done.err
-    return manifest_of(the_run(out))["data"]["manifest"], sorted(path.name for path in (source.parent / "cache" / "corpora").glob("[!.]*"))
+    return manifest_of(the_run(out))["data"]["manifest"], sorted(
+        path.name for path in (source.parent / "cache" / "corpora").glob("[!.]*")
+    )
 
 
 def test_an_edited_data_source_makes_its_tokens_anew(here: Door, source: Path) -> None:
@@ -74,9 +85,14 @@ def test_an_edited_data_source_makes_its_tokens_anew(here: Door, source: Path) -
     edit(source / "data" / "jsonl.py", "encode_ordinary(text)]", "encode_ordinary(text.upper())]")
     second, more = tokens_of(here, source)
     assert (second == first, len(sets), len(more)) == (False, 1, 2)
-    edit(source / "data" / "jsonl.py", "encode_ordinary(text.upper())]", "encode_ordinary(text)]")  # as it was
+    # as it was
+    edit(source / "data" / "jsonl.py", "encode_ordinary(text.upper())]", "encode_ordinary(text)]")
     assert tokens_of(here, source) == (first, more)
-    edit(source / "data" / "jsonl.py", "        def make(target):", "        # says no more\n        def make(target):")
+    edit(
+        source / "data" / "jsonl.py",
+        "        def make(target):",
+        "        # says no more\n        def make(target):",
+    )
     assert tokens_of(here, source) == (first, more)
 
 
@@ -110,7 +126,7 @@ def test_an_edited_tokenizer_makes_the_tokens_anew(here: Door, source: Path) -> 
     assert (second == first, len(sets), len(more)) == (False, 1, 2)
 
 
-# --- records -----------------------------------------------------------------------------------------------------------------------
+# --- records ------------------------------------------------------------------------------------------------
 
 
 def unsealed(run_dir: Path) -> None:
@@ -134,18 +150,33 @@ def doors(here: Door, run_dir: Path) -> dict[str, Callable[[], Finished]]:
     folder = run_dir.parents[2]
     (folder / "docs.jsonl").write_text(json.dumps({"q": "a", "choices": ["b", "c"], "answer": 0}) + "\n")
     (folder / "tiny.yaml").write_text(TASK.replace("FOLDER", str(folder)))
-    student = (*ATLAS_IDEAS, "ideas=[distill]", f"ideas.distill.run={run_dir}", "ideas.distill.weight=0.5", "trainer.checkpoint_every=0")
+    student = (
+        *ATLAS_IDEAS,
+        "ideas=[distill]",
+        f"ideas.distill.run={run_dir}",
+        "ideas.distill.weight=0.5",
+        "trainer.checkpoint_every=0",
+    )
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hf")}
     return {
         "generate": lambda: here(f"run={run_dir}", "device=cpu", "max_tokens=2", module="nocap.generate"),
         "export": lambda: here(str(run_dir), str(folder / "model.safetensors"), module="nocap.export"),
-        "eval": lambda: here(str(run_dir), "--tasks", str(folder / "tiny.yaml"), "--device", "cpu", module="nocap.eval", env=offline),
+        "eval": lambda: here(
+            str(run_dir),
+            "--tasks",
+            str(folder / "tiny.yaml"),
+            "--device",
+            "cpu",
+            module="nocap.eval",
+            env=offline,
+        ),
         "teacher": lambda: here(*SMALL, *student, "trainer.steps=1", f"output_dir={folder / 'students'}"),
     }
 
 
 def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, record: Path) -> None:
-    """gelu → relu2 in config.yaml gave another text from the same weights; an edited loss chose what was deleted."""
+    """gelu → relu2 in config.yaml gave another text from the same weights; an edited loss chose what was
+    deleted."""
     edit(record / "config.yaml", "activation: gelu", "activation: relu2")
     for name, call in doors(here, record).items():
         if name != "eval" or _has_lm_eval():
@@ -153,7 +184,12 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     assert not (record.parents[2] / "model.safetensors").exists()
     rows = len(json.loads((record / "summary.json").read_text()))
     edit(record / "summary.json", '"val_loss": ', '"val_loss": 1')  # 4.1 → 14.1
-    for words in (("rm", "val_loss>10"), ("rm", "val_loss>10", "--yes"), ("gc", "--yes"), ("rm", record.name, "--yes")):
+    for words in (
+        ("rm", "val_loss>10"),
+        ("rm", "val_loss>10", "--yes"),
+        ("gc", "--yes"),
+        ("rm", record.name, "--yes"),
+    ):
         done = here(*words, module="nocap.runs.__main__")
         assert f"nocap: {record.name}: " in done.err, done
         assert "0 runs" in done.out
@@ -184,7 +220,7 @@ def test_a_summary_that_says_failed_removes_no_finished_run(here: Door, record: 
     assert (done.code, "summary.json is not what its digest" in done.err, record.exists()) == (1, True, True)
 
 
-# --- uncommitted changes -----------------------------------------------------------------------------------------------------------
+# --- uncommitted changes ------------------------------------------------------------------------------------
 
 CHECKOUT = """\
 import sys
@@ -200,7 +236,16 @@ def trained_from(checkout: Path, out: Path, *words: str) -> Finished:
     """A run of a nocap that believes to lie in this checkout."""
     code = CHECKOUT.format(folder=str(checkout))
     done = subprocess.run(
-        [sys.executable, "-c", code, *SMALL, "trainer.steps=1", "trainer.checkpoint_every=0", f"output_dir={out}", *words],
+        [
+            sys.executable,
+            "-c",
+            code,
+            *SMALL,
+            "trainer.steps=1",
+            "trainer.checkpoint_every=0",
+            f"output_dir={out}",
+            *words,
+        ],
         cwd=checkout,
         env={**_environ(), "PYTHONPATH": FAULTS},
         capture_output=True,
@@ -223,7 +268,11 @@ def checkout(tmp_path: Path) -> Path:
     (folder / "nocap").mkdir(parents=True)
     (folder / "conf").mkdir()
     (folder / "nocap" / "a.py").write_text("a = 1\n")
-    for command in (["init", "-q"], ["add", "-A"], ["-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "a"]):
+    for command in (
+        ["init", "-q"],
+        ["add", "-A"],
+        ["-c", "user.email=a@b", "-c", "user.name=a", "commit", "-qm", "a"],
+    ):
         subprocess.run(["git", "-C", str(folder), *command], check=True)
     (folder / "nocap" / "a.py").write_text("a = 'correct horse battery staple'\n")
     return folder
@@ -233,7 +282,9 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(checkout: Pa
     done = trained_from(checkout, tmp_path / "out")
     assert done.code == 0, done.err
     run_dir = the_run(tmp_path / "out")
-    diff = subprocess.run(["git", "-C", str(checkout), "diff", "HEAD", "--", "nocap"], capture_output=True, check=True).stdout
+    diff = subprocess.run(
+        ["git", "-C", str(checkout), "diff", "HEAD", "--", "nocap"], capture_output=True, check=True
+    ).stdout
     digest = hashlib.sha256(diff).hexdigest()
     assert manifest_of(run_dir)["git"]["diff_sha256"] == digest
     assert not any(b"correct horse" in path.read_bytes() for path in run_dir.rglob("*") if path.is_file())
@@ -251,10 +302,15 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(checkout: Pa
     assert yaml.safe_load((kept / "config.yaml").read_text())["store"] == {"diff": True}
 
 
-def test_a_checkout_without_changes_has_no_digest_and_no_checkout_no_diff(checkout: Path, tmp_path: Path) -> None:
+def test_a_checkout_without_changes_has_no_digest_and_no_checkout_no_diff(
+    checkout: Path, tmp_path: Path
+) -> None:
     (checkout / "nocap" / "a.py").write_text("a = 1\n")
     assert trained_from(checkout, tmp_path / "out").code == 0
     assert manifest_of(the_run(tmp_path / "out"))["git"]["diff_sha256"] is None
     shutil.rmtree(checkout / ".git")
-    refused(trained_from(checkout, tmp_path / "other", "store.diff=true"), "store.diff must be false where nocap runs from no git checkout")
+    refused(
+        trained_from(checkout, tmp_path / "other", "store.diff=true"),
+        "store.diff must be false where nocap runs from no git checkout",
+    )
     assert not (tmp_path / "other" / "runs").exists()

@@ -1,4 +1,5 @@
-"""Figures that would mislead: memory of more than the model, a profile's wrong names, times of a busy machine."""
+"""Figures that would mislead: memory of more than the model, a profile's wrong names, times of a busy
+machine."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.conftest import REPO, SMALL, Door
 
-# --- memory ------------------------------------------------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------------------
 
 SHORT = (*SMALL, "trainer.steps=4", "trainer.checkpoint_every=0", "trainer.device=cpu", "trainer.compile=off")
 
@@ -58,7 +59,7 @@ def test_another_tracker_is_no_more_memory(trained: Path, door: Door) -> None:
     assert listed.out.splitlines()[1].split()[-1] == f"{plain['model']:.0f}", listed
 
 
-# --- a profile ---------------------------------------------------------------------------------------------------------------------
+# --- a profile ----------------------------------------------------------------------------------------------
 
 Profiled = tuple[dict[str, Any], list[str]]
 

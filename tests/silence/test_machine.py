@@ -16,13 +16,30 @@ from tests.conftest import Door, the_run
 
 # A run of two steps that is wide enough for bf16, and chooses no precision.
 WIDE = (
-    *("model=tiny", "model.n_layer=1", "data=synthetic", "data.train_tokens=20000", "data.val_tokens=5000", "tracker=none"),
-    *("trainer.device=cpu", "trainer.threads=1", "trainer.steps=2", "trainer.batch_tokens=512", "trainer.micro_batch=2"),
+    *(
+        "model=tiny",
+        "model.n_layer=1",
+        "data=synthetic",
+        "data.train_tokens=20000",
+        "data.val_tokens=5000",
+        "tracker=none",
+    ),
+    *(
+        "trainer.device=cpu",
+        "trainer.threads=1",
+        "trainer.steps=2",
+        "trainer.batch_tokens=512",
+        "trainer.micro_batch=2",
+    ),
     *("trainer.val_every=0", "trainer.val_tokens=512"),
 )
 CPU = Path("/proc/cpuinfo")
-NATIVE = CPU.exists() and re.search(r"^(flags|Features)\s*:.*\b(avx512_bf16|amx_bf16|bf16)\b", CPU.read_text(), re.M)
-native = pytest.mark.skipif(not NATIVE, reason="this CPU has no bf16 products, and computes in fp32 without a probe")
+NATIVE = CPU.exists() and re.search(
+    r"^(flags|Features)\s*:.*\b(avx512_bf16|amx_bf16|bf16)\b", CPU.read_text(), re.M
+)
+native = pytest.mark.skipif(
+    not NATIVE, reason="this CPU has no bf16 products, and computes in fp32 without a probe"
+)
 
 
 @pytest.fixture
@@ -39,7 +56,7 @@ def default(door: Door, *words: str) -> str:
     return re.findall(r"^  precision: (\w+)", shown.out, re.M)[0]
 
 
-# --- precision -------------------------------------------------------------------------------------------------------------------------
+# --- precision ----------------------------------------------------------------------------------------------
 
 
 @native
@@ -68,13 +85,19 @@ def test_bf16_is_the_default_only_where_it_is_faster(cache: Path, door: Door, tm
 
 @native
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_record_decides_where_nobody_has_measured(precision: str, cache: Path, here: Door, tmp_path: Path) -> None:
+def test_a_record_decides_where_nobody_has_measured(
+    precision: str, cache: Path, here: Door, tmp_path: Path
+) -> None:
     """Also a half-done one, and in a grid."""
     assert here(*WIDE, f"trainer.precision={precision}").code == 0
     assert "already finished" in here(*WIDE).out
     (the_run(tmp_path / "outputs") / "summary.json").unlink()
     assert here("--multirun", *WIDE, "seed=0,1").code == 0
-    precisions = re.findall(r"^  precision: (\w+)", "".join(p.read_text() for p in (tmp_path / "outputs").rglob("config.yaml")), re.M)
+    precisions = re.findall(
+        r"^  precision: (\w+)",
+        "".join(p.read_text() for p in (tmp_path / "outputs").rglob("config.yaml")),
+        re.M,
+    )
     assert precisions == [precision, precision]
     assert not (cache / "bf16.json").exists()
 
@@ -97,14 +120,18 @@ def test_what_decides_nothing_is_not_measured(cache: Path, door: Door, here: Doo
     assert not (cache / "bf16.json").exists()
 
 
-# --- whose code runs -------------------------------------------------------------------------------------------------------------------
+# --- whose code runs ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def unset(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody has said where compiled code shall lie."""
     with monkeypatch.context() as patch:
-        for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"):
+        for name in (
+            "TORCHINDUCTOR_CACHE_DIR",
+            "TRITON_CACHE_DIR",
+            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS",
+        ):
             patch.delenv(name, raising=False)
         yield
 
@@ -115,13 +142,18 @@ COMPILED = (*WIDE, "trainer.precision=fp32", "trainer.compile=regional")
 def compiler(folder: Path) -> tuple[Path, Path]:
     """A C++ compiler that writes down what it is asked to make, and makes nothing."""
     path, asked = folder / "g++", folder / "asked"
-    path.write_text(f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit 1;; esac\n')
+    path.write_text(
+        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit 1;; esac\n'
+    )
     path.chmod(0o700)
     return path, asked
 
 
-def test_compiled_code_of_another_user_never_runs(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
-    """A folder for temporary files that all can write in, where somebody else has made torch's own place before."""
+def test_compiled_code_of_another_user_never_runs(
+    unset: None, cache: Path, door: Door, tmp_path: Path
+) -> None:
+    """A folder for temporary files that all can write in, where somebody else has made torch's own place
+    before."""
     temporary = tmp_path / "temporary"
     planted = temporary / f"torchinductor_{getpass.getuser()}"
     for folder in (temporary, planted, planted / "precompiled_headers"):
@@ -136,11 +168,16 @@ def test_compiled_code_of_another_user_never_runs(unset: None, cache: Path, door
     assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700
 
 
-def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
+    unset: None, cache: Path, door: Door, tmp_path: Path
+) -> None:
     folder = cache / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    for words, module in ((COMPILED, "nocap.train"), (("model=nano", "trainer.compile=regional"), "nocap.profile")):
+    for words, module in (
+        (COMPILED, "nocap.train"),
+        (("model=nano", "trainer.compile=regional"), "nocap.profile"),
+    ):
         done = door(*words, module=module)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert f"{folder}" in done.err
@@ -156,7 +193,9 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(unset: N
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_place_that_the_user_chose_for_compiled_code_stays(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+def test_a_place_that_the_user_chose_for_compiled_code_stays(
+    unset: None, cache: Path, door: Door, tmp_path: Path
+) -> None:
     path, asked = compiler(tmp_path)
     own = tmp_path / "own"
     door(*COMPILED, env={"TORCHINDUCTOR_CACHE_DIR": str(own), "CXX": str(path)})
@@ -166,12 +205,16 @@ def test_a_place_that_the_user_chose_for_compiled_code_stays(unset: None, cache:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_another_run_finds_what_one_has_compiled(unset: None, cache: Path, door: Door, tmp_path: Path) -> None:
+def test_another_run_finds_what_one_has_compiled(
+    unset: None, cache: Path, door: Door, tmp_path: Path
+) -> None:
     seconds = []
     for seed in (0, 1):
         assert door(*COMPILED, f"seed={seed}", env={"TMPDIR": str(tmp_path)}, timeout=500).code == 0
         summaries = [json.loads(path.read_text()) for path in (tmp_path / "outputs").rglob("summary.json")]
-        seconds.append(next(summary["clock_s"]["compile"] for summary in summaries if summary["seed"] == seed))
+        seconds.append(
+            next(summary["clock_s"]["compile"] for summary in summaries if summary["seed"] == seed)
+        )
     assert seconds[1] < 0.5 * seconds[0]
     assert list((cache / "compiled").rglob("*.gch"))
     assert not list(tmp_path.glob("torchinductor_*"))

@@ -77,7 +77,7 @@ def manifest(run_dir: Path) -> dict[str, Any]:
     return json.loads((run_dir / "manifest.json").read_text())
 
 
-# --- what makes another run --------------------------------------------------------------------------------------------------------
+# --- what makes another run ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -93,7 +93,9 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
 
 
 def test_editing_a_helper_module_of_an_option_makes_another_run(door: Door, tmp_path: Path):
-    asked = words(tmp_path / "mine", BESIDE + "import _helpermod" + ATTENTION.format(factor="_helpermod.scale", first=1))
+    asked = words(
+        tmp_path / "mine", BESIDE + "import _helpermod" + ATTENTION.format(factor="_helpermod.scale", first=1)
+    )
     for text in ("scale = 1.0\n", "scale = 30.0\n"):
         (tmp_path / "mine" / "attention" / "_helpermod.py").write_text(text)
         done = door(*asked)
@@ -103,10 +105,14 @@ def test_editing_a_helper_module_of_an_option_makes_another_run(door: Door, tmp_
 
 
 @pytest.mark.parametrize("where", ["above", "in the forward"])
-def test_code_that_no_import_statement_names_is_refused(here: Door, tmp_path: Path, where: str, forget: Callable[[], None]):
+def test_code_that_no_import_statement_names_is_refused(
+    here: Door, tmp_path: Path, where: str, forget: Callable[[], None]
+):
     line = BESIDE.strip() + '; hidden = importlib.import_module("_helper" + "mod")'
     source = ATTENTION.format(factor="hidden.scale", first=1)
-    source = f"{line}\n{source}" if where == "above" else source.replace("T = q.", f"{line}\n            T = q.")
+    source = (
+        f"{line}\n{source}" if where == "above" else source.replace("T = q.", f"{line}\n            T = q.")
+    )
     asked, helper = words(tmp_path / "mine", source), tmp_path / "mine" / "attention" / "_helpermod.py"
     helper.write_text("scale = 1.0\n")
     done = here(*asked)
@@ -114,10 +120,14 @@ def test_code_that_no_import_statement_names_is_refused(here: Door, tmp_path: Pa
     assert f"_helpermod ({helper})" in done.err
 
 
-def test_a_helper_that_changes_after_the_command_began_is_refused(here: Door, tmp_path: Path, forget: Callable[[], None]):
+def test_a_helper_that_changes_after_the_command_began_is_refused(
+    here: Door, tmp_path: Path, forget: Callable[[], None]
+):
     """A forward that edits it stands for a person who does."""
     source = ATTENTION.format(factor="_helpermod.scale", first=1)
-    source = source.replace("T = q.", 'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")\n            T = q.')
+    source = source.replace(
+        "T = q.", 'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")\n            T = q.'
+    )
     asked = words(tmp_path / "mine", BESIDE + "import _helpermod\n" + source)
     (tmp_path / "mine" / "attention" / "_helpermod.py").write_text("scale = 1.0\n")
     done = here(*asked)
@@ -155,7 +165,7 @@ def test_the_record_names_all_that_an_option_imports(door: Door, tmp_path: Path)
     assert own == {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
 
 
-# --- what is tried before the first step -------------------------------------------------------------------------------------------
+# --- what is tried before the first step --------------------------------------------------------------------
 
 
 def test_an_attention_that_sees_the_future_is_refused(here: Door, tmp_path: Path):
@@ -179,18 +189,26 @@ def test_a_random_forward_is_refused_unless_its_class_says_so(here: Door, tmp_pa
     refused = here(*words(tmp_path / "mine", DROPOUT.format(line=""), group="mlp"))
     assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
     assert "random = True" in refused.err
-    done = here(*words(tmp_path / "other", DROPOUT.format(line="random = True"), group="mlp"), "output_dir=other")
+    done = here(
+        *words(tmp_path / "other", DROPOUT.format(line="random = True"), group="mlp"), "output_dir=other"
+    )
     assert done.code == 0, done.err
     assert manifest(the_run(tmp_path / "other"))["declared"] == {"mlp": ["random"]}
 
 
 def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
-    """An option from outside that is a built-in one by another name trains as that one, which is not tried."""
+    """An option from outside that is a built-in one by another name trains as that one, which is not
+    tried."""
     source = '\n@dataclass(kw_only=True)\nclass Mine(Softmax):\n    kind: str = "mine"\n'
     keys = "n_kv_heads: ${model.n_head}\nkernel: fused\n"
     losses = []
-    for out, asked in (("plain", [*SMALL, "trainer.steps=3"]), ("outside", words(tmp_path / "mine", source, keys=keys))):
+    for out, asked in (
+        ("plain", [*SMALL, "trainer.steps=3"]),
+        ("outside", words(tmp_path / "mine", source, keys=keys)),
+    ):
         done = here(*asked, f"output_dir={out}")
         assert done.code == 0, done.err
-        losses.append([(row.get("train/loss"), row.get("val/loss")) for row in rows_of(the_run(tmp_path / out))])
+        losses.append(
+            [(row.get("train/loss"), row.get("val/loss")) for row in rows_of(the_run(tmp_path / out))]
+        )
     assert losses[0] == losses[1]

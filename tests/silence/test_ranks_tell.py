@@ -20,7 +20,8 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(tmp_path: Pa
     assert done.code == 1
     run_dir = the_run(tmp_path / "out")
     cause = "rank 1: ArithmeticError: this rank's own fault"
-    assert done.err == f"nocap: {cause}; see {run_dir / 'train.log'}\n"  # not what rank 0 says, whose connection broke
+    # not what rank 0 says, whose connection broke
+    assert done.err == f"nocap: {cause}; see {run_dir / 'train.log'}\n"
     summary = json.loads((run_dir / "summary.json").read_text())
     assert (summary["status"], summary["error"]) == ("failed", cause)
     assert "Traceback (most recent call last)" in (run_dir / "train.log").read_text()
@@ -31,7 +32,10 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(tmp_path: Pa
 def test_two_ranks_start_beside_other_work(tmp_path: Path, door: Door) -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        ends = [door(*TWO, "trainer.steps=1", f"seed={seed}", f"output_dir={tmp_path / 'out'}") for seed in range(2)]
+        ends = [
+            door(*TWO, "trainer.steps=1", f"seed={seed}", f"output_dir={tmp_path / 'out'}")
+            for seed in range(2)
+        ]
     finally:
         for process in busy:
             process.kill()

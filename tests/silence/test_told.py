@@ -57,7 +57,11 @@ def written(path: Path, text: str) -> Path:
 
 
 def run_of(outputs: Path, option: str, seed: int) -> Path:
-    folders = [path for path in (outputs / "runs").iterdir() if f"-{option}-" in path.name and f"-s{seed}-" in path.name]
+    folders = [
+        path
+        for path in (outputs / "runs").iterdir()
+        if f"-{option}-" in path.name and f"-s{seed}-" in path.name
+    ]
     if len(folders) != 1:
         raise BrokenError(f"{option}, seed {seed}: {folders}")
     return folders[0]
@@ -106,7 +110,14 @@ STUDY: dict[str, Any] = {
     "overrides": list(TINY),
     "arms": {"flash": ["attention=flash"], "mqa": ["attention=mqa"]},
     "seeds": [0, 1, 2],
-    "scales": {"cpu": {"train": ["trainer.val_every=2"], "bench": ["trainer.val_every=2"], "rounds": 1, "apart_min": 0}},
+    "scales": {
+        "cpu": {
+            "train": ["trainer.val_every=2"],
+            "bench": ["trainer.val_every=2"],
+            "rounds": 1,
+            "apart_min": 0,
+        }
+    },
     "claims": [
         {
             "id": "T.loss",
@@ -123,7 +134,9 @@ STUDY: dict[str, Any] = {
 
 
 def study(folder: Path, text: str | None = None) -> Path:
-    return written(folder / "study.yaml", yaml.safe_dump(STUDY, sort_keys=False) if text is None else text).parent
+    return written(
+        folder / "study.yaml", yaml.safe_dump(STUDY, sort_keys=False) if text is None else text
+    ).parent
 
 
 def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path: Path) -> None:
@@ -212,10 +225,16 @@ def test_a_key_that_changes_nothing_is_refused(here: Door, tmp_path: Path) -> No
     wrong = []
     for name in ("template", "plain"):
         made(train(name, f"{name}-as-it-is"))
-        for word in ("model.norm_placement=post", "model.residual_scale=none", "trainer.activation_checkpointing=block"):
+        for word in (
+            "model.norm_placement=post",
+            "model.residual_scale=none",
+            "trainer.activation_checkpointing=block",
+        ):
             key, out = word.partition("=")[0], f"{name}-{word}"
             done = train(name, f"'{out}'", word)
-            has_effect = done.code == 0 and key.startswith("model.") and losses(out) != losses(f"{name}-as-it-is")
+            has_effect = (
+                done.code == 0 and key.startswith("model.") and losses(out) != losses(f"{name}-as-it-is")
+            )
             if not refused(done, key) and not has_effect:
                 wrong.append(f"{name}: {word}")
     assert wrong == []
@@ -242,8 +261,16 @@ def test_a_table_says_no_more_than_was_measured(here: Door, tmp_path: Path) -> N
         wrong.append(f"{verdicts[0]} where the difference is below rounding")
 
     grid("out", "attention=flash,mqa", "seed=0,1,2")
-    two = made(compared(*of("out", "flash", 0, 1), *of("out", "mqa", 0, 1), "--html", "two.html", "--json", "two.json"), says="n=2")
-    for place, text in {"": two.out, **{name: (tmp_path / name).read_text() for name in ("two.html", "two.json")}}.items():
+    two = made(
+        compared(
+            *of("out", "flash", 0, 1), *of("out", "mqa", 0, 1), "--html", "two.html", "--json", "two.json"
+        ),
+        says="n=2",
+    )
+    for place, text in {
+        "": two.out,
+        **{name: (tmp_path / name).read_text() for name in ("two.html", "two.json")},
+    }.items():
         if re.search(r"\d% (faster|slower)", text):
             wrong.append(f"a bare percentage of speed with two seeds {place}")
         if re.search(r"\d{3,}(\.\d+)?× as fast", text):
@@ -260,14 +287,26 @@ def test_a_table_says_no_more_than_was_measured(here: Door, tmp_path: Path) -> N
                 wrong.append(f"{of_mean} of seeds {many} beside {of_ratio} of seeds {few}")
 
     grid("out", *EXPLODING, "schedule=exploding", "seed=0,1,2")
-    tables = [re.split(r" {2,}", line.strip()) for line in made(compared("out", *EXPLODING[:2])).out.splitlines()]
-    diverged = [row[0] for row in tables if len(row) > 2 and "exploding" in row[0] and any("diverged" in cell for cell in row[1:])]
+    tables = [
+        re.split(r" {2,}", line.strip()) for line in made(compared("out", *EXPLODING[:2])).out.splitlines()
+    ]
+    diverged = [
+        row[0]
+        for row in tables
+        if len(row) > 2 and "exploding" in row[0] and any("diverged" in cell for cell in row[1:])
+    ]
     if not diverged or "nano" in diverged[0]:  # the name of all its options
         wrong.append("a diverged arm has no row that what sets it apart names")
 
-    derived = [word for word in TINY if not word.startswith(("trainer.steps", "trainer.val_every", "trainer.checkpoint_every"))]
+    derived = [
+        word
+        for word in TINY
+        if not word.startswith(("trainer.steps", "trainer.val_every", "trainer.checkpoint_every"))
+    ]
     grid("steps", "trainer.steps=20,16", base=tuple(derived))
-    if re.search(r"^steps=\d+ (warmup|decay)_steps", made(compared("steps"), says="steps=20").out, re.MULTILINE):
+    if re.search(
+        r"^steps=\d+ (warmup|decay)_steps", made(compared("steps"), says="steps=20").out, re.MULTILINE
+    ):
         wrong.append("a label holds keys that nobody gave")
 
     if not refused(compared("out", "--target", "99"), "--target"):
@@ -314,11 +353,14 @@ def on_machine(name: str) -> Iterator[None]:
 
 
 def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(here: Door, tmp_path: Path) -> None:
-    """Each way ends refused, in another word than confirmed, or labelled exploratory; and a verdict of another machine is shown."""
+    """Each way ends refused, in another word than confirmed, or labelled exploratory; and a verdict of
+    another machine is shown."""
     loose = yaml.safe_dump({**STUDY, "seeds": [0, 1, 2, 3]}, sort_keys=False, default_flow_style=None)
     strict = edited(loose, ("expected: [-10, 10]", "expected: [1, null]"))
 
-    def carry(root: str, *words: str, name: str = "mine", host: str = "first", scale: str = "cpu") -> Finished:
+    def carry(
+        root: str, *words: str, name: str = "mine", host: str = "first", scale: str = "cpu"
+    ) -> Finished:
         with on_machine(host):
             return here(f"{root}/{name}", f"scale={scale}", *words, module="nocap.study")
 
@@ -330,7 +372,8 @@ def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(here: Door, tmp_
         return bool(told) and not any("exploratory" in block for block in told)
 
     def root(way: str, text: str) -> str:
-        """A copy of the studies, as they were after the refutation, with another study.yaml; a fresh output_dir with old baselines."""
+        """A copy of the studies, as they were after the refutation, with another study.yaml; a fresh
+        output_dir with old baselines."""
         shutil.copytree(tmp_path / "studies", tmp_path / way)
         study(tmp_path / way / "mine", text)
         (tmp_path / f"{way}-out" / "runs").mkdir(parents=True)
@@ -366,12 +409,16 @@ def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(here: Door, tmp_
         wrong.append("a registration of 2020 with another machine's name, put in at the top")
 
     said = made(carry(root("second", strict), host="second"), says="refuted")
-    (first,) = {json.loads(path.read_text())["hardware"]["fingerprint"] for path in (tmp_path / "studies/mine").glob("results.*.json")}
+    (first,) = {
+        json.loads(path.read_text())["hardware"]["fingerprint"]
+        for path in (tmp_path / "studies/mine").glob("results.*.json")
+    }
     if not re.search(rf"{first}|other machine", said.out):
         wrong.append("what another machine said of the same claim is not shown")
 
     losses = [
-        json.loads((run_of(tmp_path / "outputs", "mqa", seed) / "summary.json").read_text())["val_loss"] for seed in range(3)
+        json.loads((run_of(tmp_path / "outputs", "mqa", seed) / "summary.json").read_text())["val_loss"]
+        for seed in range(3)
     ]  # three pairs decide
 
     def forged(tree: Any) -> Any:
@@ -387,7 +434,11 @@ def test_a_claim_that_was_fitted_to_its_result_is_not_confirmed(here: Door, tmp_
     (results,) = (tmp_path / board / "mine").glob("results.*.json")
     results.write_text(json.dumps(forged(json.loads(results.read_text()))))
     done = here("--board", board, module="nocap.study")
-    page = [line for line in (tmp_path / board / "README.md").read_text().splitlines() if "T.loss" in line] if done.code == 0 else []
+    page = (
+        [line for line in (tmp_path / board / "README.md").read_text().splitlines() if "T.loss" in line]
+        if done.code == 0
+        else []
+    )
     if any("confirmed" in line for line in page):
         wrong.append("results.json is edited, and the board prints it")
     assert wrong == []
@@ -438,7 +489,9 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
         wrong.append("a check that needs an idea is run again without it")
 
     made(here("schedule", "separates", module="nocap.new"))
-    names = set(re.findall(r"schedule=separates (\w+)", check("separates", "--only", "rates", "trainer.steps=3").out))
+    names = set(
+        re.findall(r"schedule=separates (\w+)", check("separates", "--only", "rates", "trainer.steps=3").out)
+    )
     if names != {"rates"}:
         wrong.append(f"--only rates runs {', '.join(sorted(names))}")
 
@@ -477,7 +530,11 @@ def test_bad_input_says_what_was_meant_and_ends_with_2(here: Door, door: Door, t
     done = here(*TINY, "ideas.smear.lr=2")
     if not refused(done, "ideas=[smear]") or "@package" in done.err:
         wrong.append("ideas.smear.lr without the idea")
-    ended = [(what, done) for what, done in bad_input(here, door, tmp_path) if done.code != 2 or "Traceback" in done.err]
+    ended = [
+        (what, done)
+        for what, done in bad_input(here, door, tmp_path)
+        if done.code != 2 or "Traceback" in done.err
+    ]
     wrong += [f"exit code {done.code}, {what}" for what, done in ended]
     assert wrong == []
 
@@ -493,7 +550,10 @@ def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Fin
         yield f"a grid into {place}", here(*TINY, "seed=0,1", "--multirun", f"output_dir={place}")
         yield f"a study into {place}", here("mine", "scale=cpu", f"output_dir={place}", module="nocap.study")
         yield f"compare into {place}", here("outputs", "--html", f"{place}/page.html", module="nocap.compare")
-        yield f"a profile into {place}", here(*plain, "--repeats", "1", "--json", f"{place}/p.json", module="nocap.profile")
+        yield (
+            f"a profile into {place}",
+            here(*plain, "--repeats", "1", "--json", f"{place}/p.json", module="nocap.profile"),
+        )
     arms = ("--arm", "attention=flash", "--arm", "attention=mqa", "--rounds", "8")
     yield "a bench into file/under", here(*plain, *arms, "--json", "file/under/b.json", module="nocap.bench")
 
@@ -513,6 +573,14 @@ def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Fin
         flag = ("--config-dir", name)
         yield f"train, {name}", here(*flag, *TINY, "attention=softcap")
         yield f"study, {name}", here(*flag, "softcapped", "scale=cpu", "--judge", module="nocap.study")
-        yield f"bench, {name}", here(*flag, *plain, "--arm", "attention=flash", "--arm", "attention=softcap", module="nocap.bench")
-        yield f"profile, {name}", here(*flag, *plain, "attention=softcap", "--repeats", "1", module="nocap.profile")
+        yield (
+            f"bench, {name}",
+            here(
+                *flag, *plain, "--arm", "attention=flash", "--arm", "attention=softcap", module="nocap.bench"
+            ),
+        )
+        yield (
+            f"profile, {name}",
+            here(*flag, *plain, "attention=softcap", "--repeats", "1", module="nocap.profile"),
+        )
     yield "compare, exits", door("--config-dir", "exits", "outputs", module="nocap.compare")

@@ -1,7 +1,8 @@
 """Mutants of the judge: each is one small mistake in its source, and the tests of verdicts must fail on it.
 
-`python -m tests.tools.mutants [WORD]`: those of a module, or with this word. Prints who survived; exit code 1 where somebody did.
-A mutant runs in a fork of a process that has the large libraries loaded. `EQUIVALENT` are those that no test can tell, with the reason.
+`python -m tests.tools.mutants [WORD]`: those of a module, or with this word. Prints who survived; exit code 1
+where somebody did. A mutant runs in a fork of a process that has the large libraries loaded. `EQUIVALENT` are
+those that no test can tell, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from types import ModuleType
 
 ROOT = Path(__file__).parents[2]
 OF_CLAIMS = ("tests/test_interval.py", "tests/test_verdict.py")
-TESTS = {"interval": OF_CLAIMS, "verdict": OF_CLAIMS[1:], "compare": ("tests/test_compare.py",)}  # module → what must fail
+# module → what must fail
+TESTS = {"interval": OF_CLAIMS, "verdict": OF_CLAIMS[1:], "compare": ("tests/test_compare.py",)}
 MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, what the mutant has
     # the interval
     ("interval", "1 + CAUTION / math.sqrt(n)", "1 + CAUTION / n"),
@@ -67,8 +69,12 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("verdict", "claim.two_sided or not more_is_better", "claim.two_sided"),
     ("verdict", "claim.two_sided or not more_is_better", "not more_is_better"),
     ("verdict", "Word.exceeded if place == 1 else Word.confirmed", "Word.confirmed"),
-    ("verdict", "if all(gain.enough for gain in gains) else", "if primary.enough else"),
-    ("verdict", "(-_scaled(metric, guard.scale, margin), math.inf)", "(_scaled(metric, guard.scale, margin), math.inf)"),
+    ("verdict", "if all(gain.enough for gain in gains)", "if primary.enough"),
+    (
+        "verdict",
+        "(-_scaled(metric, guard.scale, margin), math.inf)",
+        "(_scaled(metric, guard.scale, margin), math.inf)",
+    ),
     ("verdict", "primary.interval().low > limit + ROUNDING", "primary.interval().mid > limit + ROUNDING"),
     # pairs
     ("verdict", "            break\n", "            continue\n"),
@@ -82,7 +88,11 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ),
     ("verdict", "high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high", "high = high"),
     ("verdict", "        return -math.inf, -math.inf\n", "        return -math.inf, math.inf\n"),
-    ("verdict", "if metric.better is Better.higher else (baseline.value, arm.value)", "if True else (baseline.value, arm.value)"),
+    (
+        "verdict",
+        "if metric.better is Better.higher else (baseline.value, arm.value)",
+        "if True else (baseline.value, arm.value)",
+    ),
     ("verdict", "unit = level if scale is Scale.difference else 1 / level", "unit = level"),
     ("verdict", "None if scale is Scale.value else declared", "declared"),
     ("verdict", "and scale is not Scale.value\n", "\n"),
@@ -95,7 +105,7 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("compare", "tie=floor", "tie=1.0"),
     ("compare", "declared=pooled(groups), comparisons=len(others)", "declared=pooled(groups)"),
     ("compare", "declared=pooled(groups), comparisons=len(others)", "comparisons=len(others)"),
-    ("compare", "if other is not arm and", "if"),
+    ("compare", "other is not arm\n            and ", ""),
     ("compare", "not math.isfinite(estimate.high)", "False"),
     ("compare", "if arm.diverged or base.diverged:", "if base.diverged:"),
     ("compare", "if spoilt := confounders(arm, base, allowed=allow):", "if spoilt := []:"),
@@ -103,7 +113,11 @@ MUTANTS: list[tuple[str, str, str]] = [  # module of nocap.judge, what it has, w
     ("compare", "shared(arm.values[metric], base.values[metric]) or arm.seeds", "arm.seeds"),
 ]
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    ("interval", "if size > n and", "if"): "an interval that did not decide is narrower than those of fewer pairs",
+    (
+        "interval",
+        "if size > n and",
+        "if",
+    ): "an interval that did not decide is narrower than those of fewer pairs",
 }
 
 
@@ -115,8 +129,12 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
         self.source = self.path.read_text().replace(old, new)
         assert old in self.path.read_text(), (module, old)
 
-    def find_spec(self, name: str, path: object = None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_loader(name, self, origin=str(self.path)) if name == self.name else None
+    def find_spec(
+        self, name: str, path: object = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        return (
+            importlib.util.spec_from_loader(name, self, origin=str(self.path)) if name == self.name else None
+        )
 
     def get_filename(self, fullname: str) -> str:
         return str(self.path)
@@ -129,7 +147,8 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.SourceLoader):
 
 
 def load_libraries() -> None:
-    """Import the tests and forget this project's part of it: the libraries stay, and a fork imports only the judge and its tests."""
+    """Import the tests and forget this project's part of it: the libraries stay, and a fork imports only the
+    judge and its tests."""
     for test in (*OF_CLAIMS, *TESTS["compare"]):
         importlib.import_module(test.removesuffix(".py").replace("/", "."))
     for name in [name for name in sys.modules if name.partition(".")[0] in ("nocap", "tests", "simulated")]:
@@ -149,8 +168,27 @@ def survives(module: str, mutant: tuple[str, str, str] | None = None) -> bool:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            options = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")  # libraries are loaded
-            code = int(pytest.main([*TESTS[module], *options, "-m", "not slow", "-k", "not bar and not pages and not imports_neither"]))
+            # libraries are loaded
+            options = (
+                "-x",
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "-W",
+                "ignore::pytest.PytestAssertRewriteWarning",
+            )
+            code = int(
+                pytest.main(
+                    [
+                        *TESTS[module],
+                        *options,
+                        "-m",
+                        "not slow",
+                        "-k",
+                        "not bar and not pages and not imports_neither",
+                    ]
+                )
+            )
         finally:
             os._exit(code)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

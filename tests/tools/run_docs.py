@@ -1,16 +1,17 @@
-"""Run every command of README.md and docs/ in a scratch folder, in page order, and compare the output with what the page shows.
+"""Run every command of README.md and docs/ in a scratch folder, in page order, and compare the output with
+what the page shows.
 
     python -m tests.tools.run_docs [--slow] [--only PAGE] [--keep]
 
-A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole `python` block. A `text` block right
-after it is the output that the page shows, where `…` stands for anything. HTML comments before a block steer the tool:
+A command is a line of a fenced `sh` block, or several joined by `\\` or a shell loop, or a whole `python`
+block. A `text` block right after it is the output that the page shows, where `…` stands for anything. HTML
+comments before a block steer the tool:
 
-    <!-- not run: needs a GPU -->       skipped, with the reason in the table
-    <!-- slow -->                       runs with --slow only
-    <!-- exit 2 -->                     the exit code that is right (default: 0)
-    <!-- add: model=nano -->            overrides put after each command
-    <!-- run: COMMAND; COMMAND -->      smaller commands to run in place of the block's
-    <!-- numbers vary -->               a number in the output shown stands for any number, spaces for any number of spaces
+    <!-- not run: needs a GPU -->       skipped, with the reason in the table <!-- slow -->
+    runs with --slow only <!-- exit 2 -->                     the exit code that is right (default: 0) <!--
+    add: model=nano -->            overrides put after each command <!-- run: COMMAND; COMMAND -->
+    smaller commands to run in place of the block's <!-- numbers vary -->               a number in the output
+    shown stands for any number, spaces for any number of spaces
 
 Of README.md these stand in `tests/tools/readme.yaml`, by the block's first command.
 
@@ -77,13 +78,17 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
         before = text[fences[i - 1].end() if i else 0 : fence.start()]
         after = fences[i + 1] if i + 1 < len(fences) else None
         follows = after is not None and after[2] == "text" and not text[fence.end() : after.start()].strip()
-        commands = [f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3]))
+        commands = (
+            [f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3]))
+        )
         found.append(
             Block(
                 page=str(page.relative_to(root)),
                 line=text.count("\n", 0, fence.start()) + 1,
                 commands=commands,
-                settings=README[commands[0].split("\n")[0]] if page.name == "README.md" else _settings(before),
+                settings=README[commands[0].split("\n")[0]]
+                if page.name == "README.md"
+                else _settings(before),
                 shown=after[3] if after is not None and follows else None,
             )
         )
@@ -107,17 +112,23 @@ def split_commands(script: str) -> Iterator[str]:
     waiting = ""
     for line in script.splitlines():
         waiting += re.sub(r"(^|\s+)# .*$", "", line.rstrip()) + "\n"
-        complete = not waiting.rstrip().endswith("\\") and subprocess.run(["bash", "-nc", waiting], capture_output=True).returncode == 0
+        complete = (
+            not waiting.rstrip().endswith("\\")
+            and subprocess.run(["bash", "-nc", waiting], capture_output=True).returncode == 0
+        )
         if complete and waiting.strip():
             yield waiting.strip()
         waiting = "" if complete else waiting
 
 
 def simple_commands(command: str) -> list[list[str]]:
-    """The parts of each simple command in it: a pipe, `;` or a loop holds several. None for a script that is read from standard input."""
+    """The parts of each simple command in it: a pipe, `;` or a loop holds several. None for a script that is
+    read from standard input."""
     if "<<" in command:
         return []
-    lexer = shlex.shlex(command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&")
+    lexer = shlex.shlex(
+        command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&"
+    )
     lexer.whitespace_split = True
     found: list[list[str]] = [[]]
     for word in lexer:
@@ -129,12 +140,18 @@ def simple_commands(command: str) -> list[list[str]]:
 
 
 def matches(shown: str, output: str, *, numbers: bool = True) -> bool:
-    """Whether the lines shown are in the output, one after the other; `…` stands for anything, alone on its line for any lines. Without
-    `numbers` any number stands for any other, and columns may be of other widths."""
+    """Whether the lines shown are in the output, one after the other; `…` stands for anything, alone on its
+    line for any lines. Without `numbers` any number stands for any other, and columns may be of other
+    widths."""
     lines = [re.escape(line.rstrip()).replace("…", ".*") + r" *\n" for line in shown.splitlines()]
     if not numbers:
-        lines = [re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line)) for line in lines]
-    anything = [r"(?:.*\n)*?" if line.strip() == "…" else pattern for line, pattern in zip(shown.splitlines(), lines, strict=True)]
+        lines = [
+            re.sub(r"\d+(?:(?:\\.|,)\d+)*", r"[\\d.,]+", re.sub(r"(\\ )+", " +", line)) for line in lines
+        ]
+    anything = [
+        r"(?:.*\n)*?" if line.strip() == "…" else pattern
+        for line, pattern in zip(shown.splitlines(), lines, strict=True)
+    ]
     return re.search("".join(anything), output + "\n") is not None
 
 
@@ -148,23 +165,37 @@ def scratch(folder: Path) -> Path:
 def environment(where: Path) -> dict[str, str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     cache = str(where.parent / "cache")
-    return {**os.environ, "PATH": path, "NOCAP_CACHE": cache, "WANDB_MODE": "offline", "PYTHONPATH": str(where)}
+    return {
+        **os.environ,
+        "PATH": path,
+        "NOCAP_CACHE": cache,
+        "WANDB_MODE": "offline",
+        "PYTHONPATH": str(where),
+    }
 
 
 def run(block: Block, command: str, where: Path, *, last: bool) -> tuple[int, float, str]:
     """Exit code, seconds, and what was wrong ('' for nothing)."""
     started, wrong = time.monotonic(), ""
     bash = ["timeout", str(LIMIT_S), "bash", "-c", command]
-    done = subprocess.run(bash, cwd=where, env=environment(where), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        bash, cwd=where, env=environment(where), stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode != int(block.settings.get("exit", "0")):
         wrong = "\n".join((done.stdout + done.stderr).splitlines()[-12:]) or "no output"
-    elif last and block.shown and not matches(block.shown, done.stdout + done.stderr, numbers="numbers vary" not in block.settings):
+    elif (
+        last
+        and block.shown
+        and not matches(block.shown, done.stdout + done.stderr, numbers="numbers vary" not in block.settings)
+    ):
         wrong = f"the page shows\n{block.shown}but it printed\n{done.stdout}{done.stderr}"
     return done.returncode, time.monotonic() - started, wrong
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slow", action="store_true", help="also the commands that take minutes")
     parser.add_argument("--only", metavar="PAGE", help="pages whose name has this in it")
     parser.add_argument("--keep", action="store_true", help="keep the scratch folder")
@@ -185,7 +216,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 continue
             code, seconds, wrong = run(block, command, where, last=i == len(commands) - 1)
             failures += bool(wrong)
-            print(f"{place:<34} {'FAILED' if wrong else 'ran':<8} {code:>7} {seconds:>7.1f}  {shown}", flush=True)
+            print(
+                f"{place:<34} {'FAILED' if wrong else 'ran':<8} {code:>7} {seconds:>7.1f}  {shown}",
+                flush=True,
+            )
             if wrong:
                 print("    " + wrong.replace("\n", "\n    "), flush=True)
     print(f"{failures} failed")

@@ -1,9 +1,11 @@
-"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct`, `scontrol` and `scancel` by the name they are called by.
+"""A Slurm of two partitions for tests: `sbatch`, `srun`, `sacct`, `scontrol` and `scancel` by the name they
+are called by.
 
-A node of the partition `one`, which is the default, has one core, of `two` two. Neither has a GPU. An array has at most 100 jobs.
+A node of the partition `one`, which is the default, has one core, of `two` two. Neither has a GPU. An array
+has at most 100 jobs.
 
-`$FAKE_SLURM` holds its state. A file `limit-JOB` there is a job's time limit coming near: the job gets SIGUSR2, and once it has ended it
-runs again if it asked for that.
+`$FAKE_SLURM` holds its state. A file `limit-JOB` there is a job's time limit coming near: the job gets
+SIGUSR2, and once it has ended it runs again if it asked for that.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def sbatch(state: Path, script: str) -> None:
     asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)", Path(script).read_text(), re.M))
     array, partition = re.match(r"0-(\d+)", asked.get("array", "")), asked.get("partition", "one")
     if partition not in PARTITIONS or (array and int(array[1]) >= MOST):
-        what = "Invalid partition name specified" if partition not in PARTITIONS else "Invalid job array specification"
+        what = (
+            "Invalid partition name specified"
+            if partition not in PARTITIONS
+            else "Invalid job array specification"
+        )
         raise SystemExit(f"sbatch: error: Batch job submission failed: {what}")
     number = 1 + len(list(state.glob("submitted-*")))
     (state / f"submitted-{number}").touch()
@@ -55,7 +61,13 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
     """Run a job, again as often as it asks for it."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: PARTITIONS[partition]])
     number, _, task = job.partition("_")
-    env = {**os.environ, "SLURM_JOB_ID": job, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"}
+    env = {
+        **os.environ,
+        "SLURM_JOB_ID": job,
+        "SLURM_NTASKS": "1",
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NODEID": "0",
+    }
     env |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "node1"}
     env |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": task} if task else {}
     limit, requeue, cancel = (state / f"{name}-{job}" for name in ("limit", "requeue", "cancel"))

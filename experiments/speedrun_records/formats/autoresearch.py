@@ -1,5 +1,6 @@
-"""The table of karpathy/autoresearch's loop, results.tsv: a run a line, with its commit, bits per byte (0 where it crashed), memory, status
-and description. Each commit is an arm of one run. All are trained for as long, so there is no time.
+"""The table of karpathy/autoresearch's loop, results.tsv: a run a line, with its commit, bits per byte (0
+where it crashed), memory, status and description. Each commit is an arm of one run. All are trained for as
+long, so there is no time.
 """
 
 from __future__ import annotations
@@ -23,4 +24,9 @@ def read(path: Path) -> Iterator[Row]:
         require(len(cells) == len(HEAD), f"line {rows.line_num}", f"have {len(HEAD)} cells", len(cells))
         row = dict(zip(HEAD, cells, strict=True))
         if row["status"] != "crash":
-            yield {"line": rows.line_num, "arm": row["commit"], "val_bpb": row["val_bpb"], "memory_gb": row["memory_gb"]}
+            yield {
+                "line": rows.line_num,
+                "arm": row["commit"],
+                "val_bpb": row["val_bpb"],
+                "memory_gb": row["memory_gb"],
+            }

@@ -1,5 +1,6 @@
-"""What karpathy/nanochat's base_train prints: `Step 00250 | Validation bpb: 0.912345`, and after each step its total time in minutes, which
-leaves out the first ten. How many GPUs there are is the tokens of a micro-batch over those of a rank.
+"""What karpathy/nanochat's base_train prints: `Step 00250 | Validation bpb: 0.912345`, and after each step
+its total time in minutes, which leaves out the first ten. How many GPUs there are is the tokens of a
+micro-batch over those of a rank.
 """
 
 from __future__ import annotations
@@ -32,5 +33,13 @@ def read(path: Path) -> Iterator[Row]:
             match = VALIDATION.match(line)
             require(match is not None, f"line {number}", "be a whole validation", repr(line.strip()[:80]))
             assert match
-            hardware = {"hardware": f"{tokens[False] // tokens[True]} × {gpu}"} if gpu and len(tokens) == 2 else {}
-            yield {"line": number, "step": int(match[1]), "val_bpb": float(match[2]), "train_s": train_s, **hardware}
+            hardware = (
+                {"hardware": f"{tokens[False] // tokens[True]} × {gpu}"} if gpu and len(tokens) == 2 else {}
+            )
+            yield {
+                "line": number,
+                "step": int(match[1]),
+                "val_bpb": float(match[2]),
+                "train_s": train_s,
+                **hardware,
+            }

@@ -22,4 +22,9 @@ def read(path: Path) -> Iterator[Row]:
             match = STEP.match(line)
             require(match is not None, f"line {number}", "be a whole validation", repr(line.strip()[:80]))
             assert match
-            yield {"line": number, "step": int(match[1]), "train_loss": float(match[2]), "val_loss": float(match[3])}
+            yield {
+                "line": number,
+                "step": int(match[1]),
+                "train_loss": float(match[2]),
+                "val_loss": float(match[3]),
+            }

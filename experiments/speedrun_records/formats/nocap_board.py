@@ -14,7 +14,9 @@ from nocap.sources.formats import Row, lines
 
 PATTERN = "*.log"
 
-STEP = re.compile(r"step:(\d+)/\d+ \| (?:val loss (\d+\.\d+|nan)|loss \S+ \| train_time:([\d.]+)s \| step_avg:[\d.]+ms)\s*$")
+STEP = re.compile(
+    r"step:(\d+)/\d+ \| (?:val loss (\d+\.\d+|nan)|loss \S+ \| train_time:([\d.]+)s \| step_avg:[\d.]+ms)\s*$"
+)
 
 
 def read(path: Path) -> Iterator[Row]:

@@ -21,26 +21,41 @@ if TYPE_CHECKING:
 class Attention(Option):
     """Causal self-attention. An option has a `mixer`, or replaces the whole module by `build`.
 
-    Optional methods about a mixer, defined by the class that defines the mixer or by a later one (see `nocap.config.option.declared`):
+    Optional methods about a mixer, defined by the class that defines the mixer or by a later one (see
+    `nocap.config.option.declared`):
 
         keys_met(layer, T) -> float              keys a query meets on average; without it FLOPs are counted
-        cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a cache of them; without it, or
+        cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a
+        cache of them; without it, or
                                                  where it is None, the prefix is recomputed for each token
-        documents(run) -> function or None       what makes the mixer's fourth argument of a forward's tokens; None: it has three
-        kernel_name(run, precision) -> str       for the record; without it the option's kind
+        documents(run) -> function or None       what makes the mixer's fourth argument of a forward's tokens;
+        None: it has three kernel_name(run, precision) -> str       for the record; without it the option's
+        kind
 
-    And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name (see
-    `nocap.store.metrics`); without it the module is one row.
+    And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name
+    (see `nocap.store.metrics`); without it the module is one row.
     """
 
     n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
-    merge_qkv: bool = False  # queries, keys and values in one product: its gradient by the input is rounded once instead of three times
+    # queries, keys and values in one product: its gradient by the input is rounded once instead of three
+    # times
+    merge_qkv: bool = False
 
     def check(self, run: Run) -> None:
         n_head = run.model.n_head
-        require(n_head % self.n_kv_heads == 0, "attention.n_kv_heads", f"divide model.n_head={n_head}", self.n_kv_heads)
+        require(
+            n_head % self.n_kv_heads == 0,
+            "attention.n_kv_heads",
+            f"divide model.n_head={n_head}",
+            self.n_kv_heads,
+        )
         own = type(self).build is Attention.build
-        require(own or not self.merge_qkv, "attention.merge_qkv", f"be false: {self.kind} builds a module of its own", self.merge_qkv)
+        require(
+            own or not self.merge_qkv,
+            "attention.merge_qkv",
+            f"be false: {self.kind} builds a module of its own",
+            self.merge_qkv,
+        )
 
     def build(self, run: Run, layer: int) -> nn.Module:
         """A layer's attention: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
@@ -53,7 +68,8 @@ class Attention(Option):
         return {**projections, "": "rotary", "mixer": "scores", "out_proj": "attention_out"}
 
     def mixer(self, run: Run, layer: int) -> Mixer:
-        """A layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a module where it has parameters."""
+        """A layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a module where it has
+        parameters."""
         raise NotImplementedError(f"attention.kind={self.kind} must define mixer, or build")
 
     def prepare(self, run: Run, device: torch.device) -> None:
@@ -64,7 +80,8 @@ class Attention(Option):
         return None
 
     def at_window(self, window: int) -> Self:
-        """The same with this window, where it has one: for costs over a length that the window does not follow."""
+        """The same with this window, where it has one: for costs over a length that the window does not
+        follow."""
         return self
 
     def portable(self) -> Self:
@@ -78,7 +95,9 @@ class Attention(Option):
 
 def first_window(run: Run) -> int | None:
     """The window in tokens of the first layer that has one."""
-    return next((w for layer in range(run.model.n_layer) if (w := run.attention.window_of(layer)) is not None), None)
+    return next(
+        (w for layer in range(run.model.n_layer) if (w := run.attention.window_of(layer)) is not None), None
+    )
 
 
 def kernel_name(run: Run, precision: Precision) -> str:

@@ -42,7 +42,8 @@ class Sliding(Softmax):
     def window_of(self, layer: int) -> int | None:
         return self.window
 
-    # Softmax's methods follow `window_of`, so they are right for this mixer too: see `nocap.config.option.declared`.
+    # Softmax's methods follow `window_of`, so they are right for this mixer too: see
+    # `nocap.config.option.declared`.
     documents = Softmax.documents
     keys_met = Softmax.keys_met
     cache_slots = Softmax.cache_slots
@@ -62,9 +63,13 @@ class Sliding(Softmax):
 
 @dataclass(kw_only=True, slots=True)
 class Hybrid(Sliding):
-    """Layers take their kind from `pattern`, repeated: L is local (sliding, `local_kernel`), G is global (`kernel`)."""
+    """Layers take their kind from `pattern`, repeated: L is local (sliding, `local_kernel`), G is global
+    (`kernel`)."""
 
-    KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {"kernel": GLOBAL_KERNELS, "local_kernel": LOCAL_KERNELS}
+    KERNELS: ClassVar[dict[str, tuple[Kernel, ...]]] = {
+        "kernel": GLOBAL_KERNELS,
+        "local_kernel": LOCAL_KERNELS,
+    }
 
     kind: str = "hybrid"
     pattern: str  # a letter a layer, repeated: L is local, with the window; G is global

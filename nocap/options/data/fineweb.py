@@ -1,8 +1,9 @@
 """FineWeb-10B, already in GPT-2 tokens, from the Hugging Face hub: the challenge's data, 100M tokens a shard.
 
-The shards stay in the hub client's own cache (`$HF_HOME`), where other programs find them too. That cache also knows which commit the
-revision was when it was first asked, and names each file by its sha256: a run started later, or without a network, reads the same bytes.
-To follow a branch that moved, name the commit in `data.revision`.
+The shards stay in the hub client's own cache (`$HF_HOME`), where other programs find them too. That cache
+also knows which commit the revision was when it was first asked, and names each file by its sha256: a run
+started later, or without a network, reads the same bytes. To follow a branch that moved, name the commit in
+`data.revision`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,18 @@ class Fineweb(Data):
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """Download what is missing, file by file, so that a failure keeps what came before it."""
         # Checked before gigabytes are fetched.
-        require(tokenizer.name == "gpt2", "tokenizer.vocabulary", "be gpt2 for data=fineweb, whose tokens are GPT-2's", tokenizer.name)
+        require(
+            tokenizer.name == "gpt2",
+            "tokenizer.vocabulary",
+            "be gpt2 for data=fineweb, whose tokens are GPT-2's",
+            tokenizer.name,
+        )
         from nocap.data.shards import ShardSet
 
-        names = ["fineweb_val_000000.bin", *(f"fineweb_train_{index:06d}.bin" for index in range(1, self.train_shards + 1))]
+        names = [
+            "fineweb_val_000000.bin",
+            *(f"fineweb_train_{index:06d}.bin" for index in range(1, self.train_shards + 1)),
+        ]
         paths, commit = list[Path](), self.revision
         for name in names:
             paths.append(self._fetch(name, commit))
@@ -42,9 +51,16 @@ class Fineweb(Data):
         return ShardSet(
             train=tuple(paths[1:]),
             val=(paths[0],),
-            source={"kind": "fineweb", "text": True, "repo": self.repo, "revision": self.revision, "commit": commit},
+            source={
+                "kind": "fineweb",
+                "text": True,
+                "repo": self.repo,
+                "revision": self.revision,
+                "commit": commit,
+            },
             expected={path: _sha256(path) for path in paths},
-            # The hub's cache shows files as links; with the link alone removed, the client would link the same bytes again.
+            # The hub's cache shows files as links; with the link alone removed, the client would link the
+            # same bytes again.
             remedy={path: f"remove {path.resolve()} and run again" for path in paths},
         )
 
@@ -58,27 +74,40 @@ class Fineweb(Data):
 
         where, shards = f"{self.repo} at {self.revision}", self.train_shards
         messages: dict[type[Exception], str] = {
-            errors.RepositoryNotFoundError: f"data.repo must be a dataset that the hub shows you, got {self.repo!r}",
-            errors.RevisionNotFoundError: f"data.revision must be a branch, a tag or a commit of {self.repo}, got {self.revision!r}",
-            errors.RemoteEntryNotFoundError: f"data.train_shards must not ask for more than {where} has: no {name}, got {shards}",
+            errors.RepositoryNotFoundError: "data.repo must be a dataset that the hub shows you, got "
+            f"{self.repo!r}",
+            errors.RevisionNotFoundError: "data.revision must be a branch, a tag or a commit of "
+            f"{self.repo}, got {self.revision!r}",
+            errors.RemoteEntryNotFoundError: f"data.train_shards must not ask for more than {where} has: no "
+            f"{name}, got {shards}",
             errors.HFValidationError: f"data.repo must be a name on the hub, got {self.repo!r}",
         }
         http_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]  # of whichever HTTP library this hub client uses
-        known: tuple[type[Exception], ...] = (*messages, http_error, OSError, RuntimeError)  # RuntimeError: the hub's transfer library
+        # RuntimeError: the hub's transfer library
+        known: tuple[type[Exception], ...] = (*messages, http_error, OSError, RuntimeError)
         try:
             try:  # first the cache alone: else the hub would be asked each time what the branch is now
-                return Path(hf_hub_download(self.repo, name, repo_type="dataset", revision=revision, local_files_only=True))
+                return Path(
+                    hf_hub_download(
+                        self.repo, name, repo_type="dataset", revision=revision, local_files_only=True
+                    )
+                )
             except errors.LocalEntryNotFoundError:
                 return Path(hf_hub_download(self.repo, name, repo_type="dataset", revision=revision))
         except known as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             other = f"data=fineweb: {name} of {where} cannot be fetched from the hub: {reason}"
-            raise ValueError(next((text for kind, text in messages.items() if isinstance(error, kind)), other)) from error
+            raise ValueError(
+                next((text for kind, text in messages.items() if isinstance(error, kind)), other)
+            ) from error
 
 
 def _sha256(path: Path) -> str:
     """By which the hub's cache names the file that this link leads to."""
     name = os.path.basename(os.readlink(path)) if path.is_symlink() else "none"
-    rule = "be on a hub that gives each file's sha256, with a cache on a disk that has links (or use data=shards)"
+    rule = (
+        "be on a hub that gives each file's sha256, with a cache on a disk that has links "
+        "(or use data=shards)"
+    )
     require(re.fullmatch("[0-9a-f]{64}", name) is not None, "data.repo", rule, f"{name} for {path.name}")
     return name

@@ -25,7 +25,9 @@ class Shards(Data):
 
     def __post_init__(self) -> None:
         for name in ("train", "val"):
-            require(bool(getattr(self, name)), f"data.{name}", "be a path or a glob", repr(getattr(self, name)))
+            require(
+                bool(getattr(self, name)), f"data.{name}", "be a path or a glob", repr(getattr(self, name))
+            )
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.shards import ShardSet
@@ -33,7 +35,11 @@ class Shards(Data):
         train, val = _matches("data.train", self.train), _matches("data.val", self.val)
         both = {os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in val}
         require(not both, "data.val", "not match a shard of data.train", f"{min(both, default='')} in both")
-        return ShardSet(train=train, val=val, source={"kind": "shards", "text": True, "train": self.train, "val": self.val})
+        return ShardSet(
+            train=train,
+            val=val,
+            source={"kind": "shards", "text": True, "train": self.train, "val": self.val},
+        )
 
 
 def _matches(name: str, pattern: str) -> tuple[Path, ...]:

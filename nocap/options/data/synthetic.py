@@ -1,4 +1,5 @@
-"""A Markov chain with four successors a token: needs no text, can be learned, and its entropy is known (ln 4 nats)."""
+"""A Markov chain with four successors a token: needs no text, can be learned, and its entropy is known (ln 4
+nats)."""
 
 from __future__ import annotations
 
@@ -24,4 +25,9 @@ class Synthetic(Data):
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         from nocap.data.synthetic import synthetic
 
-        return synthetic({"train": self.train_tokens, "val": self.val_tokens}, self.source_seed, tokenizer, cache_dir=cache_dir)
+        return synthetic(
+            {"train": self.train_tokens, "val": self.val_tokens},
+            self.source_seed,
+            tokenizer,
+            cache_dir=cache_dir,
+        )

@@ -1,25 +1,26 @@
-"""Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model and the step.
+"""Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model
+and the step.
 
-    a joint                         where                                                    its part comes from
-    prepare(part, …)                before the first of all forwards, on the device          build
+    a joint                         where                                                    its part comes
+    from prepare(part, …)                before the first of all forwards, on the device          build
     before_forward(part, model, …)  a step's first forward                                   build
-    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards              build
-    embed(part, x_BTC, context)     after the token and position embeddings                  build
-    enter(part, x_BTC, context)     a block's input                                          build_layer
-    qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
-    leave(part, x_BTC, context)     a block's output                                         build_layer
-    readout(part, x_BTC, context)   before the head's norm                                   build
-    unembed(part, x_BTC)            after it: times the head's matrix it gives the logits    build
-    loss(part, x_BTC, …)            a part of the training loss                              build
-    arrange(windows, job)           which training data is read, and in which order
-    built(run, model)               the model when its first weights are drawn
-    rates(name)                     a parameter's share of learning rate and weight decay
-    before_clip(part, model, …)     a step's gradients, before their norm is taken           build_around
-    before_step, after_step         around the optimizer's step                              build_around
-    validating(part, model)         the weights that are validated                           build_around
+    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards              build embed(part,
+    x_BTC, context)     after the token and position embeddings                  build enter(part, x_BTC,
+    context)     a block's input                                          build_layer qkv(part, q, k, v,
+    context)     a layer's queries, keys and values, just before they mix build_layer leave(part, x_BTC,
+    context)     a block's output                                         build_layer readout(part, x_BTC,
+    context)   before the head's norm                                   build unembed(part, x_BTC)
+    after it: times the head's matrix it gives the logits    build loss(part, x_BTC, …)            a part of
+    the training loss                              build arrange(windows, job)           which training data
+    is read, and in which order built(run, model)               the model when its first weights are drawn
+    rates(name)                     a parameter's share of learning rate and weight decay before_clip(part,
+    model, …)     a step's gradients, before their norm is taken           build_around before_step,
+    after_step         around the optimizer's step                              build_around validating(part,
+    model)         the weights that are validated                           build_around
 
-Where an idea builds no part, the joints of that place are not called. With several ideas, each joint goes in the order of their names.
-Parameters draw from a generator keyed by their place, so that those of the rest stay the same.
+Where an idea builds no part, the joints of that place are not called. With several ideas, each joint goes in
+the order of their names. Parameters draw from a generator keyed by their place, so that those of the rest
+stay the same.
 """
 
 from __future__ import annotations
@@ -64,15 +65,16 @@ class Rate:
 class Idea(Option):
     """An idea. Its yaml begins with `# @package ideas.NAME`."""
 
-    PER_TOKEN: ClassVar[bool] = False  # each token by itself, given the context: decodes from a cache. Else the prefix is recomputed
+    # each token by itself, given the context: decodes from a cache. Else the prefix is recomputed
+    PER_TOKEN: ClassVar[bool] = False
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
         """The model's part, with its parameters and buffers; `nn.Module()` where it has none."""
         return None
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
-        """A block's part; None leaves this layer as it is. Read the layer's number here, not in a joint: a compiled block serves all
-        layers."""
+        """A block's part; None leaves this layer as it is. Read the layer's number here, not in a joint: a
+        compiled block serves all layers."""
         return None
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
@@ -86,7 +88,8 @@ class Idea(Option):
         return 0.0
 
     def changes_at(self, steps: int) -> list[int]:
-        """The steps from which on the shapes of a forward, what is compiled, or the size of the batch is another; 0 among them."""
+        """The steps from which on the shapes of a forward, what is compiled, or the size of the batch is
+        another; 0 among them."""
         return [0]
 
     def shaped_at(self, run: Run, *, step: int) -> Run:
@@ -98,7 +101,8 @@ class Idea(Option):
         return 1
 
     def in_the_end(self) -> Idea | None:
-        """The idea as the last steps have it, by which a step's cost is measured; None: it has no effect there."""
+        """The idea as the last steps have it, by which a step's cost is measured; None: it has no effect
+        there."""
         return self
 
     # --- joints of the model ---
@@ -107,10 +111,12 @@ class Idea(Option):
         """Load what training alone needs; the model is on its device, and not compiled yet."""
 
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        """A training step begins. What changes with the step is set here as a function of the step alone: so it needs no place in
-        checkpoints."""
+        """A training step begins. What changes with the step is set here as a function of the step alone: so
+        it needs no place in checkpoints."""
 
-    def micro_batch(self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(
+        self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int
+    ) -> tuple[Tensor, Tensor]:
         """What a training forward of this step is given; of as many tokens in all."""
         return tokens_BT, targets_BT
 
@@ -120,7 +126,9 @@ class Idea(Option):
     def enter(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         return x_BTC
 
-    def qkv(self, part: Any, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(
+        self, part: Any, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return q_BTHD, k_BTKD, v_BTKD
 
     def leave(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
@@ -130,22 +138,24 @@ class Idea(Option):
         return x_BTC
 
     def unembed(self, part: Any, x_BTC: Tensor) -> Tensor:
-        """Of all that meets the head's matrix: in the training loss and its parts, in validation, in generation; before a soft-cap."""
+        """Of all that meets the head's matrix: in the training loss and its parts, in validation, in
+        generation; before a soft-cap."""
         return x_BTC
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Tensor | None:
-        """A scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is before the head's norm;
-        `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in nats."""
+        """A scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is before the
+        head's norm; `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in nats."""
         return None
 
     def built(self, run: Run, model: LanguageModel) -> None:
-        """Set first weights, or tie some of them to others. The draws are over: those of the rest stay the same."""
+        """Set first weights, or tie some of them to others. The draws are over: those of the rest stay the
+        same."""
 
     # --- joints of the data and the step ---
 
     def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
-        """Change which windows of the training data are read, and in which order. Returns the seconds that it took to know that, and how
-        many of them just now."""
+        """Change which windows of the training data are read, and in which order. Returns the seconds that it
+        took to know that, and how many of them just now."""
         return 0.0, 0.0
 
     def rates(self, name: str) -> Rate:
@@ -168,7 +178,8 @@ class Idea(Option):
 
 @dataclass(kw_only=True, slots=True)
 class WithRate(Idea):
-    """An idea whose parameters have a factor of their own on the learning rate. Its yaml is named as its kind."""
+    """An idea whose parameters have a factor of their own on the learning rate. Its yaml is named as its
+    kind."""
 
     LEAST_LAYERS: ClassVar[int] = 1  # that it makes sense in
 
@@ -176,7 +187,12 @@ class WithRate(Idea):
 
     def check(self, run: Run) -> None:
         name = next(name for name, idea in run.ideas.items() if idea is self)
-        require(name == self.kind, f"ideas.{name}", f"be named {self.kind}, as its kind is: so lr finds its parameters", name)
+        require(
+            name == self.kind,
+            f"ideas.{name}",
+            f"be named {self.kind}, as its kind is: so lr finds its parameters",
+            name,
+        )
         rule = f"be at least {self.LEAST_LAYERS} beside ideas.{self.kind}"
         require(run.model.n_layer >= self.LEAST_LAYERS, "model.n_layer", rule, run.model.n_layer)
 

@@ -1,7 +1,8 @@
-"""Bigram embedding: a vector for each pair of the previous and the current token, projected, is added to the token's (modded-nanogpt).
+"""Bigram embedding: a vector for each pair of the previous and the current token, projected, is added to the
+token's (modded-nanogpt).
 
-A row a pair where V² rows are not too many, else pairs are hashed to `rows`. The rows start at 0: the model is the one without. A step
-updates the whole table: of bytes, 2.1 million numbers.
+A row a pair where V² rows are not too many, else pairs are hashed to `rows`. The rows start at 0: the model
+is the one without. A step updates the whole table: of bytes, 2.1 million numbers.
 """
 
 from __future__ import annotations
@@ -42,5 +43,9 @@ class Bigram(WithRate):
         from torch.nn.functional import pad
 
         before, now = context.tokens_BT[:, :-1], context.tokens_BT[:, 1:]
-        row = before * part.base + now if part.base else ((before * FACTORS[0]) ^ (now * FACTORS[1])) % self.rows
+        row = (
+            before * part.base + now
+            if part.base
+            else ((before * FACTORS[0]) ^ (now * FACTORS[1])) % self.rows
+        )
         return x_BTC + pad(part.project(part.table(row)), (0, 0, 1, 0))  # the first token has no pair

@@ -1,7 +1,8 @@
-"""Unused cross-attention: after each block a branch looks at a memory of zeros, as a decoder does that no encoder feeds.
+"""Unused cross-attention: after each block a branch looks at a memory of zeros, as a decoder does that no
+encoder feeds.
 
-x + out(softmax(q·kᵀ)·v) with v = 0: the output is the same to the bit and no gradient is other than 0, while parameters, FLOPs and memory
-are spent. It measures what leaving such a branch out is worth.
+x + out(softmax(q·kᵀ)·v) with v = 0: the output is the same to the bit and no gradient is other than 0, while
+parameters, FLOPs and memory are spent. It measures what leaving such a branch out is worth.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class CrossAttention(Idea):
         width = run.model.d_model
         part: Any = nn.Module()
         part.norm, part.n_head = run.norm.build(width), run.model.n_head
-        part.q_proj, part.k_proj, part.v_proj, part.out_proj = (nn.Linear(width, width, bias=False) for _ in range(4))
+        part.q_proj, part.k_proj, part.v_proj, part.out_proj = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
         part.register_buffer("memory_1MC", torch.zeros(1, self.tokens, width), persistent=False)
         return part
 
@@ -41,5 +44,7 @@ class CrossAttention(Idea):
 
         memory_BMC = part.memory_1MC.expand(x_BTC.shape[0], -1, -1)
         made = part.q_proj(part.norm(x_BTC)), part.k_proj(memory_BMC), part.v_proj(memory_BMC)
-        y_BHTD = scaled_dot_product_attention(*(y.unflatten(2, (part.n_head, -1)).transpose(1, 2) for y in made))
+        y_BHTD = scaled_dot_product_attention(
+            *(y.unflatten(2, (part.n_head, -1)).transpose(1, 2) for y in made)
+        )
         return x_BTC + part.out_proj(y_BHTD.transpose(1, 2).flatten(2))

@@ -1,8 +1,9 @@
-"""Data in an order, and without its worst part: curriculum learning (Bengio et al., 2009) by the length of documents.
+"""Data in an order, and without its worst part: curriculum learning (Bengio et al., 2009) by the length of
+documents.
 
-A window's score is how many tokens of it there are a document; the lower, the easier. Those with the highest scores are left out. Of the
-rest, an epoch's windows that the run will read are put into the order of (1 - noise)·(rank of the score) + noise·(place in the shuffled
-order): 0 is easy first, 1 shuffled.
+A window's score is how many tokens of it there are a document; the lower, the easier. Those with the highest
+scores are left out. Of the rest, an epoch's windows that the run will read are put into the order of (1 -
+noise)·(rank of the score) + noise·(place in the shuffled order): 0 is easy first, 1 shuffled.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Curriculum(Idea):
         require(run.data.order is Order.shuffled, "data.order", rule, run.data.order.value)
 
     def arrange(self, windows: Windows, job: Job) -> tuple[float, float]:
-        begun = [int((windows.at([window])[:, :-1] == self.document_start).sum()) for window in range(windows.n)]
+        begun = [
+            int((windows.at([window])[:, :-1] == self.document_start).sum()) for window in range(windows.n)
+        ]
         scores = windows.seq_len / np.maximum(1.0, np.array(begun, np.float64))
         sequences = job.run.tokens_before(job.run.trainer.steps) // job.run.model.seq_len
         windows.arrange(scores, keep=self.keep, noise=self.noise, sequences=sequences)

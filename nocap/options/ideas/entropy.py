@@ -26,7 +26,12 @@ class Entropy(Idea):
 
     def check(self, run: Run) -> None:
         chunks = run.objective.loss_chunks
-        require(chunks <= 1, "objective.loss_chunks", "be 0 or 1 beside ideas.entropy, which is of all logits", chunks)
+        require(
+            chunks <= 1,
+            "objective.loss_chunks",
+            "be 0 or 1 beside ideas.entropy, which is of all logits",
+            chunks,
+        )
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         from torch import nn

@@ -1,7 +1,8 @@
-"""Multi-token prediction (arXiv:2404.19737): more heads on one trunk predict the tokens after the next, in training only.
+"""Multi-token prediction (arXiv:2404.19737): more heads on one trunk predict the tokens after the next, in
+training only.
 
-loss += (1 - (1 - final)·step/steps) · Σ_k weights[k]·CE(logits(x + W_k·x), the token k + 2 ahead), k = 0, 1, …; norm and unembedding are
-the head's own, and each W_k starts at zero.
+loss += (1 - (1 - final)·step/steps) · Σ_k weights[k]·CE(logits(x + W_k·x), the token k + 2 ahead), k = 0, 1,
+…; norm and unembedding are the head's own, and each W_k starts at zero.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class MultiToken(Idea):
         from torch import nn
 
         part: Any = nn.Module()
-        part.heads = nn.ModuleList(nn.Linear(run.model.d_model, run.model.d_model, bias=False) for _ in self.weights)
+        part.heads = nn.ModuleList(
+            nn.Linear(run.model.d_model, run.model.d_model, bias=False) for _ in self.weights
+        )
         for own in part.heads:
             nn.init.zeros_(own.weight)
         part.register_buffer("decay", torch.ones(()), persistent=False)
@@ -48,5 +51,8 @@ class MultiToken(Idea):
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Any:
         heads = enumerate(zip(self.weights, part.heads, strict=True), start=1)
-        ahead = [weight * head.next_token((x_BTC + own(x_BTC))[:, :-k], targets_BT[:, k:]) for k, (weight, own) in heads]
+        ahead = [
+            weight * head.next_token((x_BTC + own(x_BTC))[:, :-k], targets_BT[:, k:])
+            for k, (weight, own) in heads
+        ]
         return part.decay * sum(ahead)

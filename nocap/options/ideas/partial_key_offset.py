@@ -1,7 +1,8 @@
 """Partial key offset: for half of a key's channels, the key is that of the token before (modded-nanogpt).
 
-A query that matches a token's key in that half gets the values of the token after it: one layer can continue what stood there before. The
-half is that of the pairs which rotary embedding turns the least. The first token has no other before it and keeps its own.
+A query that matches a token's key in that half gets the values of the token after it: one layer can continue
+what stood there before. The half is that of the pairs which rotary embedding turns the least. The first token
+has no other before it and keeps its own.
 """
 
 from __future__ import annotations
@@ -25,17 +26,29 @@ class PartialKeyOffset(Idea):
 
     def check(self, run: Run) -> None:
         d_head = run.model.d_model // run.model.n_head
-        require(d_head % 4 == 0, "model.d_model / model.n_head", "be divisible by 4 for ideas.partial_key_offset", d_head)
+        require(
+            d_head % 4 == 0,
+            "model.d_model / model.n_head",
+            "be divisible by 4 for ideas.partial_key_offset",
+            d_head,
+        )
 
     def build_layer(self, run: Run, layer: int) -> nn.Module:
         from torch import nn
 
         return nn.Module()
 
-    def qkv(self, part: Any, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
+    def qkv(
+        self, part: Any, q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
         before_BTKD = torch.cat([k_BTKD[:, :1], k_BTKD[:, :-1]], dim=1)
         quarters = zip(k_BTKD.chunk(4, dim=3), before_BTKD.chunk(4, dim=3), strict=True)
-        # Rotary pairs channel i with i + D/2, the lower i turning faster: the second and the last quarter are the slow pairs.
-        return q_BTHD, torch.cat([before if i % 2 else own for i, (own, before) in enumerate(quarters)], dim=3), v_BTKD
+        # Rotary pairs channel i with i + D/2, the lower i turning faster: the second and the last quarter are
+        # the slow pairs.
+        return (
+            q_BTHD,
+            torch.cat([before if i % 2 else own for i, (own, before) in enumerate(quarters)], dim=3),
+            v_BTKD,
+        )

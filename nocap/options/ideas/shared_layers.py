@@ -23,14 +23,25 @@ class SharedLayers(Idea):
 
     def check(self, run: Run) -> None:
         n_layer = run.model.n_layer
-        require(self.repeat <= n_layer, "ideas.shared_layers.repeat", f"be at most model.n_layer={n_layer}", self.repeat)
+        require(
+            self.repeat <= n_layer,
+            "ideas.shared_layers.repeat",
+            f"be at most model.n_layer={n_layer}",
+            self.repeat,
+        )
 
     def built(self, run: Run, model: Any) -> None:
         blocks = list(getattr(model, "blocks", ()))
-        own = [{name: p for name, p in block.named_parameters() if not name.startswith("ideas.")} for block in blocks]
+        own = [
+            {name: p for name, p in block.named_parameters() if not name.startswith("ideas.")}
+            for block in blocks
+        ]
         shapes = [{name: p.shape for name, p in weights.items()} for weights in own]
         if not shapes or any(one != shapes[0] for one in shapes):
-            raise InputError(f"model.kind={run.model.kind} must have blocks with weights of the same shapes for ideas.shared_layers")
+            raise InputError(
+                f"model.kind={run.model.kind} must have blocks with weights of the same shapes for "
+                "ideas.shared_layers"
+            )
         for layer, block in enumerate(blocks):
             for name, weight in own[layer - layer % self.repeat].items():
                 place, _, last = name.rpartition(".")

@@ -1,4 +1,5 @@
-"""x0 and residual λ: each block's input is λ₁·x + λ₂·x0, x0 being the stream before the first block (modded-nanogpt, nanochat).
+"""x0 and residual λ: each block's input is λ₁·x + λ₂·x0, x0 being the stream before the first block
+(modded-nanogpt, nanochat).
 
 Two learned numbers a layer. At (1, 0) the model is the one without.
 """

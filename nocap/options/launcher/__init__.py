@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Target:
-    """The machines that a cluster's jobs run on. What is null is as on the machine where the command is given, or by the device's default.
-    It decides which runs the cells are, so a job that lands on another machine ends with exit code 2."""
+    """The machines that a cluster's jobs run on. What is null is as on the machine where the command is
+    given, or by the device's default. It decides which runs the cells are, so a job that lands on another
+    machine ends with exit code 2."""
 
     device: Device | None = None
     name: str | None = None  # of the GPU as the driver has it, or of the CPU
@@ -28,8 +29,17 @@ class Target:
 
     def __post_init__(self) -> None:
         words = (self.precision, self.compile, self.threads)
-        ok = self.name is None or self.device is Device.cuda or (self.device is Device.cpu and None not in words)
-        require(ok, "hydra.launcher.target", "state the device of another machine, of a CPU precision, compile and threads too", self.name)
+        ok = (
+            self.name is None
+            or self.device is Device.cuda
+            or (self.device is Device.cpu and None not in words)
+        )
+        require(
+            ok,
+            "hydra.launcher.target",
+            "state the device of another machine, of a CPU precision, compile and threads too",
+            self.name,
+        )
 
 
 @dataclass(kw_only=True)
@@ -49,4 +59,5 @@ class Launcher(Option):
 class OfCluster(Launcher):
     """A launcher of other machines."""
 
-    target: Target = field(default_factory=Target)  # the machines that the jobs run on, as target.device, target.name
+    # the machines that the jobs run on, as target.device, target.name
+    target: Target = field(default_factory=Target)

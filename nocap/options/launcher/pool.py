@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Pool(Launcher):
-    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` × `trainer.devices` CPU cores"""
+    """`hydra/launcher=pool`: a cell for each `trainer.devices` GPUs, or `trainer.threads` × `trainer.devices`
+    CPU cores"""
 
     kind: str = "pool"
-    jobs: int | None = key(ge=1, le=4096, default=None)  # cells at once, at most; null: as many as the devices hold
+    # cells at once, at most; null: as many as the devices hold
+    jobs: int | None = key(ge=1, le=4096, default=None)
 
     def executor(self, folder: Path) -> Devices:
         from nocap.launch.runner import Devices

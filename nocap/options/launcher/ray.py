@@ -22,16 +22,20 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.launch.grid import Cell
 
-NOBODY_S = 10.0  # until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the process
+# until an address that does not answer is nobody's: Ray itself tries for minutes, and then ends the process
+NOBODY_S = 10.0
 PASSED_ON = (outside.VARIABLE, "NOCAP_CACHE", "PYTHONPATH")  # no secrets: Ray shows what it is given
 
 
 @dataclass(kw_only=True)
 class Ray(OfCluster):
-    """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or its CPU cores"""
+    """`hydra/launcher=ray`: a task of a Ray cluster for each cell, which sets aside its GPUs, or its CPU
+    cores"""
 
     kind: str = "ray"
-    address: str  # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine alone, for this grid
+    # of the cluster, HOST:PORT; auto: the one that this machine is in; local: one of this machine alone, for
+    # this grid
+    address: str
     restarts: int = key(ge=0, le=1000)  # of a cell whose node was lost
 
     def __post_init__(self) -> None:
@@ -39,7 +43,12 @@ class Ray(OfCluster):
         require(ok, "hydra.launcher.address", "be auto, local or HOST:PORT", self.address)
 
     def executor(self, folder: Path) -> RayTasks:
-        require(find_spec("ray") is not None, "hydra/launcher=ray", "find Ray installed: pip install 'nocap[ray]'", "none")
+        require(
+            find_spec("ray") is not None,
+            "hydra/launcher=ray",
+            "find Ray installed: pip install 'nocap[ray]'",
+            "none",
+        )
         return RayTasks(ray=connected(self.address), folder=folder, restarts=self.restarts)
 
 
@@ -59,7 +68,12 @@ def connected(address: str) -> Any:
 
         ray.init(address=asked, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray's are of no class of their own where it cannot start
-        require(False, "hydra.launcher.address", "be a running Ray cluster (ray start --head)", f"{asked} ({str(error).strip()})")
+        require(
+            False,
+            "hydra.launcher.address",
+            "be a running Ray cluster (ray start --head)",
+            f"{asked} ({str(error).strip()})",
+        )
     return ray
 
 
@@ -71,7 +85,8 @@ def needs(run: Run) -> dict[str, int]:
 
 @dataclass(kw_only=True)
 class RayTasks(Executor):
-    """Which nodes run the tasks, and when, is Ray's to say. A cell whose node is lost goes on on another one."""
+    """Which nodes run the tasks, and when, is Ray's to say. A cell whose node is lost goes on on another
+    one."""
 
     ray: Any
     folder: Path  # the grid's
@@ -80,9 +95,15 @@ class RayTasks(Executor):
     def describe(self, runs: Sequence[Run]) -> str:
         need = max(map(needs, runs), key=lambda need: (need["num_gpus"], need["num_cpus"]))
         nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        fit = sum(node.get("CPU", 0) >= need["num_cpus"] and node.get("GPU", 0) >= need["num_gpus"] for node in nodes)
+        fit = sum(
+            node.get("CPU", 0) >= need["num_cpus"] and node.get("GPU", 0) >= need["num_gpus"]
+            for node in nodes
+        )
         waits = "" if fit else ": it waits for one that has"
-        return f"ray: {fit} of {len(nodes)} nodes have the {need['num_cpus']} CPUs and {need['num_gpus']} GPUs of a cell{waits}"
+        return (
+            f"ray: {fit} of {len(nodes)} nodes have the {need['num_cpus']} CPUs and "
+            f"{need['num_gpus']} GPUs of a cell{waits}"
+        )
 
     def submit(self, cell: Cell, begun: Callable[[], None]) -> RayTask:
         return RayTask(self, cell)
@@ -103,7 +124,8 @@ class RayTask:
     def _submit(self) -> None:
         ray, need = self._tasks.ray, needs(self._cell.plan.run)
         env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        hidden = {} if need["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}  # what Ray gave to nobody, the cell must not take
+        # what Ray gave to nobody, the cell must not take
+        hidden = {} if need["num_gpus"] else {"CUDA_VISIBLE_DEVICES": ""}
         task = ray.remote(max_retries=0)(_task()).options(name=self._job.identity, **need)
         self._reference = task.remote(self._job.words, env | hidden, os.getcwd(), str(self._job.log))
 
@@ -123,7 +145,11 @@ class RayTask:
         if self._losses == self._tasks.restarts or self._stopping:
             return reason
         self._losses += 1
-        print(f"lost     {self._cell.label}  {reason}; goes on elsewhere ({self._losses} of {self._tasks.restarts})", flush=True)
+        print(
+            f"lost     {self._cell.label}  {reason}; goes on elsewhere ({self._losses} of "
+            f"{self._tasks.restarts})",
+            flush=True,
+        )
         self._submit()
         return None
 
@@ -134,7 +160,8 @@ class RayTask:
 
 
 def _task() -> Any:
-    """What runs on a node. It is sent there as it stands here, by value, and needs nothing but Python there."""
+    """What runs on a node. It is sent there as it stands here, by value, and needs nothing but Python
+    there."""
 
     def run(words: list[str], env: dict[str, str], folder: str, log: str) -> int:
         import os
@@ -142,10 +169,18 @@ def _task() -> Any:
         import subprocess
         import sys
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a node that was started in the background ignores it
+        # a node that was started in the background ignores it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         env = {**os.environ, **env, "NOCAP_PARENT": str(os.getpid())}
         with open(log, "ab") as file:
-            process = subprocess.Popen([sys.executable, *words], env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+            process = subprocess.Popen(
+                [sys.executable, *words],
+                env=env,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
         while True:
             try:
                 return process.wait(timeout=0.2)

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from nocap.launch.grid import Cell
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
-EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")  # submitit's own names, for any cluster
+# submitit's own names, for any cluster
+EVERY = ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb", "name", "stderr_to_stdout")
 
 
 @dataclass(kw_only=True)
 class Slurm(OfCluster):
-    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and is requeued"""
+    """`hydra/launcher=slurm`: a job of Slurm for each cell, which saves near its time limit, and is
+    requeued"""
 
     kind: str = "slurm"
     timeout_min: int = key(ge=1, le=10**6, default=60)  # of a job
@@ -49,7 +51,12 @@ class Slurm(OfCluster):
     setup: list[str] = field(default_factory=list)  # commands before srun
 
     def executor(self, folder: Path) -> SlurmJobs:
-        require(find_spec("submitit") is not None, "hydra/launcher=slurm", "find submitit installed: pip install 'nocap[slurm]'", "none")
+        require(
+            find_spec("submitit") is not None,
+            "hydra/launcher=slurm",
+            "find submitit installed: pip install 'nocap[slurm]'",
+            "none",
+        )
         return SlurmJobs(folder, self)
 
 
@@ -61,12 +68,22 @@ class SlurmJobs(Executor):
 
         self.folder, self.asked, self._new = folder, asked, list[SlurmJob]()
         self.logs = folder / "jobs" / "%j"
-        keys = {f.name: getattr(asked, f.name) for f in fields(asked) if f.name not in ("kind", "target", "max_num_timeout")}
+        keys = {
+            f.name: getattr(asked, f.name)
+            for f in fields(asked)
+            if f.name not in ("kind", "target", "max_num_timeout")
+        }
         try:
-            self._executor = submitit.AutoExecutor(self.logs, cluster="slurm", slurm_max_num_timeout=asked.max_num_timeout)
-            self._executor.update_parameters(**{name if name in EVERY else f"slurm_{name}": value for name, value in keys.items()})
+            self._executor = submitit.AutoExecutor(
+                self.logs, cluster="slurm", slurm_max_num_timeout=asked.max_num_timeout
+            )
+            self._executor.update_parameters(
+                **{name if name in EVERY else f"slurm_{name}": value for name, value in keys.items()}
+            )
         except (RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}") from error
+            raise ValueError(
+                f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}"
+            ) from error
 
     def submit(self, cell: Cell, begun: Callable[[], None]) -> SlurmJob:
         from nocap.launch.cell import CellJob
@@ -75,7 +92,8 @@ class SlurmJobs(Executor):
         return self.hand_over(job, job.log.with_suffix(".job"))
 
     def hand_over(self, job: Callable[[], Any], number: Path) -> SlurmJob:
-        """Anything that can be pickled. `number`: the file that holds Slurm's own of it, so that a later command finds it."""
+        """Anything that can be pickled. `number`: the file that holds Slurm's own of it, so that a later
+        command finds it."""
         self._new.append(made := SlurmJob(self, job, number))
         return made
 
@@ -84,12 +102,17 @@ class SlurmJobs(Executor):
         import submitit
 
         new, self._new = self._new, []
-        for made in new:  # all are known before the first is asked for: then one call of sacct answers for all
-            made.sent = submitit.SlurmJob(self.logs, made.number.read_text()) if made.number.is_file() else None
+        # all are known before the first is asked for: then one call of sacct answers for all
+        for made in new:
+            made.sent = (
+                submitit.SlurmJob(self.logs, made.number.read_text()) if made.number.is_file() else None
+            )
         todo = [made for made in new if made.sent is None or made.sent.state == "UNKNOWN" or made.sent.done()]
         for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
             try:
-                for made, sent in zip(part, self._executor.submit_array([made.job for made in part]), strict=True):
+                for made, sent in zip(
+                    part, self._executor.submit_array([made.job for made in part]), strict=True
+                ):
                     made.sent = sent
                     made.number.write_text(sent.job_id)
             except Exception as error:  # submitit's, of no class of their own: sbatch has refused the array
@@ -107,7 +130,9 @@ class SlurmJob:
         self._jobs.send()
         if self.reason is None and self.sent.done():
             error = self.sent.exception()
-            printed = last_words(self.sent.stdout() if self._jobs.asked.stderr_to_stdout else self.sent.stderr())
+            printed = last_words(
+                self.sent.stdout() if self._jobs.asked.stderr_to_stdout else self.sent.stderr()
+            )
             self.reason = (printed if error is None else _last_line(error)) or f"see {self.number.parent}"
         return self.reason
 

@@ -1,4 +1,5 @@
-"""Feed-forward with one activation, plain or gated: `gelu4x`, `gelu3x`, `relu2` and `swiglu` are its yamls."""
+"""Feed-forward with one activation, plain or gated: `gelu4x`, `gelu3x`, `relu2` and `swiglu` are its
+yamls."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Activation(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Feedforward(Mlp):
-    """`expansion` sets the parameters: hidden = expansion·d, and for the three matrices of SwiGLU ⅔·expansion·d."""
+    """`expansion` sets the parameters: hidden = expansion·d, and for the three matrices of SwiGLU
+    ⅔·expansion·d."""
 
     kind: str = "mlp"
     activation: Activation  # between the two matrices

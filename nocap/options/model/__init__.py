@@ -33,15 +33,21 @@ class ResidualScale(Enum):
 
 # What nocap's own block reads, and what the rest of its model does.
 BLOCK_KEYS = ("model.norm_placement", "model.residual_scale", "trainer.activation_checkpointing")
-WHOLE_KEYS = ("model.residual_precision", "model.tie_head", "model.pad_logits", "model.fp8_head", "model.logit_softcap")
+WHOLE_KEYS = (
+    "model.residual_precision",
+    "model.tie_head",
+    "model.pad_logits",
+    "model.fp8_head",
+    "model.logit_softcap",
+)
 
 
 @dataclass(kw_only=True, slots=True)
 class Model(Option):
     """The transformer's shape. An option may replace a block by `build_block`, or the whole model by `build`.
 
-    A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix. Of the keys that
-    nocap's own block or model reads, it refuses those that it does not name in `READS`.
+    A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix. Of the
+    keys that nocap's own block or model reads, it refuses those that it does not name in `READS`.
     """
 
     READS: ClassVar[tuple[str, ...]] = ()  # as in ("model.norm_placement",)
@@ -52,22 +58,37 @@ class Model(Option):
     seq_len: int = key(ge=1, le=2**24, losses=True)  # tokens
     norm_placement: NormPlacement = NormPlacement.pre  # where a branch f has its norm
     residual_scale: ResidualScale = ResidualScale.attention  # which branches are multiplied by 1/√(2·n_layer)
-    residual_precision: Precision = Precision.fp32  # bf16: half the traffic of the residual stream, rounded after each branch
+    # bf16: half the traffic of the residual stream, rounded after each branch
+    residual_precision: Precision = Precision.fp32
     qk_norm: bool = False  # RMS-normalise queries and keys per head, before the rotation
     tie_head: bool = True  # the head shares the embedding's matrix
-    pad_logits: bool = False  # the head's product has a multiple of 64 columns: another kernel on CUDA, and other roundings
-    fp8_head: bool = False  # the head's products in fp8 while training: GPUs of capability 8.9 and newer, and slowly CPUs
+    # the head's product has a multiple of 64 columns: another kernel on CUDA, and other roundings
+    pad_logits: bool = False
+    # the head's products in fp8 while training: GPUs of capability 8.9 and newer, and slowly CPUs
+    fp8_head: bool = False
     logit_softcap: float | None = key(gt=0, le=1e6, default=None)  # cap·tanh(logits/cap)
 
     def check(self, run: Run) -> None:
-        require(self.d_model % self.n_head == 0, "model.d_model", f"be divisible by model.n_head={self.n_head}", self.d_model)
+        require(
+            self.d_model % self.n_head == 0,
+            "model.d_model",
+            f"be divisible by model.n_head={self.n_head}",
+            self.d_model,
+        )
         own, products = self.residual_precision, run.trainer.precision
         fits = own is Precision.fp32 or products is Precision.bf16
-        require(fits, "model.residual_precision", f"be fp32 beside trainer.precision={products.value}", own.value)
+        require(
+            fits, "model.residual_precision", f"be fp32 beside trainer.precision={products.value}", own.value
+        )
         chunks = run.objective.loss_chunks
         for name in ("pad_logits", "fp8_head"):
             asked = getattr(self, name)
-            require(not asked or chunks <= 1, f"model.{name}", f"be false beside objective.loss_chunks={chunks}", asked)
+            require(
+                not asked or chunks <= 1,
+                f"model.{name}",
+                f"be false beside objective.loss_chunks={chunks}",
+                asked,
+            )
         if self.fp8_head:
             self._check_fp8(run, products)
 
@@ -80,9 +101,15 @@ class Model(Option):
         tokens = run.trainer.micro_batch * self.seq_len
         refuse_unless(products is Precision.bf16, f"beside trainer.precision={products.value}")
         refuse_unless(not self.pad_logits, "beside model.pad_logits=true, which it does too")
-        refuse_unless(self.d_model % 16 == 0 and tokens % 16 == 0, "where model.d_model or a micro-batch's tokens are no multiple of 16")
+        refuse_unless(
+            self.d_model % 16 == 0 and tokens % 16 == 0,
+            "where model.d_model or a micro-batch's tokens are no multiple of 16",
+        )
         there = capability() if run.trainer.device is Device.cuda else None
-        refuse_unless(there is None or there >= (8, 9), f"on a GPU before capability 8.9, as this of {there and '.'.join(map(str, there))}")
+        refuse_unless(
+            there is None or there >= (8, 9),
+            f"on a GPU before capability 8.9, as this of {there and '.'.join(map(str, there))}",
+        )
 
     def build(self, run: Run, *, vocab_size: int) -> LanguageModel:
         from nocap.model.gpt import GPT
@@ -105,5 +132,8 @@ def refuse_unread(run: Run) -> None:
         option = getattr(run, place)
         default, value = type(option).__dataclass_fields__[key_name].default, getattr(option, key_name)
         shown, got = (each.value if isinstance(each, Enum) else each for each in (default, value))
-        rule = f"stay {shown} beside model.kind={run.model.kind}, which does not read it (one that does names it in READS)"
+        rule = (
+            f"stay {shown} beside model.kind={run.model.kind}, which does not read it (one that "
+            "does names it in READS)"
+        )
         require(value == default or name in run.model.READS, name, rule, got)

@@ -27,7 +27,12 @@ class ChannelNorm(Norm):
     bias: bool  # a learned shift per channel; LayerNorm only
 
     def __post_init__(self) -> None:
-        require(not self.bias or self.norm is NormKind.layer, "norm.bias", "be false for RMSNorm, which has none", self.bias)
+        require(
+            not self.bias or self.norm is NormKind.layer,
+            "norm.bias",
+            "be false for RMSNorm, which has none",
+            self.bias,
+        )
         require(not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias)
 
     def build(self, d_model: int) -> nn.Module:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class CrossEntropy(Objective):
     kind: str = "cross_entropy"
-    z_loss: float = key(ge=0, le=1000)  # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
+    # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
+    z_loss: float = key(ge=0, le=1000)
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
         from nocap.model.language_model import Loss

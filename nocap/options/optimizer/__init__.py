@@ -16,22 +16,31 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Optimizer(Option):
-    """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas may scale a parameter's rate or decay.
+    """One or several of torch's optimizers. The schedule multiplies each group's `lr`, and ideas may scale a
+    parameter's rate or decay.
 
-    Optional: `update`, a rule of its own for `nocap.training.optimizer.ByRule`. Their state lies in `state` and `param_groups`:
-    `nocap check` shows that a checkpoint holds it.
+    Optional: `update`, a rule of its own for `nocap.training.optimizer.ByRule`. Their state lies in `state`
+    and `param_groups`: `nocap check` shows that a checkpoint holds it.
     """
 
     lr: float = key(gt=0, le=1000)  # peak learning rate
-    weight_decay: float = key(ge=0, le=1000)  # of AdamW's kind: share of a weight that a step of learning rate 1 takes away
-    cautious_decay: bool = False  # decay only the numbers that the update does not move away from zero (arXiv:2510.12402)
+    # of AdamW's kind: share of a weight that a step of learning rate 1 takes away
+    weight_decay: float = key(ge=0, le=1000)
+    # decay only the numbers that the update does not move away from zero (arXiv:2510.12402)
+    cautious_decay: bool = False
 
     def __post_init__(self) -> None:
         rule = "be false beside optimizer.weight_decay=0"
-        require(not self.cautious_decay or self.weight_decay > 0, "optimizer.cautious_decay", rule, self.cautious_decay)
+        require(
+            not self.cautious_decay or self.weight_decay > 0,
+            "optimizer.cautious_decay",
+            rule,
+            self.cautious_decay,
+        )
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
-        """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has the usual groups."""
+        """Optimizers that share out all of the model's parameters. `nocap.training.optimizer` has the usual
+        groups."""
         raise NotImplementedError(f"optimizer.kind={self.kind} must define build")
 
     def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def beta2_of(half_life_tokens: float, batch_tokens: int) -> float:
-    """The β₂ of a step with which a gradient's weight halves every so many tokens, whatever the batch (arXiv:2507.07101)."""
+    """The β₂ of a step with which a gradient's weight halves every so many tokens, whatever the batch
+    (arXiv:2507.07101)."""
     return 0.5 ** (batch_tokens / half_life_tokens)
 
 
@@ -35,14 +36,18 @@ class AdamW(Optimizer):
     kind: str = "adamw"
     beta1: float = key(ge=0, lt=1)  # of the gradient's average
     beta2: float = key(ge=0, lt=1)  # of the average of its squares
-    beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)  # in place of beta2, which is recorded as what follows
+    # in place of beta2, which is recorded as what follows
+    beta2_half_life_tokens: float | None = key(gt=0, le=1e12, default=None)
     eps: float = key(gt=0, le=1)  # added to the root in the update's divisor
     decay: Decay  # which parameters decay
 
     def check(self, run: Run) -> None:
         if self.beta2_half_life_tokens is not None:
             follows = beta2_of(self.beta2_half_life_tokens, run.trainer.batch_tokens)
-            rule = f"be left to optimizer.beta2_half_life_tokens={self.beta2_half_life_tokens:g}, from which {follows:.6g} follows"
+            rule = (
+                f"be left to optimizer.beta2_half_life_tokens={self.beta2_half_life_tokens:g}, from "
+                f"which {follows:.6g} follows"
+            )
             require(self.beta2 == follows, "optimizer.beta2", rule, self.beta2)
 
     def at_batch(self, tokens: int) -> AdamW:
@@ -59,7 +64,9 @@ class AdamW(Optimizer):
         from nocap.training.optimizer import undecorated
 
         betas = self.beta1, self.beta2
-        return undecorated(torch.optim.AdamW)(self.groups(named), lr=self.lr, betas=betas, eps=self.eps, fused=True)
+        return undecorated(torch.optim.AdamW)(
+            self.groups(named), lr=self.lr, betas=betas, eps=self.eps, fused=True
+        )
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
         """These parameters by whether they decay."""

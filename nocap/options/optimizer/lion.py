@@ -24,10 +24,18 @@ class Lion(Optimizer):
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training.optimizer import ByRule, decayed
 
-        groups = decayed(dict(model.named_parameters()), self.weight_decay, everything=self.decay is Decay.all)
+        groups = decayed(
+            dict(model.named_parameters()), self.weight_decay, everything=self.decay is Decay.all
+        )
         return [ByRule(self, groups)]
 
-    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Tensor]],
+    ) -> None:
         """p ← p - lr·(sign(β₁·m + (1-β₁)·g) + λ·p), then m ← β₂·m + (1-β₂)·g."""
         import torch
 

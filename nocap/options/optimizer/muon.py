@@ -1,5 +1,5 @@
-"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest. Muon is torch's own, with the matrices of one shape
-orthogonalised together, in fewer and larger products.
+"""Muon (Keller Jordan, 2024) for the blocks' matrices, AdamW for the rest. Muon is torch's own, with the
+matrices of one shape orthogonalised together, in fewer and larger products.
 
 Options: Polar Express (arXiv:2505.16932), NorMuon (arXiv:2510.05491), and a momentum that rises.
 """
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-AT_ONCE = {"cpu": 2**17, "cuda": 2**26}  # numbers in a stack: a CPU gains with small matrices only, a GPU must have room for some copies
+# numbers in a stack: a CPU gains with small matrices only, a GPU must have room for some copies
+AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
 EPS = 1e-7  # torch's: the least norm of a matrix that is divided by it
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # the odd polynomial ax + bx³ + cx⁵
-# Polar Express: for each iteration the odd polynomial ax + bx³ + cx⁵ that is nearest to 1 on the interval in which the iterations before it
-# leave the singular values, from [0.001, 1] on; an interval counts as beginning at 0.024 of its end at least. The numbers are the paper's
-# list; tests/test_optimizers.py derives them again.
+# Polar Express: for each iteration the odd polynomial ax + bx³ + cx⁵ that is nearest to 1 on the interval in
+# which the iterations before it leave the singular values, from [0.001, 1] on; an interval counts as
+# beginning at 0.024 of its end at least. The numbers are the paper's list; tests/test_optimizers.py derives
+# them again.
 POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -36,14 +38,17 @@ POLAR_EXPRESS = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),  # and for all after it
 )
-SAFETY = 1.01  # each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the interval still converges
+# each but the last is used of x / 1.01, as there: a singular value that rounding puts beyond the interval
+# still converges
+SAFETY = 1.01
 
 
 class Iteration(Enum):
     """The polynomials that bring a matrix's singular values to 1."""
 
     newton_schulz = "newton_schulz"  # one for all iterations, which leaves them within about 0.3 of 1
-    polar_express = "polar_express"  # one for each, the best for what the one before leaves (arXiv:2505.16932)
+    # one for each, the best for what the one before leaves (arXiv:2505.16932)
+    polar_express = "polar_express"
 
 
 class MuonScale(Enum):
@@ -55,27 +60,40 @@ class MuonScale(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class Muon(AdamW):
-    """Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head and vectors."""
+    """Muon for the matrices inside the blocks; AdamW, with the inherited keys, for embeddings, head and
+    vectors."""
 
     kind: str = "muon"
-    muon_lr: float = key(gt=0, le=1000)  # peak learning rate of the matrices inside the blocks; lr is of the rest
+    # peak learning rate of the matrices inside the blocks; lr is of the rest
+    muon_lr: float = key(gt=0, le=1000)
     momentum: float = key(ge=0, lt=1)  # of the matrices' updates
     momentum_start: float = key(ge=0, lt=1, default=0.85)  # where a warm-up of the momentum begins
-    momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)  # from `momentum_start` to `momentum` in a straight line
+    # from `momentum_start` to `momentum` in a straight line
+    momentum_warmup_steps: int = key(ge=0, le=10**9, default=0)
     ns_steps: int = key(ge=1, le=99)  # iterations
     iteration: Iteration = Iteration.newton_schulz  # the polynomials of the orthogonalisation
-    row_beta2: float | None = key(ge=0, lt=1, default=None)  # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
+    # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
+    row_beta2: float | None = key(ge=0, lt=1, default=None)
     scale: MuonScale  # how a step follows a matrix's shape
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training.optimizer import ByRule, split_matrices
 
         matrices, rest = split_matrices(model)
-        return [self.adamw(rest), ByRule(self, list(matrices.values()), lr=self.muon_lr, weight_decay=self.weight_decay)]
+        return [
+            self.adamw(rest),
+            ByRule(self, list(matrices.values()), lr=self.muon_lr, weight_decay=self.weight_decay),
+        ]
 
-    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-        """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of bf16. On CUDA a product of a stack may be
-        summed in another order than that of a matrix."""
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Tensor]],
+    ) -> None:
+        """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of bf16. On CUDA
+        a product of a stack may be summed in another order than that of a matrix."""
         by_shape: dict[torch.Size, list[tuple[Any, ...]]] = {}
         for one in zip(params, grads, states, strict=True):
             by_shape.setdefault(one[0].shape, []).append(one)
@@ -84,7 +102,13 @@ class Muon(AdamW):
             for i in range(0, len(alike), n):
                 self._update(group, *map(list, zip(*alike[i : i + n], strict=True)))
 
-    def _update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
+    def _update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Tensor]],
+    ) -> None:
         """Of parameters that have one shape."""
         import torch
         from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
@@ -100,9 +124,13 @@ class Muon(AdamW):
         else:
             updates = [_zeropower_via_newtonschulz(updates[0], NEWTON_SCHULZ, self.ns_steps, EPS)]
         if self.row_beta2 is not None:
-            updates = _even_rows(updates, kept(states, "row_second_moment", [p[:, :1] for p in params]), self.row_beta2)
+            updates = _even_rows(
+                updates, kept(states, "row_second_moment", [p[:, :1] for p in params]), self.row_beta2
+            )
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        torch._foreach_add_(params, updates, alpha=-_adjust_lr(group["lr"], self.scale.value, params[0].shape))
+        torch._foreach_add_(
+            params, updates, alpha=-_adjust_lr(group["lr"], self.scale.value, params[0].shape)
+        )
 
     def momentum_at(self, step: int) -> float:
         """The momentum of a step, counted from 1."""
@@ -114,12 +142,17 @@ class Muon(AdamW):
         if self.iteration is Iteration.newton_schulz:
             return [NEWTON_SCHULZ] * self.ns_steps
         found = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
-        return [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) if (a, b, c) != POLAR_EXPRESS[-1] else (a, b, c) for a, b, c in found]
+        return [
+            (a / SAFETY, b / SAFETY**3, c / SAFETY**5) if (a, b, c) != POLAR_EXPRESS[-1] else (a, b, c)
+            for a, b, c in found
+        ]
 
 
-def orthogonalized(x_NAB: Tensor, polynomials: list[tuple[float, float, float]], dtype: torch.dtype) -> list[Tensor]:
-    """N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X + (b·G + c·G²)·X with G = X·Xᵀ. `x_NAB` may be
-    lost."""
+def orthogonalized(
+    x_NAB: Tensor, polynomials: list[tuple[float, float, float]], dtype: torch.dtype
+) -> list[Tensor]:
+    """N matrices with singular values near 1, by an iteration for each polynomial: X ← a·X + (b·G + c·G²)·X
+    with G = X·Xᵀ. `x_NAB` may be lost."""
     import torch
 
     x = x_NAB.to(dtype)
@@ -131,11 +164,13 @@ def orthogonalized(x_NAB: Tensor, polynomials: list[tuple[float, float, float]],
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     x = x.mT if tall else x
-    return list(x.to(x_NAB.dtype, memory_format=torch.contiguous_format).unbind())  # exact, and as CUDA's fast path wants it
+    # exact, and as CUDA's fast path wants it
+    return list(x.to(x_NAB.dtype, memory_format=torch.contiguous_format).unbind())
 
 
 def _even_rows(updates: Sequence[Tensor], moments: list[Tensor], beta2: float) -> list[Tensor]:
-    """NorMuon: each row over the root of its second moment, and the whole as long as an orthogonal matrix, √min(A, B)."""
+    """NorMuon: each row over the root of its second moment, and the whole as long as an orthogonal matrix,
+    √min(A, B)."""
     import torch
 
     torch._foreach_lerp_(moments, [update.square().mean(1, keepdim=True) for update in updates], 1 - beta2)

@@ -1,4 +1,5 @@
-"""AdamW Schedule-Free (arXiv:2405.15682): an average of the weights in place of a decaying rate and of Adam's momentum."""
+"""AdamW Schedule-Free (arXiv:2405.15682): an average of the weights in place of a decaying rate and of Adam's
+momentum."""
 
 from __future__ import annotations
 
@@ -21,22 +22,35 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class ScheduleFree(AdamW):
-    """The parameters are y = (1-β₁)·z + β₁·x, where the gradients are taken; the average x is validated, and generated from."""
+    """The parameters are y = (1-β₁)·z + β₁·x, where the gradients are taken; the average x is validated, and
+    generated from."""
 
     kind: str = "schedule_free"
 
     def __post_init__(self) -> None:
         Optimizer.__post_init__(self)
-        require(self.beta1 > 0, "optimizer.beta1", "be above 0: else nothing of the average is in the weights", self.beta1)
+        require(
+            self.beta1 > 0,
+            "optimizer.beta1",
+            "be above 0: else nothing of the average is in the weights",
+            self.beta1,
+        )
         rule = "be false beside optimizer=schedule_free, whose decay acts on another copy of the weights"
         require(not self.cautious_decay, "optimizer.cautious_decay", rule, self.cautious_decay)
 
     def check(self, run: Run) -> None:
         AdamW.check(self, run)
         last = run.schedule.multiplier(step=run.trainer.steps - 1, steps=run.trainer.steps)
-        require(last == 1.0, "schedule", "stay at its peak beside optimizer=schedule_free, as schedule=constant does", run.schedule.kind)
+        require(
+            last == 1.0,
+            "schedule",
+            "stay at its peak beside optimizer=schedule_free, as schedule=constant does",
+            run.schedule.kind,
+        )
         for name, idea in run.ideas.items():
-            rule = f"leave out {name} beside optimizer=schedule_free: both choose the weights that are validated"
+            rule = (
+                f"leave out {name} beside optimizer=schedule_free: both choose the weights that are validated"
+            )
             require(not overrides(idea, "validating"), "ideas", rule, ", ".join(run.ideas))
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
@@ -44,14 +58,24 @@ class ScheduleFree(AdamW):
 
         return [ByRule(self, self.groups(dict(model.named_parameters())), sum=0.0)]
 
-    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-        """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average of g² by β₂, and c = γ² / Σγ² over all
-        steps so far. As x follows from y and z, only z and v are kept."""
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Tensor]],
+    ) -> None:
+        """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average of g² by
+        β₂, and c = γ² / Σγ² over all steps so far. As x follows from y and z, only z and v are kept."""
         import torch
 
         from nocap.training.optimizer import kept
 
-        y, z, squares = params, kept(states, "z", params, first=torch.clone), kept(states, "exp_avg_sq", params)
+        y, z, squares = (
+            params,
+            kept(states, "z", params, first=torch.clone),
+            kept(states, "exp_avg_sq", params),
+        )
         rate = group["lr"] * math.sqrt(1 - self.beta2 ** group["step"])
         group["sum"] += rate**2
         c = rate**2 / group["sum"]
@@ -72,4 +96,10 @@ class ScheduleFree(AdamW):
 
         from nocap.model.language_model import lent
 
-        return lent([(p, torch.lerp(state["z"], p.detach(), 1 / self.beta1)) for each in optimizers for p, state in each.state.items()])
+        return lent(
+            [
+                (p, torch.lerp(state["z"], p.detach(), 1 / self.beta1))
+                for each in optimizers
+                for p, state in each.state.items()
+            ]
+        )

@@ -1,4 +1,5 @@
-"""SOAP (arXiv:2409.11321), Adam in the eigenbasis of Shampoo's preconditioner, for the blocks' matrices; AdamW for the rest."""
+"""SOAP (arXiv:2409.11321), Adam in the eigenbasis of Shampoo's preconditioner, for the blocks' matrices;
+AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Soap(AdamW):
-    """SOAP for the matrices inside the blocks; AdamW, with the same keys, for embeddings, head and vectors."""
+    """SOAP for the matrices inside the blocks; AdamW, with the same keys, for embeddings, head and
+    vectors."""
 
     kind: str = "soap"
     basis_every: int = key(ge=1, le=10**9)  # steps between two updates of the eigenvectors
@@ -27,14 +29,23 @@ class Soap(AdamW):
         matrices, rest = split_matrices(model)
         return [self.adamw(rest), ByRule(self, self.groups(matrices))]
 
-    def update(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor], states: list[dict[str, Tensor]]) -> None:
-        """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their eigenvectors:
+    def update(
+        self,
+        group: dict[str, Any],
+        params: list[Tensor],
+        grads: list[Tensor],
+        states: list[dict[str, Tensor]],
+    ) -> None:
+        """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their
+        eigenvectors:
 
-        G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᵀ + λ·W).
+        G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᵀ +
+        λ·W).
 
-        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every `basis_every` updates, and M
-        turns with them. A first step makes them and leaves the weights alone: in the basis of one gradient, that gradient says nothing
-        about the other directions. Gradients and steps are turned in bf16 where the device computes it; averages and bases are fp32.
+        The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every
+        `basis_every` updates, and M turns with them. A first step makes them and leaves the weights alone: in
+        the basis of one gradient, that gradient says nothing about the other directions. Gradients and steps
+        are turned in bf16 where the device computes it; averages and bases are fp32.
         """
         for p, grad, state in zip(params, grads, states, strict=True):
             if state:
@@ -43,8 +54,8 @@ class Soap(AdamW):
                 state.update(self._first(grad))
 
     def _first(self, grad: Tensor) -> dict[str, Tensor]:
-        """A parameter's state from its first gradient, the eigenvectors as rows by falling eigenvalues, the order that orthogonal iteration
-        keeps."""
+        """A parameter's state from its first gradient, the eigenvectors as rows by falling eigenvalues, the
+        order that orthogonal iteration keeps."""
         import torch
 
         from nocap.training.optimizer import matmul_dtype
@@ -75,8 +86,10 @@ class Soap(AdamW):
 
 
 def _followed(average: Tensor, basis: Tensor) -> Tensor:
-    """The basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned in the average's precision."""
+    """The basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned in the average's
+    precision."""
     import torch
 
-    q = torch.linalg.qr((basis.to(average.dtype) @ average).mT).Q.mT  # the average is symmetric; LAPACK reads and writes columns
+    # the average is symmetric; LAPACK reads and writes columns
+    q = torch.linalg.qr((basis.to(average.dtype) @ average).mT).Q.mT
     return basis.copy_(q).to(average.dtype)

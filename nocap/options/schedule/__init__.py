@@ -24,12 +24,15 @@ class Schedule(Option):
 
     def multiplier(self, *, step: int, steps: int) -> float:
         """The factor on the peak learning rate for update `step` of `steps`, 0 ≤ step < steps."""
-        return (step + 1) / self.warmup_steps if step < self.warmup_steps else self.shape(step=step, steps=steps)
+        return (
+            (step + 1) / self.warmup_steps if step < self.warmup_steps else self.shape(step=step, steps=steps)
+        )
 
     def shape(self, *, step: int, steps: int) -> float:
         """`multiplier` after the warm-up."""
         raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
 
     def free_until(self, steps: int) -> int:
-        """The step up to which no rate depends on `steps`, so that a longer run has the same ones. 0: unknown."""
+        """The step up to which no rate depends on `steps`, so that a longer run has the same ones. 0:
+        unknown."""
         return 0

@@ -62,7 +62,8 @@ class Wsd(Linear):
         require(self.warmup_steps + self.decay_steps <= steps, "schedule.decay_steps", rule, self.decay_steps)
 
     def shape(self, *, step: int, steps: int) -> float:
-        # Not `steps - decay_steps` in the divisor: the challenge's decay reaches 1/decay_steps, never 0, at its last update.
+        # Not `steps - decay_steps` in the divisor: the challenge's decay reaches 1/decay_steps, never 0, at
+        # its last update.
         left = steps - step
         return 1.0 if left > self.decay_steps else self.final + (1 - self.final) * left / self.decay_steps
 

@@ -27,5 +27,6 @@ class Tokenizer(Option):
         raise NotImplementedError(f"tokenizer.kind={self.kind} must define vocab_size")
 
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
-        """The encoding. `ValueError` where its files are missing and cannot be fetched; it says how to get them."""
+        """The encoding. `ValueError` where its files are missing and cannot be fetched; it says how to get
+        them."""
         raise NotImplementedError(f"tokenizer.kind={self.kind} must define load")

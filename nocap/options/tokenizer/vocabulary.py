@@ -34,4 +34,8 @@ class BuiltIn(Tokenizer):
     def load(self, *, cache_dir: Path) -> tiktoken.Encoding:
         from nocap.data import tokenizer
 
-        return tokenizer.bytes_encoding() if self.vocabulary is Vocabulary.bytes else tokenizer.gpt2(cache_dir / "tiktoken")
+        return (
+            tokenizer.bytes_encoding()
+            if self.vocabulary is Vocabulary.bytes
+            else tokenizer.gpt2(cache_dir / "tiktoken")
+        )

@@ -14,7 +14,8 @@ from nocap.config.option import Option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What a tracker gets to know about a run. The config's group goes before `group`; its tags and `tags` are joined."""
+    """What a tracker gets to know about a run. The config's group goes before `group`; its tags and `tags`
+    are joined."""
 
     identity: str
     name: str  # for people: what sets the run apart from those beside it, and the seed
@@ -25,15 +26,16 @@ class RunFacts:
     group: str | None = None
     tags: tuple[str, ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option that was chosen
-    swept: Mapping[str, object] = field(default_factory=dict)  # what sets the run apart, by short names, with its values
+    # what sets the run apart, by short names, with its values
+    swept: Mapping[str, object] = field(default_factory=dict)
 
 
 _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 
 def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary.json`, flat, without its nulls. What the rows have too has its name there, so that a dashboard shows it once, as it is at
-    the end; what the config says is left out."""
+    """`summary.json`, flat, without its nulls. What the rows have too has its name there, so that a dashboard
+    shows it once, as it is at the end; what the config says is left out."""
     from nocap.store.metrics import METRICS
 
     names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
@@ -76,13 +78,16 @@ class TrackerSession:
 
 @dataclass(kw_only=True, slots=True)
 class Tracker(Option):
-    """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops a training."""
+    """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops
+    a training."""
 
     uploader: ClassVar[str] = ""
-    also: list[str] = field(default_factory=list)  # more trackers that get the same rows: those that need no keys
+    # more trackers that get the same rows: those that need no keys
+    also: list[str] = field(default_factory=list)
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Open a session, in the first rank only. A resumed run opens a new one and logs its kept rows again."""
+        """Open a session, in the first rank only. A resumed run opens a new one and logs its kept rows
+        again."""
         raise NotImplementedError(f"tracker.kind={self.kind} must define open")
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
@@ -90,10 +95,12 @@ class Tracker(Option):
         return None
 
     def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
-        """The command that shows a grid's runs together, by their labels; `folder` is the grid's. None: there is none on this machine."""
+        """The command that shows a grid's runs together, by their labels; `folder` is the grid's. None: there
+        is none on this machine."""
         return None
 
     @classmethod
     def offline(cls, folder: Path) -> list[Path]:
-        """What a run's or a grid's folder has of mirrors that still are to be uploaded, by the command `uploader`."""
+        """What a run's or a grid's folder has of mirrors that still are to be uploaded, by the command
+        `uploader`."""
         return []

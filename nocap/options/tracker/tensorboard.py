@@ -1,4 +1,5 @@
-"""The rows as TensorBoard reads them, in the run's folder: for a dashboard on this machine, without an account."""
+"""The rows as TensorBoard reads them, in the run's folder: for a dashboard on this machine, without an
+account."""
 
 from __future__ import annotations
 
@@ -57,8 +58,15 @@ class _Session(TrackerSession):
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         """The options, and the results at the end, for the tab that compares runs."""
-        settings = {key: value if isinstance(value, bool | int | float) else str(value) for key, value in self._settings.items()}
-        ends = {f"summary/{name}": value for name, value in at_the_end(summary).items() if isinstance(value, int | float)}
+        settings = {
+            key: value if isinstance(value, bool | int | float) else str(value)
+            for key, value in self._settings.items()
+        }
+        ends = {
+            f"summary/{name}": value
+            for name, value in at_the_end(summary).items()
+            if isinstance(value, int | float)
+        }
         if ends:
             self._writer.add_hparams(settings, ends, run_name=".")
         self._writer.close()

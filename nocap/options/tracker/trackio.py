@@ -34,7 +34,13 @@ class _Session(TrackerSession):
                     if earlier.name == name:  # an earlier attempt's rows come again from the record
                         earlier.delete()
             self._run: Any = trackio.init(
-                project=tracker.project, name=name, group=facts.group, config=config, embed=False, auto_log_cpu=False, auto_log_gpu=False
+                project=tracker.project,
+                name=name,
+                group=facts.group,
+                config=config,
+                embed=False,
+                auto_log_cpu=False,
+                auto_log_gpu=False,
             )
         self.url_or_hint = f"trackio show --project {shlex.quote(tracker.project)}"
         self._step = 0
@@ -43,10 +49,16 @@ class _Session(TrackerSession):
         step = row["step"]
         assert isinstance(step, int)
         self._step = step
-        self._run.log({name: value for name, value in row.items() if name != "step" and value is not None}, step=step)
+        self._run.log(
+            {name: value for name, value in row.items() if name != "step" and value is not None}, step=step
+        )
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
-        ends = {f"summary/{name}": value for name, value in at_the_end(summary).items() if isinstance(value, int | float)}
+        ends = {
+            f"summary/{name}": value
+            for name, value in at_the_end(summary).items()
+            if isinstance(value, int | float)
+        }
         with redirect_stdout(io.StringIO()):
             if ends:
                 self._run.log(ends, step=self._step)

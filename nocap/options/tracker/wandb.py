@@ -1,7 +1,7 @@
 """The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`.
 
-Training waits for a server no longer than `tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the end, and what was not sent
-stays on disk. wandb is imported only when a mirror is opened.
+Training waits for a server no longer than `tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the
+end, and what was not sent stays on disk. wandb is imported only when a mirror is opened.
 """
 
 from __future__ import annotations
@@ -52,39 +52,49 @@ class Wandb(Tracker):
         require(bool(self.project), "tracker.project", "be a name", repr(self.project))
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no mirror), else online with a login and offline without
-        one, and never a prompt. Online that does not work is one warning and offline: nothing is lost, and `wandb sync` uploads it later. A
-        wandb that does not work at all is one warning and no mirror."""
+        """Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no mirror), else online with
+        a login and offline without one, and never a prompt. Online that does not work is one warning and
+        offline: nothing is lost, and `wandb sync` uploads it later. A wandb that does not work at all is one
+        warning and no mirror."""
         mode = os.environ.get("WANDB_MODE", "auto") if self.mode is WandbMode.auto else self.mode.value
         if mode == "disabled":
             return TrackerSession()
         try:
-            return WandbSession(_open_run(self, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode)))
+            return WandbSession(
+                _open_run(self, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode))
+            )
         except Exception as error:
             _warn(f"no mirror of this run: {_line(error)}")
             return TrackerSession()
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
-        """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid compared again is the same run."""
+        """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
+        compared again is the same run."""
         return self.open(facts)
 
     @classmethod
     def offline(cls, folder: Path) -> list[Path]:
-        found = (path for path in sorted(folder.glob("wandb/offline-run-*")) if path.is_dir() and not path.is_symlink())
-        return [path for path in found if not any(path.glob("*.synced"))]  # wandb leaves this beside what it has uploaded
+        found = (
+            path
+            for path in sorted(folder.glob("wandb/offline-run-*"))
+            if path.is_dir() and not path.is_symlink()
+        )
+        # wandb leaves this beside what it has uploaded
+        return [path for path in found if not any(path.glob("*.synced"))]
 
 
 class WandbSession(TrackerSession):
     """One open W&B run. The first failure is one warning; after it the mirror is quiet.
 
-    wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the training once its pipe is full.
+    wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the training
+    once its pipe is full.
     """
 
     def __init__(self, run: Any) -> None:
         self._run = run
         self._silenced, self._defined = False, {"clock/train_s"}
-        # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them, but for its clock.
-        # Offline it is 0.
+        # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them,
+        # but for its clock. Offline it is 0.
         self._first_step = int(run.starting_step)
         self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
         self.url_or_hint: str | None = self._hint if run.offline else run.url
@@ -111,9 +121,13 @@ class WandbSession(TrackerSession):
         if self._silenced or not isinstance(step, int) or step < self._first_step:
             return
         failure = f"stopped mirroring at step {step}"
-        values = {name: value for name, value in row.items() if value is not None}  # a curve has no point there
-        for name in sorted(name for name in values if name.startswith("clock/") and name not in self._defined):
-            self._defined.add(name)  # ten panels of seconds would come before the loss; the dashboard has them in a folded section
+        # a curve has no point there
+        values = {name: value for name, value in row.items() if value is not None}
+        for name in sorted(
+            name for name in values if name.startswith("clock/") and name not in self._defined
+        ):
+            # ten panels of seconds would come before the loss; the dashboard has them in a folded section
+            self._defined.add(name)
             self._submit(failure, partial(self._run.define_metric, name, step_metric="step", hidden=True))
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
 
@@ -146,7 +160,8 @@ class WandbSession(TrackerSession):
         except Exception as error:
             self.url_or_hint = self._hint
             self._silence(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
-            if not isinstance(error, TimeoutError):  # wandb's own process is gone: without this, its hook prints a traceback at exit
+            # wandb's own process is gone: without this, its hook prints a traceback at exit
+            if not isinstance(error, TimeoutError):
                 import wandb
 
                 with contextlib.suppress(Exception):
@@ -182,22 +197,27 @@ def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
 
 def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
     deadline = time.monotonic() + tracker.init_timeout_s
-    # Its error telemetry goes to the same server: on one that accepts and never answers, it held the process for 20 s at exit.
+    # Its error telemetry goes to the same server: on one that accepts and never answers, it held the process
+    # for 20 s at exit.
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    # Silent before the login: a login that may print asks the server for the user's name, 5 s without a network. `online` only lets it
-    # look for credentials where `WANDB_MODE` says offline and the config says online.
+    # Silent before the login: a login that may print asks the server for the user's name, 5 s without a
+    # network. `online` only lets it look for credentials where `WANDB_MODE` says offline and the config says
+    # online.
     wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
     if mode != "offline":
         if not wandb.login(prompt=False, verify=False):
             problem = "no login" if mode == "online" else ""
         else:
             try:
-                return _init(wandb, tracker, facts, mode="online", timeout_s=max(1.0, deadline - time.monotonic()))
+                return _init(
+                    wandb, tracker, facts, mode="online", timeout_s=max(1.0, deadline - time.monotonic())
+                )
             except Exception as error:
                 problem = _line(error)
-                # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in use").
+                # The failed attempt still holds the id: without this, the offline run is refused ("run ID is
+                # in use").
                 wandb.teardown()
         if problem:
             _warn(f"offline: {problem}")
@@ -218,7 +238,8 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         finish_timeout=FINISH_TIMEOUT_S,
         finish_timeout_raises=True,
         silent=True,
-        # The local record has the console, the code, the hardware and the versions. A command line could also carry a secret.
+        # The local record has the console, the code, the hardware and the versions. A command line could also
+        # carry a secret.
         console="off",
         save_code=False,
         disable_code=True,
@@ -247,7 +268,8 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
 
 
 def _forget_attempts(facts: RunFacts) -> None:
-    """Remove what earlier attempts of this run left: their rows come again from the record, those after the checkpoint do not."""
+    """Remove what earlier attempts of this run left: their rows come again from the record, those after the
+    checkpoint do not."""
     for folder in facts.run_dir.glob("wandb/*run-*"):
         if folder.is_dir() and not folder.is_symlink() and folder.name.endswith(f"-{facts.identity}"):
             shutil.rmtree(folder)

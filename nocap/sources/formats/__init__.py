@@ -1,10 +1,11 @@
 """Formats of logs that other trainers write: a Python file each, with two names.
 
-    PATTERN            the files of a folder that are such logs: globs with spaces between them, as in "*.jsonl"
-    read(path)         yields the rows of one log in order, mappings from names to numbers and texts
+    PATTERN            the files of a folder that are such logs: globs with spaces between them, as in
+    "*.jsonl" read(path)         yields the rows of one log in order, mappings from names to numbers and texts
 
-Names that count are those of `nocap.sources.rows.KEYS`, in the units there; other names are offered to `--columns`. `line` is where a row
-stands, for messages. What is wrong with a log is a ValueError that begins with its line. A log may be larger than the memory.
+Names that count are those of `nocap.sources.rows.KEYS`, in the units there; other names are offered to
+`--columns`. `line` is where a row stands, for messages. What is wrong with a log is a ValueError that begins
+with its line. A log may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -36,4 +37,6 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
             try:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                raise ValueError(f"line {number} must be UTF-8 text, got byte 0x{raw[error.start]:02x}") from None
+                raise ValueError(
+                    f"line {number} must be UTF-8 text, got byte 0x{raw[error.start]:02x}"
+                ) from None

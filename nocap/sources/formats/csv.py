@@ -24,13 +24,26 @@ def read(path: Path, *, cut: bool = True) -> Iterator[Row]:
         twice = [name for name, often in Counter(names).items() if name and often > 1]
         require(not twice, "line 1", "name a column once", ", ".join(twice))
         for cells in filter(None, rows):
-            require(len(cells) == len(names), f"line {rows.line_num}", f"have {len(names)} cells, as the first line has", len(cells))
-            yield {**{name: cell.strip() for name, cell in zip(names, cells, strict=True)}, "line": rows.line_num}
+            require(
+                len(cells) == len(names),
+                f"line {rows.line_num}",
+                f"have {len(names)} cells, as the first line has",
+                len(cells),
+            )
+            yield {
+                **{name: cell.strip() for name, cell in zip(names, cells, strict=True)},
+                "line": rows.line_num,
+            }
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num} must be a line of a table ({error})") from None
 
 
 def _whole(path: Path) -> Iterator[str]:
     for number, text in lines(path):
-        require(text.endswith("\n"), f"line {number}", "end with a newline: without one a number may be cut", repr(text[-60:]))
+        require(
+            text.endswith("\n"),
+            f"line {number}",
+            "end with a newline: without one a number may be cut",
+            repr(text[-60:]),
+        )
         yield text

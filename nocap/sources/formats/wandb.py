@@ -1,9 +1,11 @@
-"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server by wandb's public API.
+"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server by
+wandb's public API.
 
     python -m nocap.compare --format wandb ENTITY/PROJECT           an arm a group
     python -m nocap.compare --format wandb ENTITY/PROJECT/GROUP     an arm a job type
 
-A run without a group, or job type, is an arm of its own name. Keys of its config are columns too, as in --columns arm=config/optimizer.
+A run without a group, or job type, is an arm of its own name. Keys of its config are columns too, as in
+--columns arm=config/optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from nocap.sources.formats import Row
 
 PATTERN = "run-*.wandb"
 REMOTE = True  # a path that is no file is a name on the server
-HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")  # LevelDB's log format: blocks of parts, each with its checksum
+# LevelDB's log format: blocks of parts, each with its checksum
+HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")
 ENDS = (1, 4)  # kinds of parts: whole records, and last parts
 
 
@@ -35,7 +38,9 @@ def _of_server(place: str) -> Iterator[Row]:
 
     group = parts[2:]
     wandb.setup(settings=wandb.Settings(silent=True))
-    require(wandb.login(prompt=False, verify=False), "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+    require(
+        wandb.login(prompt=False, verify=False), "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none"
+    )
     filters = {"group": group[0]} if group else {}
     for run in wandb.Api().runs("/".join(parts[:2]), filters=filters, order="+created_at", lazy=False):
         arm = run.job_type if group else run.group
@@ -58,7 +63,10 @@ def _of_file(path: Path) -> Iterator[Row]:
         record = Record.FromString(content)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            yield {**({"arm": record.run.run_group} if record.run.run_group else {}), **_config(_items(record.run.config.update))}
+            yield {
+                **({"arm": record.run.run_group} if record.run.run_group else {}),
+                **_config(_items(record.run.config.update)),
+            }
         elif kind == "config":
             yield _config(_items(record.config.update))
         elif kind == "environment" and record.environment.gpu_type:
@@ -102,7 +110,12 @@ def _records(path: Path) -> Iterator[bytes]:
             body = file.read(length)
             if len(body) < length:
                 return
-            require(crc32(body, crc32(bytes([kind]))) == checksum, f"byte {at}", "begin a record whose checksum is right", "damage")
+            require(
+                crc32(body, crc32(bytes([kind]))) == checksum,
+                f"byte {at}",
+                "begin a record whose checksum is right",
+                "damage",
+            )
             content, at = content + body, at + PART.size + length
             if kind in ENDS:
                 yield content

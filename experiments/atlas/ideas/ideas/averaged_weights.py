@@ -1,7 +1,8 @@
 """Validate and generate with an average of the weights; training goes on with the weights.
 
-`averaged_weights`: an exponential moving average (Polyak and Juditsky, 1992): average ← decay·average + (1 - decay)·weights, after each
-step. `tail_average`: the mean of the weights after each of the last steps (Ruppert, 1988), and before them the weights themselves.
+`averaged_weights`: an exponential moving average (Polyak and Juditsky, 1992): average ← decay·average + (1 -
+decay)·weights, after each step. `tail_average`: the mean of the weights after each of the last steps
+(Ruppert, 1988), and before them the weights themselves.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class TailAverage(_Average):
         import torch
 
         part: Any = _Average.build_around(self, run, model)
-        part.register_buffer("/steps", torch.zeros((), dtype=torch.int64))  # in the average; no parameter has such a name
+        # in the average; no parameter has such a name
+        part.register_buffer("/steps", torch.zeros((), dtype=torch.int64))
         part.first = run.trainer.steps - max(1, round(self.share * run.trainer.steps))
         return part
 

@@ -1,6 +1,8 @@
-"""Backout: a learned multiple of a middle layer's stream is subtracted before the head: x ← x - λ·x_middle (modded-nanogpt).
+"""Backout: a learned multiple of a middle layer's stream is subtracted before the head: x ← x - λ·x_middle
+(modded-nanogpt).
 
-What the first layers left in the stream for those after them need not reach the head. At λ = 0 the model is the one without.
+What the first layers left in the stream for those after them need not reach the head. At λ = 0 the model is
+the one without.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Backout(WithRate):
     PER_TOKEN = True
     LEAST_LAYERS = 2
     kind: str = "backout"
-    layer: int | None = key(ge=0, le=4096)  # whose output is subtracted, from 0 on; null: the last of the first half
+    # whose output is subtracted, from 0 on; null: the last of the first half
+    layer: int | None = key(ge=0, le=4096)
     start: float = key(ge=-1e3, le=1e3)  # the multiple at the start
 
     def check(self, run: Run) -> None:

@@ -1,6 +1,8 @@
-"""Distillation (arXiv:1503.02531): learn from the probabilities of a finished run, too. Its training counts as this run's time.
+"""Distillation (arXiv:1503.02531): learn from the probabilities of a finished run, too. Its training counts
+as this run's time.
 
-With p = softmax(logits/τ) of the teacher T and the model S, the loss is (1 - w)·CE + w·τ²·KL(p_T‖p_S); w is `weight`, τ `temperature`.
+With p = softmax(logits/τ) of the teacher T and the model S, the loss is (1 - w)·CE + w·τ²·KL(p_T‖p_S); w is
+`weight`, τ `temperature`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ class Distill(Idea):
 
     def check(self, run: Run) -> None:
         chunks = run.objective.loss_chunks
-        require(chunks <= 1, "objective.loss_chunks", "be 0 or 1 beside ideas.distill, which compares all logits", chunks)
+        require(
+            chunks <= 1,
+            "objective.loss_chunks",
+            "be 0 or 1 beside ideas.distill, which compares all logits",
+            chunks,
+        )
 
     def learns_from(self) -> str | None:
         return self.run
@@ -39,7 +46,8 @@ class Distill(Idea):
         from torch import nn
 
         part: Any = nn.Module()
-        part.teacher = None  # a function of the tokens, so that nothing of the teacher is trained, counted, copied or saved
+        # a function of the tokens, so that nothing of the teacher is trained, counted, copied or saved
+        part.teacher = None
         return part
 
     def prepare(self, part: Any, *, run: Run, device: torch.device) -> None:
@@ -57,7 +65,8 @@ class Distill(Idea):
         from nocap.model.flops import flops_per_token
         from nocap.training.trained import run_of
 
-        return flops_per_token(run_of(self.run), vocab_size=vocab_size)[0] / 3  # a forward, which has no backward
+        # a forward, which has no backward
+        return flops_per_token(run_of(self.run), vocab_size=vocab_size)[0] / 3
 
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
         if part.training and part.teacher is not None:
@@ -69,7 +78,9 @@ class Distill(Idea):
 
         if part.teacher is None:  # the model is counted or looked at, not trained
             return None
-        own, theirs = (logits_BTV.flatten(0, 1).float() for logits_BTV in (head.logits(x_BTC), part.logits_BTV))
+        own, theirs = (
+            logits_BTV.flatten(0, 1).float() for logits_BTV in (head.logits(x_BTC), part.logits_BTV)
+        )
         q, p = ((logits_NV / self.temperature).log_softmax(-1) for logits_NV in (own, theirs))
         divergence = self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
         return self.weight * (divergence - F.cross_entropy(own, targets_BT.flatten()))

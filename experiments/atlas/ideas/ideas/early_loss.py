@@ -1,4 +1,5 @@
-"""A loss at an intermediate layer (deeply-supervised nets, arXiv:1409.5185): in training the head predicts from the middle too.
+"""A loss at an intermediate layer (deeply-supervised nets, arXiv:1409.5185): in training the head predicts
+from the middle too.
 
 loss += weight·CE(head(output of block `layer`)); norm and unembedding are the head's own.
 """
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class EarlyLoss(Idea):
     PER_TOKEN = True
     kind: str = "early_loss"
-    layer: int | None = key(ge=0, le=4096)  # whose output is predicted from, from 0 on; null: the last of the first half
+    # whose output is predicted from, from 0 on; null: the last of the first half
+    layer: int | None = key(ge=0, le=4096)
     weight: float = key(ge=0, le=1000)  # of its loss
 
     def check(self, run: Run) -> None:

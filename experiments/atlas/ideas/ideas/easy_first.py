@@ -1,4 +1,5 @@
-"""Data in the order in which a finished run finds it easy (Bengio et al., 2009), without its worst part (arXiv:2309.04564).
+"""Data in the order in which a finished run finds it easy (Bengio et al., 2009), without its worst part
+(arXiv:2309.04564).
 
 As `ideas=[curriculum]`, with the mean loss of the finished run on a window as the window's score.
 """
@@ -36,7 +37,8 @@ AT_ONCE = 8  # windows
 @dataclass(kw_only=True, slots=True)
 class EasyFirst(Idea):
     kind: str = "easy_first"
-    run: str = key(identity=False)  # whose loss the score is: the folder of a finished run, as outputs/runs/RUN
+    # whose loss the score is: the folder of a finished run, as outputs/runs/RUN
+    run: str = key(identity=False)
     keep: float = key(gt=0, le=1)  # share of the windows that is not left out
     noise: float = key(ge=0, le=1)  # 0: easy first; 1: shuffled
 
@@ -57,9 +59,11 @@ class EasyFirst(Idea):
         return None
 
 
-def _window_losses(path: str, key: str, windows: Windows, job: Job) -> tuple[NDArray[np.float64], float, float]:
-    """The mean loss of the finished run in this folder on each window, in nats per token; the seconds that finding them took, and how many
-    of those just now. They are kept in the cache.
+def _window_losses(
+    path: str, key: str, windows: Windows, job: Job
+) -> tuple[NDArray[np.float64], float, float]:
+    """The mean loss of the finished run in this folder on each window, in nats per token; the seconds that
+    finding them took, and how many of those just now. They are kept in the cache.
 
     Errors:
         InputError: the run's tokens are others, or its context is shorter.
@@ -78,7 +82,8 @@ def _window_losses(path: str, key: str, windows: Windows, job: Job) -> tuple[NDA
     if known and world.is_main:
         with np.load(file) as kept:
             losses += torch.from_numpy(kept["losses"]).to(world.device)
-    for i in range(world.rank, 0 if known else math.ceil(windows.n / AT_ONCE), world.size):  # which rank it is, changes no loss
+    # which rank it is, changes no loss
+    for i in range(world.rank, 0 if known else math.ceil(windows.n / AT_ONCE), world.size):
         rows = range(i * AT_ONCE, min((i + 1) * AT_ONCE, windows.n))
         losses[rows.start : rows.stop] = _losses(model, windows, rows, world.device)
         job.heartbeat(START_UP)
@@ -100,7 +105,11 @@ def _losses(model: LanguageModel, windows: Windows, rows: range, device: torch.d
     tokens = torch.from_numpy(windows.at(rows)).to(device).long()
     with torch.no_grad():
         logits_BTV = model.logits(tokens[:, :-1]).float()
-    return F.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").view(len(rows), -1).mean(1)
+    return (
+        F.cross_entropy(logits_BTV.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+        .view(len(rows), -1)
+        .mean(1)
+    )
 
 
 def _key(folder: Path, model: LanguageModel, job: Job) -> str:

@@ -1,4 +1,5 @@
-"""What begins with a part of something and doubles it, in stages of equal length, until it is the whole: sequences, batches, windows."""
+"""What begins with a part of something and doubles it, in stages of equal length, until it is the whole:
+sequences, batches, windows."""
 
 from __future__ import annotations
 
@@ -48,8 +49,8 @@ class _Growing(Idea):
 class ShortSequences(_Growing):
     """Short sequences first (arXiv:2108.06084): attention over a long context is learnt, and paid for, later.
 
-    A stage's sequences are the windows of the data cut into equal parts. So each step reads the same tokens as without, in the same order;
-    a part begins at position 0 and sees nothing of the part before it.
+    A stage's sequences are the windows of the data cut into equal parts. So each step reads the same tokens
+    as without, in the same order; a part begins at position 0 and sees nothing of the part before it.
     """
 
     kind: str = "short_sequences"
@@ -62,7 +63,9 @@ class ShortSequences(_Growing):
         length = run.model.seq_len // self.divisor(step=step, steps=run.trainer.steps)
         return run.varied(model=replace(run.model, seq_len=length), ideas={})
 
-    def micro_batch(self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int) -> tuple[Tensor, Tensor]:
+    def micro_batch(
+        self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int
+    ) -> tuple[Tensor, Tensor]:
         length = tokens_BT.shape[1] // self.divisor(step=step, steps=part.run.trainer.steps)
         if length == tokens_BT.shape[1]:
             return tokens_BT, targets_BT
@@ -71,10 +74,11 @@ class ShortSequences(_Growing):
 
 @dataclass(kw_only=True, slots=True)
 class SmallBatches(_Growing):
-    """Small batches first (arXiv:1711.00489, arXiv:2505.23971): early gradients point much the same way in a small batch as in a large one.
+    """Small batches first (arXiv:1711.00489, arXiv:2505.23971): early gradients point much the same way in a
+    small batch as in a large one.
 
-    A step's batch is `trainer.batch_tokens` divided by a power of 2; the tokens follow each other in the same order. `trainer.steps` counts
-    updates: with small ones among them, a run reads fewer tokens.
+    A step's batch is `trainer.batch_tokens` divided by a power of 2; the tokens follow each other in the same
+    order. `trainer.steps` counts updates: with small ones among them, a run reads fewer tokens.
     """
 
     kind: str = "small_batches"
@@ -82,10 +86,18 @@ class SmallBatches(_Growing):
     def check(self, run: Run) -> None:
         t = run.trainer
         unit = t.micro_batch * run.model.seq_len * t.devices
-        rule = f"divide trainer.batch_tokens={t.batch_tokens} into multiples of micro_batch × seq_len × devices = {unit}"
+        rule = (
+            f"divide trainer.batch_tokens={t.batch_tokens} into multiples of micro_batch × "
+            f"seq_len × devices = {unit}"
+        )
         require(t.batch_tokens % (self.start * unit) == 0, "ideas.small_batches.start", rule, self.start)
         fixed = run.optimizer.at_batch(t.batch_tokens // self.start) == run.optimizer
-        require(fixed, "ideas.small_batches", "be left out beside a beta2 that follows from the batch's tokens", run.optimizer.kind)
+        require(
+            fixed,
+            "ideas.small_batches",
+            "be left out beside a beta2 that follows from the batch's tokens",
+            run.optimizer.kind,
+        )
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
         return None
@@ -96,7 +108,8 @@ class SmallBatches(_Growing):
 
 @dataclass(kw_only=True, slots=True)
 class ShortWindows(_Growing):
-    """Short windows first (modded-nanogpt's records): in training, layers with a sliding window begin with a part of it.
+    """Short windows first (modded-nanogpt's records): in training, layers with a sliding window begin with a
+    part of it.
 
     Validation, and what is generated, has the whole window from the start.
     """
@@ -105,13 +118,20 @@ class ShortWindows(_Growing):
 
     def check(self, run: Run) -> None:
         window = first_window(run) or 0
-        require(window >= self.start, "ideas.short_windows.start", f"be at most attention's window, of {window} tokens", self.start)
+        require(
+            window >= self.start,
+            "ideas.short_windows.start",
+            f"be at most attention's window, of {window} tokens",
+            self.start,
+        )
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
         return self.build(run, vocab_size=0)
 
     def _attention(self, run: Run, step: int) -> Attention:
-        return run.attention.at_window((first_window(run) or 0) // self.divisor(step=step, steps=run.trainer.steps))
+        return run.attention.at_window(
+            (first_window(run) or 0) // self.divisor(step=step, steps=run.trainer.steps)
+        )
 
     def shaped_at(self, run: Run, *, step: int) -> Run:
         return run.varied(attention=self._attention(run, step), ideas={})
@@ -137,10 +157,16 @@ def _mix_as(model: Any, attention: Attention, run: Run) -> None:
 
     if attention == getattr(model, "mixed_as", run.attention):
         return
-    layers = [block.attention.f for block in model.blocks if type(block) is Block] if isinstance(model, GPT) else []
+    layers = (
+        [block.attention.f for block in model.blocks if type(block) is Block]
+        if isinstance(model, GPT)
+        else []
+    )
     changeable = [isinstance(f, CausalSelfAttention) and not isinstance(f.mixer, nn.Module) for f in layers]
     if len(layers) < run.model.n_layer or not all(changeable):
-        raise InputError(f"model.kind={run.model.kind} must have layers whose attention can be changed, and has none")
+        raise InputError(
+            f"model.kind={run.model.kind} must have layers whose attention can be changed, and has none"
+        )
     for layer, f in enumerate(layers):
         f.mixer = attention.mixer(run, layer)
     model.mixed_as, model.documents = attention, documents_of(attention, run)

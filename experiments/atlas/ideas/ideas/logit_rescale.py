@@ -1,4 +1,5 @@
-"""Logit rescale: the logits times one number, before a soft-cap: how sure the model is, apart from its directions (modded-nanogpt).
+"""Logit rescale: the logits times one number, before a soft-cap: how sure the model is, apart from its
+directions (modded-nanogpt).
 
 It stands before the head's matrix, so the loss in chunks has it, too. At 1 the model is the one without.
 """

@@ -1,7 +1,9 @@
-"""Untie the head from the embedding at a share of training (modded-nanogpt's records): from that step on each has a gradient of its own.
+"""Untie the head from the embedding at a share of training (modded-nanogpt's records): from that step on each
+has a gradient of its own.
 
-Both are there from the start, with equal weights. Until step round(at·steps) the embedding has the sum of both gradients, as a tied matrix
-has, and the head gets its gradient and its weights: so the optimizer keeps the same for both when they part.
+Both are there from the start, with equal weights. Until step round(at·steps) the embedding has the sum of
+both gradients, as a tied matrix has, and the head gets its gradient and its weights: so the optimizer keeps
+the same for both when they part.
 """
 
 from __future__ import annotations
@@ -27,14 +29,22 @@ class Untie(Idea):
     at: float = key(ge=0, le=1)  # share of the steps; 1: they stay tied
 
     def check(self, run: Run) -> None:
-        require(run.model.tie_head, "model.tie_head", "be true beside ideas.untie, which begins with it", run.model.tie_head)
+        require(
+            run.model.tie_head,
+            "model.tie_head",
+            "be true beside ideas.untie, which begins with it",
+            run.model.tie_head,
+        )
 
     def built(self, run: Run, model: LanguageModel) -> None:
         from torch import nn
 
         named = dict(model.named_parameters(remove_duplicate=False))
         if EMBEDDING not in named or named[EMBEDDING] is not named.get(HEAD):
-            raise InputError(f"ideas.untie must have a head that is tied to the embedding, and model.kind={run.model.kind} has none")
+            raise InputError(
+                "ideas.untie must have a head that is tied to the embedding, and "
+                f"model.kind={run.model.kind} has none"
+            )
         model.get_submodule("head.unembed").weight = nn.Parameter(named[EMBEDDING].detach().clone())
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module:

@@ -1,4 +1,5 @@
-"""Zero-init: the matrices that write attention's and the MLP's output start at 0, and on demand the head's (modded-nanogpt).
+"""Zero-init: the matrices that write attention's and the MLP's output start at 0, and on demand the head's
+(modded-nanogpt).
 
 Every block is the identity at first. All other matrices are drawn as they are without it.
 """
@@ -16,7 +17,8 @@ from nocap.options.model import NormPlacement
 if TYPE_CHECKING:
     from nocap.config.run import Run
 
-OUTPUTS = {"attention": "attention_out", "mlp": "mlp_down"}  # a branch → the row of the profile that its last matrix has
+# a branch → the row of the profile that its last matrix has
+OUTPUTS = {"attention": "attention_out", "mlp": "mlp_down"}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,11 +41,16 @@ class ZeroInit(Idea):
             rows = declared(getattr(run, branch), "rows", of="build")
             last = [name for name, its in rows().items() if its == row] if rows else []
             try:
-                places = [getattr(block, branch).f.get_submodule(name) for block in model.blocks for name in last]
+                places = [
+                    getattr(block, branch).f.get_submodule(name) for block in model.blocks for name in last
+                ]
             except AttributeError:
                 places = []
             if not places:
-                rule = f"have blocks whose {branch} names the matrix of its output, {row}, in rows() for ideas.zero_init"
+                rule = (
+                    f"have blocks whose {branch} names the matrix of its output, {row}, in rows() for "
+                    "ideas.zero_init"
+                )
                 raise InputError(f"model.kind={run.model.kind} must {rule}")
             for place in places:
                 nn.init.zeros_(place.weight)

@@ -1,4 +1,5 @@
-"""Documents of a JSONL file: the text in one field of each line. Every `val_every`-th line is for validation."""
+"""Documents of a JSONL file: the text in one field of each line. Every `val_every`-th line is for
+validation."""
 
 import hashlib
 import json
@@ -25,7 +26,9 @@ class Jsonl(Data):
                 text = json.loads(line)[self.field]
             except (ValueError, TypeError, KeyError) as error:
                 where = f"{self.path}, line {number}"
-                raise ValueError(f"{where}: must be a JSON object with {self.field!r}, got {line[:80]!r}") from error
+                raise ValueError(
+                    f"{where}: must be a JSON object with {self.field!r}, got {line[:80]!r}"
+                ) from error
             require(isinstance(text, str), f"{self.path}, line {number}: {self.field}", "be text", text)
             yield text
 
@@ -33,7 +36,9 @@ class Jsonl(Data):
         try:
             content = expanded(self.path).read_bytes()
         except OSError as error:
-            raise ValueError(f"data.path must be a file to read, got {self.path} ({error.strerror})") from error
+            raise ValueError(
+                f"data.path must be a file to read, got {self.path} ({error.strerror})"
+            ) from error
 
         def make(target):
             encoding, split = tokenizer.load(cache_dir=cache_dir), {"train": [], "val": []}
@@ -41,8 +46,14 @@ class Jsonl(Data):
                 ids = [encoding.eot_token, *encoding.encode_ordinary(text)]
                 split["train" if i % self.val_every else "val"].append(np.array(ids, dtype=np.uint16))
             lines = sum(map(len, split.values()))
-            require(lines >= self.val_every, "data.path", f"have data.val_every={self.val_every} lines", lines)
+            require(
+                lines >= self.val_every, "data.path", f"have data.val_every={self.val_every} lines", lines
+            )
             return {"text": True}, {name: write_shards(target, name, rows) for name, rows in split.items()}
 
-        keys = {"sha256": hashlib.sha256(content).hexdigest(), "field": self.field, "val_every": self.val_every}
+        keys = {
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "field": self.field,
+            "val_every": self.val_every,
+        }
         return made("jsonl", tokenizer.name, keys, cache_dir=cache_dir, make=make)

@@ -1,4 +1,5 @@
-"""Blocks with attention and MLP side by side, from one norm: x + scale·(attention(norm(x)) + mlp(norm(x)))."""
+"""Blocks with attention and MLP side by side, from one norm: x + scale·(attention(norm(x)) +
+mlp(norm(x)))."""
 
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ class ParallelBlock(nn.Module):
         self.norm, self.scale = run.norm.build(run.model.d_model), scale
         self.attention, self.mlp = run.attention.build(run, layer), run.mlp.build(run.model.d_model)
         # Ideas that have a part in a block: without this, nocap refuses them beside this model.
-        self.ideas, self.joined = joined(run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer))
+        self.ideas, self.joined = joined(
+            run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer)
+        )
 
     def forward(self, x_BTC, context):
         for _, idea, part in self.joined:

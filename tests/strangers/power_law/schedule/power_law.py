@@ -1,4 +1,5 @@
-"""A power law after the warm-up: the rate falls as steps^-power; 0.5 is the Transformer's own (arXiv:1706.03762)."""
+"""A power law after the warm-up: the rate falls as steps^-power; 0.5 is the Transformer's own
+(arXiv:1706.03762)."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,9 @@
-"""Sophia (arXiv:2305.14342): θ ← θ - lr·clip(m / max(γ·h, ε), 1), m the gradient's average, h the Hessian's diagonal.
+"""Sophia (arXiv:2305.14342): θ ← θ - lr·clip(m / max(γ·h, ε), 1), m the gradient's average, h the Hessian's
+diagonal.
 
-h is estimated every few steps by Gauss-Newton-Bartlett: n labels are drawn from the model's own predictions, and
-n times the square of their loss's gradient is added to h. That is a backward of the optimizer's own, before the
-update, on the tokens of the step's last micro-batch.
+h is estimated every few steps by Gauss-Newton-Bartlett: n labels are drawn from the model's own predictions,
+and n times the square of their loss's gradient is added to h. That is a backward of the optimizer's own,
+before the update, on the tokens of the step's last micro-batch.
 """
 
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
         model.register_forward_pre_hook(keep)
 
     def estimate(self, params, steps):
-        """A sample of the Hessian's diagonal. The draw is keyed by the number of steps and the batch, which follows
-        from the run's seed: so a resumed run draws what it had drawn, and each seed for itself."""
+        """A sample of the Hessian's diagonal. The draw is keyed by the number of steps and the batch, which
+        follows from the run's seed: so a resumed run draws what it had drawn, and each seed for itself."""
         tokens_BT, autocast = self.batch
         seed = Random(f"{steps}/{int(tokens_BT.sum())}").getrandbits(63)
         draw = torch.Generator(tokens_BT.device).manual_seed(seed)
@@ -38,7 +39,8 @@ class SophiaOptimizer(torch.optim.Optimizer):
             logits_NV = self.model.logits(tokens_BT).flatten(0, 1).float()
             labels_N = torch.multinomial(logits_NV.detach().softmax(-1), 1, generator=draw)[:, 0]
             loss = F.cross_entropy(logits_NV, labels_N)
-        grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)  # not into p.grad
+        # not into p.grad
+        grads = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
         return [labels_N.numel() * grad.square() for grad in grads]
 
     def update_hessian(self, params, steps):

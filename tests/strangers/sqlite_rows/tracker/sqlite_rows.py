@@ -1,4 +1,5 @@
-"""A tracker that writes into SQLite, in the run's folder: `rows` has step, name and value, `summary` name and value."""
+"""A tracker that writes into SQLite, in the run's folder: `rows` has step, name and value, `summary` name and
+value."""
 
 import json
 import sqlite3
@@ -13,8 +14,11 @@ class Session(TrackerSession):
         self.url_or_hint = f"sqlite3 {path}"
         self.database = sqlite3.connect(path)
         with self.database:  # one transaction: a killed run leaves none half written
-            self.database.execute("DROP TABLE IF EXISTS rows")  # after a resume, the rows that stand come again
-            self.database.execute("CREATE TABLE rows (step INTEGER, name TEXT, value, PRIMARY KEY (step, name))")
+            # after a resume, the rows that stand come again
+            self.database.execute("DROP TABLE IF EXISTS rows")
+            self.database.execute(
+                "CREATE TABLE rows (step INTEGER, name TEXT, value, PRIMARY KEY (step, name))"
+            )
             self.database.execute("CREATE TABLE IF NOT EXISTS summary (name TEXT PRIMARY KEY, value)")
 
     def log(self, row):
@@ -23,7 +27,10 @@ class Session(TrackerSession):
             self.database.executemany("INSERT OR REPLACE INTO rows VALUES (?, ?, ?)", values)
 
     def finish(self, *, summary, status):
-        values = [("status", status), *((name, json.dumps(value)) for name, value in flat(summary, "/") if name != "status")]
+        values = [
+            ("status", status),
+            *((name, json.dumps(value)) for name, value in flat(summary, "/") if name != "status"),
+        ]
         with self.database:
             self.database.executemany("INSERT OR REPLACE INTO summary VALUES (?, ?)", values)
         self.database.close()
@@ -35,7 +42,12 @@ class SqliteRows(Tracker):
     file: str  # a name in the run's folder
 
     def __post_init__(self):
-        require(self.file not in ("", ".", "..") and "/" not in self.file, "tracker.file", "be a file's name", self.file)
+        require(
+            self.file not in ("", ".", "..") and "/" not in self.file,
+            "tracker.file",
+            "be a file's name",
+            self.file,
+        )
 
     def open(self, facts):
         return Session(facts.run_dir / self.file)
