@@ -119,10 +119,10 @@ def run(what: str, asked: Sequence[jobs.Job], output_dir: str) -> int:
             if event in ("finished", "diverged"):
                 add(compact(by_identity[cell.plan.identity], read(cell.plan.run_dir), share=share))
 
-        written = {(one["identity"], one["machine"]) for one in jobs.known()}
-        for one in runs:  # trained before, and killed before its line
-            if (record := one.record()) is not None and (record.identity, here) not in written:
-                add(compact(one, record, share=share))
+        written = {(training["identity"], training["machine"]) for training in jobs.known()}
+        for training in runs:  # trained before, and killed before its line
+            if (record := training.record()) is not None and (record.identity, here) not in written:
+                add(compact(training, record, share=share))
         failed += sum(result.status == "failed" for result in train(runs, "atlas", watch=watch).values())
     return 1 if failed else 0
 
@@ -198,7 +198,7 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
     """
     kept = (read_json(jobs.STEPS) or {"sessions": []})["sessions"]
     here = hardware.describe(Device.cpu, 1)
-    machines = {one["hardware"]["fingerprint"] for one in kept}
+    machines = {timing["hardware"]["fingerprint"] for timing in kept}
     require(
         machines <= {here["fingerprint"]},
         str(jobs.STEPS),
@@ -211,7 +211,7 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
     while left := [
         words
         for words in dict.fromkeys(asked)
-        if words and sum(words in one["steps"] for one in kept) < sessions
+        if words and sum(words in timing["steps"] for timing in kept) < sessions
     ]:
         if kept:
             wait_until(datetime.fromisoformat(kept[-1]["started"]) + APART)
@@ -220,7 +220,7 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
         for few in (left[i : i + TOGETHER] for i in range(0, len(left), TOGETHER)):
             result = timed_together(few, rounds, output_dir)
             rows = zip(few, result["arms"][1:], strict=True)
-            kept[-1]["steps"] |= {words: {key: one.get(key) for key in KEPT} for words, one in rows}
+            kept[-1]["steps"] |= {words: {key: timing.get(key) for key in KEPT} for words, timing in rows}
             kept[-1] = {"started": result["started"], **kept[-1], "ended": result["ended"]}
             write_json(jobs.STEPS, {"sessions": kept})
     return 0
@@ -241,7 +241,7 @@ def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[s
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "bench.json"
-        arms = [part for one in ("", *words) for part in ("--arm", with_teacher(one, output_dir))]
+        arms = [part for overrides in ("", *words) for part in ("--arm", with_teacher(overrides, output_dir))]
         command = [
             sys.executable,
             "-m",
@@ -255,10 +255,10 @@ def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[s
         ]
         print(shlex.join(command), flush=True)
         code = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False).returncode
-        found = read_json(out)
-    if found is None:
+        bench_result = read_json(out)
+    if bench_result is None:
         raise RuntimeError(f"the bench ended with exit code {code}")
-    return found
+    return bench_result
 
 
 def files_of(arm: str) -> set[str]:
@@ -289,7 +289,7 @@ def told() -> int:
 def of_recipe() -> dict[str, list[str]]:
     """Tables by their marks: what its parts are worth, and what the stack is worth at the larger size."""
     steps, words = timed(), {arm: shlex.join(jobs.words_of(arm)) for arm in jobs.together()}
-    fresh = [one for one in jobs.known() if one["seed"] != jobs.TUNED_ON]
+    fresh = [line for line in jobs.known() if line["seed"] != jobs.TUNED_ON]
     parts, larger = Blocks(jobs.RACED, fresh), Blocks(jobs.SHORT, fresh)
     rows = [
         [part, *added(parts, jobs.recipe(), without, words, steps)]
@@ -305,10 +305,10 @@ def timed() -> Steps:
     Errors:
         ValueError: it is not there.
     """
-    found = read_json(jobs.STEPS)
-    if found is None:
+    timings = read_json(jobs.STEPS)
+    if timings is None:
         raise InputError(f"{jobs.STEPS} must be there (atlas.py steps), got none")
-    return Steps(found["sessions"])
+    return Steps(timings["sessions"])
 
 
 def main() -> int:

@@ -95,19 +95,22 @@ def interval(values: Sequence[float], noise: Noise | None = None) -> Estimate:
     return Estimate(mid=mid, se=math.sqrt(variance / n), df=df)
 
 
-def holm(of: Mapping[str, float]) -> set[str]:
+def holm(p_values: Mapping[str, float]) -> set[str]:
     """Whose difference is left at 5% for all p-values together (Holm 1979): not one false among them, in
     95%."""
     left: set[str] = set()
-    for i, (name, p) in enumerate(sorted(of.items(), key=lambda each: each[1])):
-        if p > ERROR / (len(of) - i):
+    for i, (name, p) in enumerate(sorted(p_values.items(), key=lambda each: each[1])):
+        if p > ERROR / (len(p_values) - i):
             break
         left.add(name)
     return left
 
 
-def benjamini_hochberg(of: Mapping[str, float]) -> set[str]:
+def benjamini_hochberg(p_values: Mapping[str, float]) -> set[str]:
     """Of whose differences 5% are false on average (Benjamini and Hochberg 1995)."""
-    ranked = sorted(of, key=lambda name: of[name])
-    last = max((i for i, name in enumerate(ranked, start=1) if of[name] <= ERROR * i / len(of)), default=0)
+    ranked = sorted(p_values, key=lambda name: p_values[name])
+    last = max(
+        (i for i, name in enumerate(ranked, start=1) if p_values[name] <= ERROR * i / len(p_values)),
+        default=0,
+    )
     return set(ranked[:last])

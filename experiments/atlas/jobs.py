@@ -47,11 +47,11 @@ TUNED_ON = 100  # a seed that no arm is compared on
 @cache
 def arms() -> dict[str, dict[str, Any]]:
     """With the winners of their searches."""
-    found = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
-    winners = {arm: one["with"] for arm, one in decided(TUNED)["arms"].items()}
-    for arm, one in found.items():
-        one["with"] = [*one["with"], *winners.get(one.get("like", arm), [])]
-    return found
+    by_arm = {BASELINE: {"with": []}} | yaml.safe_load((HERE / "arms.yaml").read_text())
+    winners = {arm: entry["with"] for arm, entry in decided(TUNED)["arms"].items()}
+    for arm, entry in by_arm.items():
+        entry["with"] = [*entry["with"], *winners.get(entry.get("like", arm), [])]
+    return by_arm
 
 
 def stack() -> list[str]:
@@ -60,9 +60,9 @@ def stack() -> list[str]:
 
 
 def decided(path: Path) -> dict[str, Any]:
-    found = read_json(path)
-    assert found is not None, path
-    return found
+    decision = read_json(path)
+    assert decision is not None, path
+    return decision
 
 
 def joined(*parts: str) -> str:
@@ -82,16 +82,16 @@ def left_out() -> dict[str, str]:
 
 def large(*ideas: str) -> str:
     """At the best of the rates on a seed that nothing is compared on."""
-    of = losses()
+    loss_by_job = losses()
     return min(
         (joined(LARGE, rate, *ideas) for rate in RATES),
-        key=lambda arm: of.get((TUNED_ON, SHORT, arm)) or math.inf,
+        key=lambda arm: loss_by_job.get((TUNED_ON, SHORT, arm)) or math.inf,
     )
 
 
 def losses() -> dict[Job, float | None]:
     """`None`: it diverged."""
-    return {(one["seed"], one["share"], one["arm"]): one["val_loss"] for one in known()}
+    return {(run["seed"], run["share"], run["arm"]): run["val_loss"] for run in known()}
 
 
 def ended(jobs: Iterable[Job]) -> bool:
@@ -108,11 +108,14 @@ def goes_on(arm: str, seed: int) -> bool:
     if arm == BASELINE or seed == 0:
         return True
     both = [
-        of
-        for (_, other), of in Blocks(SCREEN, known()).losses.items()
-        if other < seed and {BASELINE, arm} <= of.keys()
+        by_arm
+        for (_, other), by_arm in Blocks(SCREEN, known()).losses.items()
+        if other < seed and {BASELINE, arm} <= by_arm.keys()
     ]
-    return len(both) >= seed and sum(of[BASELINE] - of[arm] for of in both) / len(both) > GOES_ON[seed]
+    return (
+        len(both) >= seed
+        and sum(by_arm[BASELINE] - by_arm[arm] for by_arm in both) / len(both) > GOES_ON[seed]
+    )
 
 
 def phases() -> dict[str, list[Job]]:
@@ -149,9 +152,9 @@ def known() -> list[dict[str, Any]]:
 def missing(asked: Sequence[Job], *, here: str) -> list[Job]:
     """What no machine has run, with the baselines of their blocks that this machine lacks, before them."""
     done = {
-        (one["seed"], one["share"], one["arm"])
-        for one in known()
-        if one["arm"] != BASELINE or one["machine"] == here
+        (run["seed"], run["share"], run["arm"])
+        for run in known()
+        if run["arm"] != BASELINE or run["machine"] == here
     }
     left = [job for job in asked if job not in done]
     with_baselines = [

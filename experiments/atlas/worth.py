@@ -46,20 +46,20 @@ class Blocks:
     @cached_property
     def losses(self) -> dict[tuple[str, int], dict[str, float]]:
         """Block → arm → final loss; one that diverged is infinitely bad."""
-        found: dict[tuple[str, int], dict[str, float]] = {}
-        for one in self.runs:
-            if one["share"] == self.share:
-                loss = math.inf if one["val_loss"] is None else one["val_loss"]
-                found.setdefault((one["machine"], one["seed"]), {})[one["arm"]] = loss
-        return found
+        by_block: dict[tuple[str, int], dict[str, float]] = {}
+        for run in self.runs:
+            if run["share"] == self.share:
+                loss = math.inf if run["val_loss"] is None else run["val_loss"]
+                by_block.setdefault((run["machine"], run["seed"]), {})[run["arm"]] = loss
+        return by_block
 
     def gains(self, arm: str, over: str = BASELINE) -> list[float]:
-        return [of[over] - of[arm] for of in self.losses.values() if {over, arm} <= of.keys()]
+        return [by_arm[over] - by_arm[arm] for by_arm in self.losses.values() if {over, arm} <= by_arm.keys()]
 
     @cached_property
     def noise(self) -> Noise | None:
         """Of one pair; `None`: fewer than three arms with two pairs."""
-        names = dict.fromkeys(arm for of in self.losses.values() for arm in of if arm != BASELINE)
+        names = dict.fromkeys(arm for by_arm in self.losses.values() for arm in by_arm if arm != BASELINE)
         groups = [
             gains for arm in names if len(gains := self.gains(arm)) > 1 and all(map(math.isfinite, gains))
         ]
@@ -77,16 +77,16 @@ class Blocks:
         return "–" if all(map(math.isfinite, self.gains(arm))) else "diverged"
 
     def slope(
-        self, of: str = BASELINE, lengths: Sequence[float] = LENGTHS, *, lower: float = 1.0
+        self, arm: str = BASELINE, lengths: Sequence[float] = LENGTHS, *, lower: float = 1.0
     ) -> Estimate | None:
         """Nats that e times the steps lower an arm's loss, in blocks that have both ends of up to three
         lengths next to each other: from this one on for what ends lower, up to this one for what ends higher.
         Where nothing was trained on that side it is the other's: from the longest length what ends lower is
         understated. `None`: there are fewer than two lengths."""
         ends: dict[float, dict[tuple[str, int], float]] = {}
-        for one in self.runs:
-            if one["arm"] == of and one["val_loss"] is not None and one["share"] in (*lengths, self.share):
-                ends.setdefault(one["share"], {})[one["machine"], one["seed"]] = one["val_loss"]
+        for run in self.runs:
+            if run["arm"] == arm and run["val_loss"] is not None and run["share"] in (*lengths, self.share):
+                ends.setdefault(run["share"], {})[run["machine"], run["seed"]] = run["val_loss"]
         beyond = sorted(share for share in ends if share >= self.share)[:3]
         before = sorted(share for share in ends if share <= self.share)[-2:]
         first, second = (beyond, before) if lower >= 0 else (before, beyond)
@@ -99,10 +99,10 @@ class Blocks:
         return interval(drops) if len(drops) > 1 else None
 
     def in_steps(
-        self, lower: Estimate | None, of: str = BASELINE, lengths: Sequence[float] = LENGTHS
+        self, lower: Estimate | None, arm: str = BASELINE, lengths: Sequence[float] = LENGTHS
     ) -> Estimate | None:
         """Logarithm of the equivalent speedup, by the slope on the effect's own side."""
-        rate = self.slope(of, lengths, lower=lower.mid) if lower else None
+        rate = self.slope(arm, lengths, lower=lower.mid) if lower else None
         return lower.over(rate) if lower and rate else None
 
 
@@ -134,27 +134,27 @@ class Steps:
 
     def logs(self, words: str) -> dict[int, float]:
         """Session → how fast a step is over the baseline's; no words are the baseline's own."""
-        of = {i: one["steps"].get(words) for i, one in enumerate(self.sessions)}
+        by_session = {i: timing["steps"].get(words) for i, timing in enumerate(self.sessions)}
         return {
-            i: 0.0 if not words else math.log(one["speed"]["ratio"])
-            for i, one in of.items()
-            if not words or (one and one["speed"])
+            i: 0.0 if not words else math.log(timing["speed"]["ratio"])
+            for i, timing in by_session.items()
+            if not words or (timing and timing["speed"])
         }
 
     def by_flops(self, words: str) -> float | None:
         """What arithmetic alone would make of it."""
         return next(
             (
-                one["steps"][words]["speed_by_flops"]
-                for one in reversed(self.sessions)
-                if words in one["steps"]
+                session["steps"][words]["speed_by_flops"]
+                for session in reversed(self.sessions)
+                if words in session["steps"]
             ),
             None,
         )
 
     def noise(self, but: Sequence[str]) -> Declared | None:
         """Between sessions, of one step: pooled over all but these."""
-        words = dict.fromkeys(words for one in self.sessions for words in one["steps"])
+        words = dict.fromkeys(words for session in self.sessions for words in session["steps"])
         return declared_by([list(self.logs(other).values()) for other in words if other not in but])
 
     def over_sessions(self, logs: Sequence[float], words: Sequence[str]) -> Speed | None:
@@ -171,10 +171,10 @@ class Steps:
     def of(self, asked: Line, share: float) -> Speed | None:
         """Through an arm's stages and with what was trained before it; `None`: no session has all of its
         steps."""
-        parts = [(of, self.logs(words)) for of, words in stages(asked)]
+        parts = [(fraction, self.logs(words)) for fraction, words in stages(asked)]
         both = set.intersection(*(set(logs) for _, logs in parts))
         before = asked.get("before", 0) / share
-        took = [sum(of * math.exp(-logs[i]) for of, logs in parts) + before for i in sorted(both)]
+        took = [sum(fraction * math.exp(-logs[i]) for fraction, logs in parts) + before for i in sorted(both)]
         return self.over_sessions([-math.log(each) for each in took], [words for _, words in stages(asked)])
 
     def between(self, words: str, over: str) -> Speed | None:
@@ -212,13 +212,13 @@ class Worth:
 
 def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list[Worth]:
     """Those worth most first."""
-    found: list[Worth] = []
+    unranked: list[Worth] = []
     for arm, asked in arms.items():
         blocks = next(
             (
-                of
-                for share in sorted({one["share"] for one in runs}, reverse=True)
-                if (of := Blocks(share, runs)).gains(arm)
+                candidate
+                for share in sorted({row["share"] for row in runs}, reverse=True)
+                if (candidate := Blocks(share, runs)).gains(arm)
             ),
             None,
         )
@@ -226,7 +226,7 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list
             continue
         lower, speed = blocks.lower(arm), steps.of(asked, blocks.share)
         in_steps = blocks.in_steps(lower)
-        found.append(
+        unranked.append(
             Worth(
                 arm=arm,
                 share=blocks.share,
@@ -235,39 +235,39 @@ def worths(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps) -> list
                 steps=in_steps,
                 time=in_steps.plus(speed.estimate) if in_steps and speed and speed.estimate else None,
                 speed=speed,
-                params=round(next(one.get("params") or 0 for one in runs if one["arm"] == arm)),
+                params=round(next(row.get("params") or 0 for row in runs if row["arm"] == arm)),
                 without=blocks.without(arm),
             )
         )
-    return sorted(found, key=lambda one: -one.at)
+    return sorted(unranked, key=lambda row: -row.at)
 
 
-def corrected(found: Sequence[Worth]) -> tuple[set[str], set[str]]:
+def corrected(ranked: Sequence[Worth]) -> tuple[set[str], set[str]]:
     """The ideas whose worth in time is apart from 1 after a correction for all of them: by Holm, by Benjamini
     and Hochberg."""
-    p = {one.arm: 1.0 if one.time is None else one.time.p for one in found}
+    p = {idea.arm: 1.0 if idea.time is None else idea.time.p for idea in ranked}
     return holm(p), benjamini_hochberg(p)
 
 
-def left_of(found: Sequence[Worth]) -> list[str]:
+def left_of(ranked: Sequence[Worth]) -> list[str]:
     """The sentence with which the page begins."""
-    by_holm, by_bh = corrected(found)
-    helps, hurts = ([one for one in found if one.word == word] for word in ("helps", "hurts"))
+    by_holm, by_bh = corrected(ranked)
+    helps, hurts = ([idea for idea in ranked if idea.word == word] for word in ("helps", "hurts"))
 
     def count(ideas: Sequence[Worth]) -> str:
-        strict = [one.arm for one in ideas if one.arm in by_holm]
+        strict = [idea.arm for idea in ideas if idea.arm in by_holm]
         named = f" ({', '.join(strict)})" if strict else ""
         return (
             f"Holm's keeps {len(strict)}{named}, Benjamini and Hochberg's "
-            f"{sum(one.arm in by_bh for one in ideas)}"
+            f"{sum(idea.arm in by_bh for idea in ideas)}"
         )
 
-    sessions = sorted({one.speed.n for one in found if one.speed})
+    sessions = sorted({idea.speed.n for idea in ranked if idea.speed})
     timed = " to ".join(map(str, (sessions[0], sessions[-1])[: len(sessions)])) if sessions else "no"
-    few = sum(one.n < LEAST_PAIRS for one in found)
+    few = sum(idea.n < LEAST_PAIRS for idea in ranked)
     return [
-        f"**{len(helps)} of {len(found)} ideas help in time, each by its own 95% interval. "
-        f"After a correction for {len(found)} comparisons",
+        f"**{len(helps)} of {len(ranked)} ideas help in time, each by its own 95% interval. "
+        f"After a correction for {len(ranked)} comparisons",
         "(5% for all together),",
         f"{count(helps)}.** {len(hurts)} hurt: {count(hurts)}.",
         f"{few} have one seed or two, and no verdict. Steps are timed in {timed} sessions.",
@@ -290,37 +290,37 @@ HEAD = (
 
 
 def table(
-    found: Sequence[Worth], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]
+    ranked: Sequence[Worth], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]
 ) -> list[str]:
     """A row an arm. `code`: the lines of its own files."""
-    by_holm, by_bh = corrected(found)
+    by_holm, by_bh = corrected(ranked)
     rows = []
-    for one in found:
-        by_flops = steps.by_flops(stages(arms[one.arm])[-1][1])
+    for idea in ranked:
+        by_flops = steps.by_flops(stages(arms[idea.arm])[-1][1])
         stays = (
             "–"
-            if one.n < LEAST_PAIRS
+            if idea.n < LEAST_PAIRS
             else "Holm"
-            if one.arm in by_holm
+            if idea.arm in by_holm
             else "BH"
-            if one.arm in by_bh
+            if idea.arm in by_bh
             else "–"
         )
         rows.append(
             [
-                one.arm,
-                nats(one.lower) if one.lower else one.without,
-                ratio(one.steps),
-                one.speed.cell if one.speed else "–",
-                ratio(one.time),
-                f"{one.params / 1e6:.2f}M",
-                one.word,
+                idea.arm,
+                nats(idea.lower) if idea.lower else idea.without,
+                ratio(idea.steps),
+                idea.speed.cell if idea.speed else "–",
+                ratio(idea.time),
+                f"{idea.params / 1e6:.2f}M",
+                idea.word,
                 stays,
                 f"{1 / by_flops:.2f}" if by_flops else "–",
-                str(code.get(one.arm) or "–"),
-                f"{one.share:g}, n={one.n}",
-                arms[one.arm].get("source", ""),
-                arms[one.arm].get("said", ""),
+                str(code.get(idea.arm) or "–"),
+                f"{idea.share:g}, n={idea.n}",
+                arms[idea.arm].get("source", ""),
+                arms[idea.arm].get("said", ""),
             ]
         )
     return markdown(HEAD, rows)
@@ -335,13 +335,13 @@ def added(
     over: str,
     words: Mapping[str, str],
     steps: Steps,
-    of: str = BASELINE,
+    slope_arm: str = BASELINE,
     lengths: Sequence[float] = LENGTHS,
 ) -> list[str]:
     """Cells: what one arm is worth over another, at the exchange rate of a third. `words`: arm → the name of
     its step in `steps`."""
     lower = blocks.lower(arm, over)
-    in_steps, speed = blocks.in_steps(lower, of, lengths), steps.between(words[arm], words[over])
+    in_steps, speed = blocks.in_steps(lower, slope_arm, lengths), steps.between(words[arm], words[over])
     return [
         nats(lower) if lower else blocks.without(arm),
         ratio(in_steps),
@@ -359,7 +359,7 @@ def ratio(e: Estimate | None) -> str:
     return "–" if e is None else "{:.2f}× [{:.2f}, {:.2f}]".format(*e.exp())
 
 
-def figure(found: Sequence[Worth]) -> None:
+def figure(ranked: Sequence[Worth]) -> None:
     """The equivalent speedups in time as a picture."""
     import matplotlib
 
@@ -369,19 +369,19 @@ def figure(found: Sequence[Worth]) -> None:
     pyplot.rcParams.update(
         {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "nocap"}
     )
-    shown = [one for one in reversed(found) if one.time]
+    shown = [idea for idea in reversed(ranked) if idea.time]
     picture, axes = pyplot.subplots(figsize=(7.2, 0.6 + 0.17 * len(shown)), layout="constrained")
     axes.axvline(1, color=GREY, lw=1)
-    for y, one in enumerate(shown):
-        assert one.time
-        (mid, low, high), color = one.time.exp(), COLORS.get(one.word, GREY)
+    for y, idea in enumerate(shown):
+        assert idea.time
+        (mid, low, high), color = idea.time.exp(), COLORS.get(idea.word, GREY)
         axes.plot([low, high], [y, y], color=color, lw=1.6)
         axes.plot(mid, y, "o", color=color, ms=4)
     axes.set(yticks=range(len(shown)), xscale="log", ylim=(-0.7, len(shown) - 0.3))
     axes.set_xlabel(
         "as fast to the same loss, in time, with 95% intervals, not corrected; pale: fewer than three seeds"
     )
-    axes.set_yticklabels([f"{one.arm}, {one.params / 1e6:.2f}M" for one in shown], fontsize=8)
+    axes.set_yticklabels([f"{idea.arm}, {idea.params / 1e6:.2f}M" for idea in shown], fontsize=8)
     ticks = [0.5, 0.7, 1, 1.4, 2]
     axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
@@ -407,8 +407,8 @@ def put(mark: str, rows: Sequence[str]) -> None:
 
 
 def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps, code: Mapping[str, int]) -> int:
-    found = worths(runs, arms, steps)
-    figure(found)
-    put(CORRECTION, left_of(found))
-    put(MARK, table(found, arms, steps, code))
+    ranked = worths(runs, arms, steps)
+    figure(ranked)
+    put(CORRECTION, left_of(ranked))
+    put(MARK, table(ranked, arms, steps, code))
     return 0

@@ -263,13 +263,13 @@ def main() -> int:
         write_data(race)
         for turn, who in enumerate(ORDER):
             runs.append(take_turn(race, who, turn))
-            found = {
+            report = {
                 "kind": "challenge",
                 "date": date.today().isoformat(),
                 "hardware": hardware.describe(Device(options.device), 1),
                 "shape": size,
             }
-            found |= {"runs": runs, **verdict(runs)}
+            report |= {"runs": runs, **verdict(runs)}
             print(
                 json.dumps(
                     {
@@ -280,7 +280,7 @@ def main() -> int:
                 flush=True,
             )
             if options.json:
-                write_json(options.json, found)
+                write_json(options.json, report)
     return 1 if any(run["error"] for run in runs) else 0
 
 

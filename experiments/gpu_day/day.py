@@ -91,7 +91,7 @@ class Step:
 
     limit_s: int
     words: Callable[[Day, Path], list[str]]
-    figure: Callable[[dict[str, Any]], str] = lambda found: ""  # a line of the summary, from the JSON
+    figure: Callable[[dict[str, Any]], str] = lambda output: ""  # a line of the summary, from the JSON
     skip: Callable[[Day], str] = lambda day: ""  # why not here; empty: it runs
     leaves: str = ""  # pattern below the scratch folder, of a file that becomes the JSON
 
@@ -206,24 +206,24 @@ def no_challenge(day: Day) -> str:
 # --- a line of each for the summary
 
 
-def _products(found: dict[str, Any]) -> str:
+def _products(output: dict[str, Any]) -> str:
     ms = {
-        name: sum(row["ms"] for row in found["rows"] if row["name"] == name)
-        for name in dict.fromkeys(r["name"] for r in found["rows"])
+        name: sum(row["ms"] for row in output["rows"] if row["name"] == name)
+        for name in dict.fromkeys(r["name"] for r in output["rows"])
     }
     return ", ".join(f"{name} {total:.3g} ms" for name, total in ms.items())
 
 
-def _attention(found: dict[str, Any]) -> str:
+def _attention(output: dict[str, Any]) -> str:
     each = [
         f"{row['kernel']} " + (f"{row['ms']:.3g} ms" if row["ms"] else f"failed: {row['error'][:60]}")
-        for row in found["rows"]
+        for row in output["rows"]
     ]
-    return f"{', '.join(each)}; torch's choice: {found['choice']}"
+    return f"{', '.join(each)}; torch's choice: {output['choice']}"
 
 
-def _bench(found: dict[str, Any]) -> str:
-    base, *others = found["arms"]
+def _bench(output: dict[str, Any]) -> str:
+    base, *others = output["arms"]
     mfu = base["mfu"]["nominal"]
     line = (
         f"{base['tokens_per_s']:,.0f} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
@@ -241,23 +241,25 @@ def _bench(found: dict[str, Any]) -> str:
     )
 
 
-def _profile(found: dict[str, Any]) -> str:
-    step = found["step"]["compiled"] or found["step"]["plain"]
-    ms, bound, busy = step["wall_ms"], sum(row["bound_ms"] for row in found["parts"]), step.get("gpu_busy")
+def _profile(output: dict[str, Any]) -> str:
+    step = output["step"]["compiled"] or output["step"]["plain"]
+    ms, bound, busy = step["wall_ms"], sum(row["bound_ms"] for row in output["parts"]), step.get("gpu_busy")
     shares = f"{bound / ms:.0%} of the compiled step" + (f", the GPU busy {busy:.0%} of it" if busy else "")
-    return f"step {ms:.3g} ms compiled, {found['step']['ms']:.3g} ms eager; roofline {bound:.3g} ms, {shares}"
+    return (
+        f"step {ms:.3g} ms compiled, {output['step']['ms']:.3g} ms eager; roofline {bound:.3g} ms, {shares}"
+    )
 
 
-def _challenge(found: dict[str, Any]) -> str:
-    if not found["ratio"]:
-        return "; ".join(f"{run['who']}: {run['error'] or 'ran'}" for run in found["runs"])
-    twice = ", ".join(f"{who} {ratio:.3f}" for who, ratio in found["control"].items())
-    return f"nocap makes {found['ratio']:.3f} of its tokens/s (second run over first: {twice})"
+def _challenge(output: dict[str, Any]) -> str:
+    if not output["ratio"]:
+        return "; ".join(f"{run['who']}: {run['error'] or 'ran'}" for run in output["runs"])
+    twice = ", ".join(f"{who} {ratio:.3f}" for who, ratio in output["control"].items())
+    return f"nocap makes {output['ratio']:.3f} of its tokens/s (second run over first: {twice})"
 
 
-def _study(found: dict[str, Any]) -> str:
+def _study(output: dict[str, Any]) -> str:
     return ", ".join(
-        f"{claim['id']} {claim['verdict']}" for claim in found.get("claims", []) if isinstance(claim, dict)
+        f"{claim['id']} {claim['verdict']}" for claim in output.get("claims", []) if isinstance(claim, dict)
     )
 
 
@@ -285,7 +287,7 @@ def look(device: str) -> tuple[dict[str, Any], str]:
     missing = [name for name in (*names, *TOOLS) if name not in IDLE and _version(name) is None]
     cuda = None if "torch" in missing else hardware.torch_build()["cuda"]
     gpus = hardware.cuda_devices()
-    found = {
+    machine = {
         "python": sys.version.split()[0],
         "torch": _version("torch"),
         "cuda": cuda,
@@ -293,12 +295,12 @@ def look(device: str) -> tuple[dict[str, Any], str]:
         "missing": missing,
     }
     # tests/pretend.py: no figure of such a day means anything
-    found["pretended"] = "PRETEND_CC" in os.environ
+    machine["pretended"] = "PRETEND_CC" in os.environ
     if "torch" in missing:
-        return found, "torch is missing"
+        return machine, "torch is missing"
     if device == "cuda" and not (cuda and gpus):
-        return found, "there is no GPU" if cuda else f"torch {found['torch']} is not built for CUDA"
-    return found, ""
+        return machine, "there is no GPU" if cuda else f"torch {machine['torch']} is not built for CUDA"
+    return machine, ""
 
 
 def _version(name: str) -> str | None:
@@ -308,10 +310,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def described(found: dict[str, Any]) -> str:
-    missing = f"missing: {' '.join(found['missing'])}" if found["missing"] else "nothing is missing"
-    gpus = ", ".join(found["gpus"]) or "no GPU"
-    return f"Python {found['python']}, torch {found['torch']} for CUDA {found['cuda']}, {gpus}; {missing}"
+def described(machine: dict[str, Any]) -> str:
+    missing = f"missing: {' '.join(machine['missing'])}" if machine["missing"] else "nothing is missing"
+    gpus = ", ".join(machine["gpus"]) or "no GPU"
+    return (
+        f"Python {machine['python']}, torch {machine['torch']} for CUDA {machine['cuda']}, {gpus}; {missing}"
+    )
 
 
 # --- a step
@@ -401,31 +405,31 @@ def outcome(row: dict[str, Any]) -> str:
 def speed_rows(out: Path) -> list[str]:
     """Of what the bench's baseline, CUDA graphs and the race with the challenge found; MFU where the bench
     knows the chip's peak."""
-    found = {
+    outputs = {
         name: json.loads(path.read_text())
         for name in ("bench", "graphs", "challenge")
         if (path := out / f"{name}.json").is_file()
     }
-    base = found["bench"]["arms"][0] if "bench" in found else {}
+    base = outputs["bench"]["arms"][0] if "bench" in outputs else {}
     speeds = (
         [("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"])]
         if base.get("tokens_per_s")
         else []
     )
-    for arm in found["graphs"]["arms"] if "graphs" in found else []:
+    for arm in outputs["graphs"]["arms"] if "graphs" in outputs else []:
         if arm["label"] == "trainer.cuda_graphs=true" and arm["tokens_per_s"]:
             what = f"nocap with `{arm['label']}`"
             speeds.append((what, arm["tokens_per_step"], arm["tokens_per_s"], arm["memory_mib"]["peak"]))
-    if "challenge" in found:
+    if "challenge" in outputs:
         shape, peaks = (
-            found["challenge"]["shape"],
-            {run["who"]: run["peak_mib"] for run in found["challenge"]["runs"] if run["peak_mib"]},
+            outputs["challenge"]["shape"],
+            {run["who"]: run["peak_mib"] for run in outputs["challenge"]["runs"] if run["peak_mib"]},
         )
         tokens = shape["micro_batch"] * shape["accumulation"] * shape["seq_len"]
         names = {"nocap": "nocap", "challenge": "the challenge's loop"}
         speeds += [
             (names[who], tokens, speed, peaks.get(who))
-            for who, speed in found["challenge"]["tokens_per_s"].items()
+            for who, speed in outputs["challenge"]["tokens_per_s"].items()
         ]
     per_token = (
         base["mfu"]["nominal"] / base["tokens_per_s"]
@@ -435,7 +439,7 @@ def speed_rows(out: Path) -> list[str]:
     rows = []
     for what, tokens, speed, mib in speeds:
         mfu, memory = f"{per_token * speed:.1%}" if per_token else "–", f"{mib:,.0f}" if mib else "–"
-        where = next(iter(found.values()))["hardware"]["name"]
+        where = next(iter(outputs.values()))["hardware"]["name"]
         day = date.today().isoformat()
         rows.append(
             f"| {where} | {what}, a step of {tokens:,} tokens | {speed:,.0f} | {mfu} | {memory} "
@@ -524,13 +528,13 @@ def _record(out: Path, machine: dict[str, Any], row: dict[str, Any], *, small: b
     path = out / "day.json"
     rows = {old["step"]: old for old in json.loads(path.read_text())["rows"]} if path.is_file() else {}
     rows[row["step"]] = {**row, "date": date.today().isoformat()}
-    found = {
+    day = {
         "kind": "gpu day",
         "small": small,
         "machine": machine,
         "rows": [rows[name] for name in STEPS if name in rows],
     }
-    write_text(path, json.dumps(found, indent=1))
+    write_text(path, json.dumps(day, indent=1))
 
 
 if __name__ == "__main__":

@@ -97,20 +97,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found, after each row")
     options = parser.parse_args()
     words, device = NANO if options.small else D12, options.device
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "kind": options.what,
         "date": date.today().isoformat(),
         "hardware": hardware.describe(device, 1),
         "words": words,
     }
-    found |= {"peak": hardware.peak_flops(device, Precision.bf16), "rows": []}
+    report |= {"peak": hardware.peak_flops(device, Precision.bf16), "rows": []}
     if options.what == "attention":
-        found["choice"] = choice(words, device)
+        report["choice"] = choice(words, device)
     for row in {"products": products, "attention": attention}[options.what](words, device):
-        found["rows"].append(row)
+        report["rows"].append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            write_json(options.json, found)
+            write_json(options.json, report)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,9 @@ MARK = "<!-- the table -->"
 def race(shape: str, rounds: int) -> int:
     argv = [*COMMON.split(), *SHAPES[shape].split(), "--arm", ""]
     for who, settings in FEWER[shape].items():
-        for words in ("trainer.precision={} trainer.compile={}".format(*one.split()) for one in settings):
+        for words in (
+            "trainer.precision={} trainer.compile={}".format(*setting.split()) for setting in settings
+        ):
             argv += ["--arm", words] if who == "own" else ["--arm-external", f"{HERE / f'{who}.py'} {words}"]
     argv += ["--rounds", str(rounds), "--json", str(HERE / f"{shape}.json")]
     print("python -m nocap.bench", shlex.join(argv), f"\nload before: {os.getloadavg()}")
@@ -78,16 +80,16 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def rows(shape: str, found: dict[str, Any]) -> list[str]:
-    arms = [arm for arm in found["arms"] if arm["status"] == "measured"]
-    default, best = found["arms"][0], fastest(arm for arm in arms if "external" not in arm["config"])
-    control = found["control"]["speed"]
+def rows(shape: str, timings: dict[str, Any]) -> list[str]:
+    arms = [arm for arm in timings["arms"] if arm["status"] == "measured"]
+    default, best = timings["arms"][0], fastest(arm for arm in arms if "external" not in arm["config"])
+    control = timings["control"]["speed"]
     lines = []
     for peer in PEERS:
         rival = fastest(arm for arm in arms if arm["config"].get("external", {}).get("file") == f"{peer}.py")
         ours = [
             f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]"
-            for e in (speed_over(one, rival) for one in (default, best))
+            for e in (speed_over(own, rival) for own in (default, best))
         ]
         cells = [
             shape,
@@ -103,8 +105,8 @@ def rows(shape: str, found: dict[str, Any]) -> list[str]:
 
 def speed_over(arm: dict[str, Any], other: dict[str, Any]) -> Estimate:
     """Of two arms of a bench: tokens/s of one over the other's, round by round."""
-    mine, theirs = (np.log(np.mean(one["seconds_per_token"], axis=1)) for one in (arm, other))
-    return of_pairs(theirs - mine).exp()
+    arm_log_s, other_log_s = (np.log(np.mean(timed["seconds_per_token"], axis=1)) for timed in (arm, other))
+    return of_pairs(other_log_s - arm_log_s).exp()
 
 
 def fastest(arms: Any) -> dict[str, Any]:

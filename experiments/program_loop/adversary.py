@@ -41,10 +41,10 @@ def outliers(share: float) -> Kind:
 
 def correlated(rng: np.random.Generator) -> Array:
     """AR(1) with coefficient .5 over the seeds."""
-    found = rng.normal(size=SEEDS)
+    noise = rng.normal(size=SEEDS)
     for i in range(1, SEEDS):
-        found[i] = 0.5 * found[i - 1] + math.sqrt(0.75) * found[i]
-    return found
+        noise[i] = 0.5 * noise[i - 1] + math.sqrt(0.75) * noise[i]
+    return noise
 
 
 KINDS: dict[str, Kind] = {
@@ -107,9 +107,12 @@ class Adversary:
 
     def _propose(self, arm: str) -> None:
         def measure(seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
-            mine, theirs = self._losses(arm), self._losses("baseline") * (not self._quiet)
+            arm_losses, baseline_losses = self._losses(arm), self._losses("baseline") * (not self._quiet)
             return {
-                seed: (float(mine[seed]) - (arm in self.good) * self._effect, float(theirs[seed]))
+                seed: (
+                    float(arm_losses[seed]) - (arm in self.good) * self._effect,
+                    float(baseline_losses[seed]),
+                )
                 for seed in seeds
             }
 
@@ -126,14 +129,14 @@ def played(
 ) -> dict[str, Any]:
     """Counts over campaigns: in how many something false was accepted, and of the good proposals how many
     were accepted."""
-    false, found, good, pairs = 0, 0, 0, 0
+    false, accepted, good, pairs = 0, 0, 0, 0
     for number in range(campaigns):
         rng = np.random.default_rng([number, round(10 * effect)])
         adversary = Adversary(KINDS[kind], rng, quiet=quiet, effect=effect, share=share)
         adversary.play()
         taken = {line["arm"] for line in adversary.campaign.answers.values() if line["word"] == ACCEPTED}
         false += bool(taken - adversary.good)
-        found, good = found + len(taken & adversary.good), good + len(adversary.good)
+        accepted, good = accepted + len(taken & adversary.good), good + len(adversary.good)
         pairs += sum(line["event"] == "pair" for line in adversary.lines)
     low, high = interval(false, campaigns)
     return {
@@ -142,28 +145,28 @@ def played(
         "campaigns": campaigns,
         "effect_in_sd": effect,
         "with_a_false_acceptance": {"share": false / campaigns, "low": low, "high": high},
-        "found": found / good if good else None,
+        "found": accepted / good if good else None,
         "pairs_a_proposal": pairs / campaigns / MOST,
     }
 
 
-def interval(count: int, of: int) -> tuple[float, float]:
+def interval(count: int, trials: int) -> tuple[float, float]:
     """Clopper and Pearson's, 95%."""
     from scipy import special
 
-    low = float(special.betaincinv(count, of - count + 1, 0.025)) if count else 0.0
-    high = float(special.betaincinv(count + 1, of - count, 0.975)) if count < of else 1.0
+    low = float(special.betaincinv(count, trials - count + 1, 0.025)) if count else 0.0
+    high = float(special.betaincinv(count + 1, trials - count, 0.975)) if count < trials else 1.0
     return low, high
 
 
 def in_words(row: dict[str, Any]) -> str:
-    share, found = row["with_a_false_acceptance"], "–" if row["found"] is None else f"{row['found']:.0%}"
+    share, accepted = row["with_a_false_acceptance"], "–" if row["found"] is None else f"{row['found']:.0%}"
     noise = row["noise"] + " (no bar)" * (row["noise"] in SHOWN)
     false = f"{share['share']:.1%} [{share['low']:.1%}, {share['high']:.1%}]"
     effect = f"{row['effect_in_sd']:g} sd" if row["effect_in_sd"] else "none"
     baseline = "quiet" if row["quiet_baseline"] else "alike"
     return (
-        f"| {noise} | {baseline} | {effect} | {false} | {row['campaigns']:,} | {found} | "
+        f"| {noise} | {baseline} | {effect} | {false} | {row['campaigns']:,} | {accepted} | "
         f"{row['pairs_a_proposal']:.1f} |"
     )
 
@@ -182,12 +185,12 @@ def main(argv: list[str] | None = None) -> int:
     print(*map(in_words, rows), sep="\n")
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    held = all(
+    within_bar = all(
         row["with_a_false_acceptance"]["low"] <= BAR
         for row in rows
         if not row["effect_in_sd"] and row["noise"] not in SHOWN
     )
-    return int(not held)
+    return int(not within_bar)
 
 
 if __name__ == "__main__":

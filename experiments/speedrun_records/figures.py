@@ -165,14 +165,14 @@ def rows_of(
     steps. The same curve twice is a copy of a log."""
     read = {name: checkout.runs(name, modded.read) for name in names if name.endswith((".txt", ".log"))}
     length = read[linked][0][-1]["step"] if read.get(linked) else None
-    seen = set[tuple[object, ...]]()
+    curves = set[tuple[object, ...]]()
     for name, runs in read.items():
         for rows in runs:
             row = next((row for row in rows if row["step"] == at), None) if at else rows[-1]
             curve = tuple((row["step"], row["val_loss"], row["train_s"]) for row in rows)
-            if row is None or curve in seen or (not at and length not in (None, row["step"])):
+            if row is None or curve in curves or (not at and length not in (None, row["step"])):
                 continue
-            seen.add(curve)
+            curves.add(curve)
             yield figures(row, loss, name, checkout)
 
 

@@ -62,10 +62,12 @@ class Record:
     def values(self, key: str, arm: str = "record") -> dict[int, float]:
         """Seed → value, a number that no other run has where a log names none. A seed that ran twice counts
         once, with its mean."""
-        of = dict[int, list[float]]()
+        by_seed = dict[int, list[float]]()
         for row in self.runs(arm):
-            of.setdefault(int(row["seed"]) if row["seed"] else next(UNSEEDED), []).append(float(row[key]))
-        return {seed: fmean(values) for seed, values in of.items()}
+            by_seed.setdefault(int(row["seed"]) if row["seed"] else next(UNSEEDED), []).append(
+                float(row[key])
+            )
+        return {seed: fmean(values) for seed, values in by_seed.items()}
 
     def losses(self) -> list[float]:
         return [float(row["loss"]) for row in self.runs()]
@@ -99,8 +101,8 @@ class Step:
         """The left side of the board's rule: the gain by the sizes of both samples, of the figures that it
         states, or of its logs' means where all logs are there."""
         (old, n_old), (new, n_new) = (
-            stated(of) if rounded or not whole(of) else (fmean(of.losses()), len(of.losses()))
-            for of in (self.old, self.new)
+            stated(record) if rounded or not whole(record) else (fmean(record.losses()), len(record.losses()))
+            for record in (self.old, self.new)
         )
         return (old - new + self.saved * RATE) / math.sqrt(1 / n_old + 1 / n_new)
 
@@ -151,7 +153,8 @@ def table_3(steps: Sequence[Step]) -> list[str]:
     for step in steps:
         e = step.steps()
         logs = " and ".join(
-            f"{len(of.losses())}{'' if whole(of) else f' of {stated(of)[1]}'}" for of in (step.new, step.old)
+            f"{len(record.losses())}{'' if whole(record) else f' of {stated(record)[1]}'}"
+            for record in (step.new, step.old)
         )
         told = (
             [f"{signed(e.mid)} [{signed(e.low)}, {signed(e.high)}]", e.method] if step.judged else ["–", "–"]
@@ -185,9 +188,9 @@ class Faster:
     record: Record
 
     def _of(self, key: str, **how: float | bool) -> Estimate:
-        found = between(self.record.values(key, "baseline"), self.record.values(key), **how)  # type: ignore[arg-type]
-        assert found is not None
-        return found
+        estimate = between(self.record.values(key, "baseline"), self.record.values(key), **how)  # type: ignore[arg-type]
+        assert estimate is not None
+        return estimate
 
     @property
     def time(self) -> Estimate:
@@ -220,7 +223,7 @@ def p_below(losses: Sequence[float]) -> float:
     return float(stats.ttest_1samp(losses, TARGET, alternative="less").pvalue)
 
 
-def table_1(found: Sequence[Faster]) -> list[str]:
+def table_1(comparisons: Sequence[Faster]) -> list[str]:
     head = (
         "record",
         "logs, baseline's",
@@ -232,21 +235,23 @@ def table_1(found: Sequence[Faster]) -> list[str]:
         "loss",
     )
     rows = []
-    for one in found:
-        own, base = (fmean(one.record.values("train_s", arm).values()) for arm in ("record", "baseline"))
-        n_own, n_base = (len(one.record.runs(arm)) for arm in ("record", "baseline"))
-        judged = one.time.n >= LEAST_PAIRS
+    for comparison in comparisons:
+        own, base = (
+            fmean(comparison.record.values("train_s", arm).values()) for arm in ("record", "baseline")
+        )
+        n_own, n_base = (len(comparison.record.runs(arm)) for arm in ("record", "baseline"))
+        judged = comparison.time.n >= LEAST_PAIRS
         rows.append(
             [
-                f"#{one.record.number}",
+                f"#{comparison.record.number}",
                 f"{n_own}, {n_base}",
-                f"{p_below(one.record.losses()):.4f}",
+                f"{p_below(comparison.record.losses()):.4f}",
                 f"{base:.2f} → {own:.2f}",
-                percent(one.time) if judged else "–",
-                nats(one.loss) if judged else "–",
-                one.word,
+                percent(comparison.time) if judged else "–",
+                nats(comparison.loss) if judged else "–",
+                comparison.word,
                 {"shown": "lower", "worse": "higher"}.get(
-                    word(one.loss), "no difference shown" if judged else word(one.loss)
+                    word(comparison.loss), "no difference shown" if judged else word(comparison.loss)
                 ),
             ]
         )
@@ -266,7 +271,7 @@ def nats(e: Estimate) -> str:
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def summary(steps: Sequence[Step], found: Sequence[Faster]) -> list[str]:
+def summary(steps: Sequence[Step], comparisons: Sequence[Faster]) -> list[str]:
     """Sentences with all counts of the page."""
     judged = [step for step in steps if step.judged]
     words = [word(step.steps()) for step in judged]
@@ -276,7 +281,7 @@ def summary(steps: Sequence[Step], found: Sequence[Faster]) -> list[str]:
     loose, unrounded = (
         sum(own_rule(step, rounded=rounded) != "no" for step in ruled) for rounded in (True, False)
     )
-    timed, last = [each for each in found if each.time.n >= LEAST_PAIRS], found[-1]
+    timed, last = [each for each in comparisons if each.time.n >= LEAST_PAIRS], comparisons[-1]
     faster, higher = (
         sum(each.word == "shown" for each in timed),
         sum(word(each.loss) == "worse" for each in timed),
@@ -326,23 +331,23 @@ def lines_3(steps: Sequence[Step]) -> Iterator[forest.Line]:
         )
 
 
-def lines_1(found: Sequence[Faster]) -> Iterator[forest.Line]:
-    for one in found:
-        if (e := one.time).n >= LEAST_PAIRS:
+def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.Line]:
+    for comparison in comparisons:
+        if (e := comparison.time).n >= LEAST_PAIRS:
             mid, low, high = (100 * (x - 1) for x in (e.mid, e.low, e.high))
-            look, label = "shown" if one.word == "shown" else "not", f"#{one.record.number}"
+            look, label = "shown" if comparison.word == "shown" else "not", f"#{comparison.record.number}"
             yield forest.Line(
                 label=label, title=f"{label}: {percent(e)}", look=look, mid=mid, low=low, high=high
             )
 
 
-def pictures(steps: Sequence[Step], found: Sequence[Faster]) -> dict[str, str]:
+def pictures(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, str]:
     """File → picture. It stands by itself, so it has its style in it."""
     saved = "steps saved at equal loss, 95%; green: shown; bar: as listed; ✓: the board's pairwise rule"
     faster = "faster than the baseline beside it, %, with 95% intervals and the clock's 0.5%; green: shown"
     drawn = {
         "track3.svg": forest.svg(list(lines_3(of_the_rule(steps))), title=saved),
-        "track1.svg": forest.svg(list(lines_1(found)), title=faster),
+        "track1.svg": forest.svg(list(lines_1(comparisons)), title=faster),
     }
     return {
         name: str(svg).replace(">", f' xmlns="http://www.w3.org/2000/svg">{STYLE}', 1) + "\n"
@@ -350,12 +355,12 @@ def pictures(steps: Sequence[Step], found: Sequence[Faster]) -> dict[str, str]:
     }
 
 
-def parts(steps: Sequence[Step], found: Sequence[Faster]) -> dict[str, list[str]]:
+def parts(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, list[str]]:
     """What the page has between two comments with these names."""
     return {
-        "summary": summary(steps, found),
+        "summary": summary(steps, comparisons),
         "track 3": table_3(steps),
-        "track 1": table_1(found),
+        "track 1": table_1(comparisons),
         "nanochat": [nanochat()],
     }
 
@@ -370,13 +375,13 @@ def nanochat() -> str:
 
 
 def main() -> int:
-    steps, found = chain(), beside()
+    steps, comparisons = chain(), beside()
     page = README.read_text()
-    for mark, rows in parts(steps, found).items():
+    for mark, rows in parts(steps, comparisons).items():
         before, _, after = page.split(f"<!-- {mark} -->")
         page = "\n".join([f"{before}<!-- {mark} -->", *rows, f"<!-- {mark} -->{after}"])
     README.write_text(page)
-    for name, svg in pictures(steps, found).items():
+    for name, svg in pictures(steps, comparisons).items():
         (HERE / name).write_text(svg)
     return 0
 

@@ -132,7 +132,7 @@ def words(values: Array, noise: str) -> list[Word]:
         seeds=[*range(24)],
     )
     known = declared(noise)
-    found = []
+    verdicts = []
     for study in values:
         for n in ANALYSES:
             losses = [("arm", i, 100 - gain) for i, gain in enumerate(study[:n])] + [
@@ -145,8 +145,8 @@ def words(values: Array, noise: str) -> list[Word]:
             word = judge(claim, rows, against="base", at="", noise=known and {"val_loss": known}).word
             if word is not Word.inconclusive:
                 break
-        found.append(word)
-    return found
+        verdicts.append(word)
+    return verdicts
 
 
 def percent(x: Array) -> float:
@@ -178,14 +178,14 @@ def calibrate(studies: int) -> dict[str, Any]:
             )
         values = np.random.default_rng(SEED).normal(size=(studies, ANALYSES[-1]))
         for effect in (2, 3) if noise != NOISES[2] else ():
-            seen = {n: percent(interval(effect + values[:, :n], noise)[0] >= 0) for n in POWER}
+            confirmed = {n: percent(interval(effect + values[:, :n], noise)[0] >= 0) for n in POWER}
             said, when = first(effect + values, noise)
             pairs = round(float(np.mean(np.array(ANALYSES)[when - 1])), 1)
             power.append(
                 {
                     "noise": noise,
                     "effect": effect,
-                    "seen": seen,
+                    "seen": confirmed,
                     "over_analyses": percent(said == 1),
                     "pairs": pairs,
                 }
@@ -199,13 +199,13 @@ def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
     def room(bar: float) -> float:
         return errors * math.sqrt(bar * (100 - bar) / result["studies"])
 
-    found = []
+    cells = []
     for row in result["rows"]:
         if (bars := BARS[row["noise"]].get(row["kind"])) is not None:
             at, over, holds = bars
             ok = max(row["false"]) <= at + room(at) and row["over_analyses"] <= over + room(over)
             ok = ok and (holds is None or min(row["holds"]) >= holds - room(holds))
-            found += (
+            cells += (
                 []
                 if ok
                 else [
@@ -214,12 +214,12 @@ def broken(result: Mapping[str, Any], *, errors: float = 0.0) -> list[str]:
             )
     for row in result["power"]:
         least = LEAST_POWER[row["noise"]] if row["effect"] == 3 else {}
-        found += [
+        cells += [
             f"{row['noise']}, power at {n}: {row['seen'][n]}"
             for n, bar in least.items()
             if row["seen"][n] < bar - room(bar)
         ]
-    return found
+    return cells
 
 
 def tables(result: Mapping[str, Any]) -> str:
@@ -247,7 +247,7 @@ def tables(result: Mapping[str, Any]) -> str:
         ]
         for r in result["rows"]
     ]
-    seen = (
+    power_head = (
         "noise",
         "true gain",
         f"confirmed at {' / '.join(map(str, POWER))} pairs",
@@ -268,7 +268,7 @@ def tables(result: Mapping[str, Any]) -> str:
         [
             *markdown(head, rows),
             "",
-            *markdown(seen, gains),
+            *markdown(power_head, gains),
             "",
             f"{result['studies']:,} studies a cell, seed {SEED}.",
         ]

@@ -45,11 +45,11 @@ def main(argv: list[str] | None = None) -> int:
 
     with refusals(), answering(arguments.json) as answer:
         run = compose(arguments.overrides)
-        found = {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](
+        reply = {"list": _list, "prepare": _prepare, "verify": _verify}[arguments.verb](
             run, cache_root(run.cache_dir)
         )
-        answer(found)
-    return EXIT_BAD if found.get("bad") else 0
+        answer(reply)
+    return EXIT_BAD if reply.get("bad") else 0
 
 
 def _list(run: Run, cache_dir: Path) -> dict[str, Any]:

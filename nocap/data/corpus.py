@@ -100,15 +100,15 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
 def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
     """Every file below a folder as (relative name, path), sorted by name, without hidden ones and folders
     named in `without`."""
-    top, found = str(folder), []
+    top, paths = str(folder), []
 
     def refuse(error: OSError) -> None:
         raise error  # os.walk would skip a folder that it may not read
 
     for root, folders, names in os.walk(top, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
-        found += [os.path.join(root, name) for name in names if not name.startswith(".")]
-    return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in found)
+        paths += [os.path.join(root, name) for name in names if not name.startswith(".")]
+    return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in paths)
 
 
 def _text_files(items: list[str]) -> list[tuple[str, Path]]:
@@ -130,14 +130,14 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
                 Path(*fixed),
                 [Path(match) for match in sorted(glob.glob(str(path), recursive=True))],
             )
-        found = [
+        matched_files = [
             file
             for match in matches
             for file in ([file for _, file in _walk(match)] if match.is_dir() else [match])
         ]
-        if not found:
+        if not matched_files:
             raise ValueError(f"data.path must match at least one file that is not hidden, got {item!r}")
-        for file in sorted(found):
+        for file in sorted(matched_files):
             if (real := os.path.realpath(file)) not in files:
                 name = file.relative_to(base).as_posix()
                 used[name] += 1  # two folders may each have a notes.txt
@@ -148,10 +148,10 @@ def _text_files(items: list[str]) -> list[tuple[str, Path]]:
 def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
     listing = []
     for name, path in files:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path}: data.path must hold regular files")
-        listing.append([name, os.path.realpath(path), found.st_size, found.st_mtime_ns])
+        listing.append([name, os.path.realpath(path), status.st_size, status.st_mtime_ns])
     return {"files": listing, "vocabulary": tokenizer.name, "val_fraction": val_fraction}
 
 

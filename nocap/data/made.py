@@ -111,20 +111,20 @@ def write_shards(target: Path, split: str, runs: Iterable[Tokens]) -> list[dict[
     """Write runs of tokens as shards of about SHARD_TOKENS, none of them empty; their rows of the
     manifest."""
     shards: list[dict[str, object]] = []
-    held: list[Tokens] = []
+    buffered: list[Tokens] = []
 
     def close() -> None:
-        tokens, name = np.concatenate(held), f"{split}_{len(shards):06d}.bin"
+        tokens, name = np.concatenate(buffered), f"{split}_{len(shards):06d}.bin"
         shards.append({"name": name, "tokens": tokens.size, "sha256": write_shard(target / name, tokens)})
-        held.clear()
+        buffered.clear()
 
     waiting = 0
     for run in runs:
-        held.append(run)
+        buffered.append(run)
         waiting += run.size
         if waiting >= SHARD_TOKENS:
             close()
             waiting = 0
-    if held:
+    if buffered:
         close()
     return shards

@@ -38,9 +38,10 @@ class Dataset:
 def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
     """Make or fetch what is missing, then scan every shard. `ValueError` in one line for whatever a user can
     put right."""
-    found, size = _locate(data, tokenizer, cache_dir), tokenizer.vocab_size
+    shard_set, size = _locate(data, tokenizer, cache_dir), tokenizer.vocab_size
     train, val = (
-        tuple(_check(path, found, size, cache_dir) for path in paths) for paths in (found.train, found.val)
+        tuple(_check(path, shard_set, size, cache_dir) for path in paths)
+        for paths in (shard_set.train, shard_set.val)
     )
     for shard in val:
         for other in train:
@@ -49,16 +50,16 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
                     f"data.val must not hold training data, got {shard.path} with the same bytes as "
                     f"{other.path}"
                 )
-    return Dataset(train=train, val=val, vocab_size=size, source=found.source)
+    return Dataset(train=train, val=val, vocab_size=size, source=shard_set.source)
 
 
 def verify(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> tuple[list[Shard], list[str]]:
     """Read every byte of every shard again. The good shards, and a line for each bad one."""
-    found = _locate(data, tokenizer, cache_dir)
+    shard_set = _locate(data, tokenizer, cache_dir)
     good, bad = [], []
-    for path in (*found.train, *found.val):
+    for path in (*shard_set.train, *shard_set.val):
         try:
-            good.append(_check(path, found, tokenizer.vocab_size, cache_dir, reread=True))
+            good.append(_check(path, shard_set, tokenizer.vocab_size, cache_dir, reread=True))
         except ValueError as error:
             bad.append(str(error))
     return good, bad
@@ -70,13 +71,13 @@ def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
     return data.locate(tokenizer, cache_dir=cache_dir)
 
 
-def _check(path: Path, found: ShardSet, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
+def _check(path: Path, shard_set: ShardSet, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
     try:
         shard = scan(path, vocab_size=vocab_size, cache_dir=cache_dir, reread=reread)
-        expected = found.expected.get(path, shard.sha256)
+        expected = shard_set.expected.get(path, shard.sha256)
         if shard.sha256 != expected:
             raise ValueError(f"{path}: its sha256 must be {expected}, got {shard.sha256}")
     except ValueError as error:
-        remedy = found.remedy.get(path)
+        remedy = shard_set.remedy.get(path)
         raise ValueError(f"{error}; {remedy}" if remedy else str(error)) from error
     return shard

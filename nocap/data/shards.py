@@ -79,17 +79,17 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
     stamp = _stamp(found_stat)
     record = cache_dir / "scans" / f"{hashlib.sha256(real.encode()).hexdigest()[:32]}.json"
     known = _cached_scan(record, stamp)
-    found = known
-    if found is None or reread:
-        found = _read_whole(absolute, stamp)
-        if known is not None and known != found:
-            then, now = known["sha256"], found["sha256"]
+    scanned = known
+    if scanned is None or reread:
+        scanned = _read_whole(absolute, stamp)
+        if known is not None and known != scanned:
+            then, now = known["sha256"], scanned["sha256"]
             raise ValueError(
                 f"{absolute}: its bytes changed under the same size and time: sha256 must be {then}, "
                 f"got {now}"
             )
-        write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": found})
-    shard = Shard(path=absolute, **found)
+        write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": scanned})
+    shard = Shard(path=absolute, **scanned)
     if shard.max_id >= vocab_size:
         tokens = map_tokens(absolute)
         offset = int(np.argmax(tokens >= vocab_size))  # of the first
@@ -98,8 +98,8 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
     return shard
 
 
-def _stamp(found: os.stat_result) -> list[int]:
-    return [found.st_size, found.st_mtime_ns, found.st_ino]
+def _stamp(status: os.stat_result) -> list[int]:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
@@ -109,11 +109,11 @@ def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
         content = json.loads(record.read_bytes())
         if content["format"] != SCAN_FORMAT or content["stamp"] != stamp:
             return None
-        found = content["found"]
+        scanned = content["found"]
         return {
-            "tokens": int(found["tokens"]),
-            "sha256": str(found["sha256"]),
-            "max_id": int(found["max_id"]),
+            "tokens": int(scanned["tokens"]),
+            "sha256": str(scanned["sha256"]),
+            "max_id": int(scanned["max_id"]),
         }
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -62,14 +62,14 @@ def gpt2(default_folder: Path) -> tiktoken.Encoding:
     thread = threading.Thread(target=fetch, name="fetch-gpt2-vocabulary", daemon=True)
     thread.start()
     thread.join(FETCH_TIMEOUT_S)
-    found = outcome[0] if outcome else None
-    if isinstance(found, tiktoken.Encoding):
-        return found
-    if found is not None and not isinstance(found, OSError | ValueError):
-        raise found
-    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if found is None else type(found).__name__
+    fetched = outcome[0] if outcome else None
+    if isinstance(fetched, tiktoken.Encoding):
+        return fetched
+    if fetched is not None and not isinstance(fetched, OSError | ValueError):
+        raise fetched
+    cause = f"no answer in {FETCH_TIMEOUT_S:g} s" if fetched is None else type(fetched).__name__
     files = " and ".join(f"{name} as {sha1}" for sha1, name in GPT2_FILES.items())
     raise ValueError(
         f"tokenizer=gpt2: its vocabulary must be in TIKTOKEN_CACHE_DIR or be fetched, got {cause}; "
         f"put GPT-2's {files} into {folder}, run once with a network, or use tokenizer=bytes"
-    ) from found
+    ) from fetched

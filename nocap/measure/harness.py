@@ -72,13 +72,13 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
             device=self.trained.device,
         )
         logits_BTV = self.trained.model.logits(tokens_BT[:, :-1]).float()
-        found = []
+        scores = []
         for row, (tokens, scored) in enumerate(rows):
             window = slice(len(tokens) - 1 - scored, len(tokens) - 1)
             logits_TV, targets_T = logits_BTV[row, window], tokens_BT[row, 1:][window]
             logprobs_T = logits_TV.log_softmax(-1).gather(1, targets_T[:, None])
-            found.append((float(logprobs_T.double().sum()), bool((logits_TV.argmax(-1) == targets_T).all())))
-        return found
+            scores.append((float(logprobs_T.double().sum()), bool((logits_TV.argmax(-1) == targets_T).all())))
+        return scores
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Of whole texts, each after an end-of-text. A longer one is cut as lm-eval cuts: every token is

@@ -269,6 +269,6 @@ def memory_events(prof: profile) -> list[tuple[int, int]]:
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
     """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the
     profiler's record of each allocation (compiled code's included)."""
-    with profiler(on_cuda=False) as seen:
+    with profiler(on_cuda=False) as trace:
         call(*arguments)
-    return sum(max(0, n) for _, n in memory_events(seen))
+    return sum(max(0, n) for _, n in memory_events(trace))

@@ -295,19 +295,19 @@ def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[st
     Everything else stays."""
     before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
     fuses = new.run.trainer.compile is not old.run.trainer.compile
-    found = dict(ms)
+    new_ms = dict(ms)
     for part in dict.fromkeys([*MODEL_PARTS, *before, *after]):  # a replaced block's own too
         first, second = before[part], after[part]
         if part in STEP_PARTS:
             continue
         if fuses and not second.flops and part != "embedding":
-            found[part] = 0.0  # fused into a neighbour, at best for nothing
+            new_ms[part] = 0.0  # fused into a neighbour, at best for nothing
         elif first.kinds != second.kinds or not first:
-            found[part] = second.bound_ms(peak) * n
+            new_ms[part] = second.bound_ms(peak) * n
         elif first.bound_ms(peak):
-            found[part] = ms.get(part, 0.0) * second.bound_ms(peak) / first.bound_ms(peak)
-    found["scores"] *= new.needed() / old.needed()
+            new_ms[part] = ms.get(part, 0.0) * second.bound_ms(peak) / first.bound_ms(peak)
+    new_ms["scores"] *= new.needed() / old.needed()
     for part in ("accumulate", "clip", "optimizer", "reduction"):
-        if part in found:
-            found[part] *= new.parameters / old.parameters
-    return found
+        if part in new_ms:
+            new_ms[part] *= new.parameters / old.parameters
+    return new_ms

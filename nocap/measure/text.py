@@ -95,32 +95,37 @@ def _notes(result: Json) -> Iterator[str]:
 # --- the profile
 
 
-def render_profile(found: Json) -> str:
-    return "\n\n".join(["\n".join(profile_head(found)), *map(str, profile_tables(found).values())])
+def render_profile(profile: Json) -> str:
+    return "\n\n".join(["\n".join(profile_head(profile)), *map(str, profile_tables(profile).values())])
 
 
-def profile_head(found: Json) -> list[str]:
-    m, t, peak, hard = found["config"]["model"], found["config"]["trainer"], found["roof"], found["hardware"]
+def profile_head(profile: Json) -> list[str]:
+    m, t, peak, hard = (
+        profile["config"]["model"],
+        profile["config"]["trainer"],
+        profile["roof"],
+        profile["hardware"],
+    )
     flops = ", ".join(f"{v / 1e9:,.1f} GFLOP/s {k}" for k, v in peak["flops"].items())
     return [
-        *doubted(found),
-        f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, V={found['vocab_size']:,}; "
-        f"B={t['micro_batch']}, T={m['seq_len']}, {found['step']['microbatches']} "
+        *doubted(profile),
+        f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, V={profile['vocab_size']:,}; "
+        f"B={t['micro_batch']}, T={m['seq_len']}, {profile['step']['microbatches']} "
         f"micro-batch(es) a step; {t['precision']}, eager, "
-        f"attention {found['kernel']}",
+        f"attention {profile['kernel']}",
         f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}",
         f"peaks, measured: {flops}; {peak['bytes_per_s'] / 1e9:,.1f} GB/s",
-        f"time: {found['clock']}",
+        f"time: {profile['clock']}",
     ]
 
 
-def doubted(found: Json) -> list[str]:
+def doubted(profile: Json) -> list[str]:
     """A line that says why the figures cannot be trusted; none where they can."""
     why = [
         f"this process had {doubt['value']:.2f} of its core"
         if doubt["doubt"] == "core"
         else f"{part_title(doubt['part'])} at {doubt['value']:.0%} of the measured peak"
-        for doubt in found["doubts"]
+        for doubt in profile["doubts"]
     ]
     return (
         [f"not to be trusted, the machine was busy: {shorten(why)}; measure again when it is quiet"]
@@ -129,15 +134,15 @@ def doubted(found: Json) -> list[str]:
     )
 
 
-def profile_tables(found: Json) -> dict[str, Table]:
+def profile_tables(profile: Json) -> dict[str, Table]:
     """By what they show, in the order to read them; tables of ceilings where those were measured."""
     tables = {
-        "parts": _parts(found["parts"], found["step"]),
-        "memory": _memory(found["memory_mib"]["measured"]),
+        "parts": _parts(profile["parts"], profile["step"]),
+        "memory": _memory(profile["memory_mib"]["measured"]),
     }
-    if "ceilings" in found:
-        tables["ceilings"] = _ceilings(found["ceilings"]["table"], trusted=found["trusted"])
-    return {**tables, "layers": _layers(found["layers"])}
+    if "ceilings" in profile:
+        tables["ceilings"] = _ceilings(profile["ceilings"]["table"], trusted=profile["trusted"])
+    return {**tables, "layers": _layers(profile["layers"])}
 
 
 def _per(unit: float, digits: int = 1) -> Callable[[float], str]:
@@ -185,7 +190,7 @@ def _sum(step: Json) -> Iterator[str]:
         "engine, the profiler; on a GPU, where the plain step counts: idle)"
     )
     measured, all_ = step["measured_microbatches"], step["microbatches"]
-    of = "" if measured == all_ else f", of {measured} of {all_} micro-batches"
+    portion = "" if measured == all_ else f", of {measured} of {all_} micro-batches"
     how = step["compile"] + (", CUDA graphs" if step.get("cuda_graphs") else "")
     compiled = f"compiled ({how}), whole: a compiled graph cannot be taken apart"
     for key, what in (("plain", "without the profiler"), ("compiled", compiled)):
@@ -196,7 +201,7 @@ def _sum(step: Json) -> Iterator[str]:
                 f"{three_digits(step[key]['wall_ms'])} ms wall, {three_digits(step[key]['cpu_ms'])} "
                 "ms of CPU time"
             )
-            yield f"step {what}: {clocks}{of}{gpu}"
+            yield f"step {what}: {clocks}{portion}{gpu}"
             if busy is not None and busy < BUSY:
                 yield (
                     "there the GPU waits for the host: trainer.cuda_graphs=true has one launch a micro-batch"
@@ -207,11 +212,11 @@ def _sum(step: Json) -> Iterator[str]:
     )
 
 
-def _layers(found: Sequence[Json]) -> Table:
+def _layers(timings: Sequence[Json]) -> Table:
     layers: dict[int, dict[str, float]] = {}
-    for row in found:
+    for row in timings:
         layers.setdefault(row["layer"], {})[row["part"]] = row["ms"]
-    shown = list(dict.fromkeys(row["part"] for row in found))
+    shown = list(dict.fromkeys(row["part"] for row in timings))
     rows = [
         [layer, *(parts.get(part, 0.0) for part in shown), sum(parts.values())]
         for layer, parts in layers.items()
@@ -235,7 +240,7 @@ def _memory(mib: Json) -> Table:
     )
 
 
-def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:
+def _ceilings(ceilings: Sequence[Json], *, trusted: bool) -> Table:
     """The largest win first: by the measured step, or, where that cannot be trusted, by arithmetic alone."""
     columns = [
         Column(title="option"),
@@ -244,7 +249,7 @@ def _ceilings(found: Sequence[Json], *, trusted: bool) -> Table:
         Column(title="MiB saved", show=whole),
         Column(title="of memory", show=_share),
     ]
-    order = found if trusted else sorted(found, key=lambda row: -row["by_flops"])
+    order = ceilings if trusted else sorted(ceilings, key=lambda row: -row["by_flops"])
     rows = [
         [row["label"], row["by_flops"], row["by_step"] if trusted else None, row["saved_mib"], row["saved"]]
         for row in order

@@ -211,9 +211,9 @@ class CausalSelfAttention(nn.Module):
         mix = self.mixer if context.mixers is None else next(context.mixers)
         maps = self.q_proj, self.k_proj, self.v_proj
         made = (
-            [one(x_BTC) for one in maps]
+            [projection(x_BTC) for projection in maps]
             if self.merged is None
-            else self.merged(x_BTC, *(one.weight for one in maps))
+            else self.merged(x_BTC, *(projection.weight for projection in maps))
         )
         q_BTHD, k_BTKD, v_BTKD = (y.unflatten(2, (-1, self.d_head)) for y in made)
         if self.qk_norm:

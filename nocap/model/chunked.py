@@ -141,9 +141,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             del by_logits  # or it would stand beside the next chunk's logits
         ctx.save_for_backward(by_x_NC, by_weight_VC)
         ctx.n_tokens = N
-        found = _mean(losses, N), _mean(plains, N)
-        ctx.mark_non_differentiable(found[1])
-        return found
+        means = _mean(losses, N), _mean(plains, N)
+        ctx.mark_non_differentiable(means[1])
+        return means
 
     @staticmethod
     @once_differentiable

@@ -44,7 +44,7 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
     if type(m).build is not Model.build or type(m).build_block is not Model.build_block:
         return {"model": _model_flops(run, vocab_size)}, ["model"]
     d_kv = m.d_model // m.n_head * run.attention.n_kv_heads
-    found = {
+    by_component = {
         "qkv": 6.0 * m.n_layer * m.d_model * (m.d_model + 2 * d_kv),
         "scores": 0.0,
         "attention_out": 6.0 * m.n_layer * m.d_model**2,
@@ -53,22 +53,24 @@ def _components(run: Run, *, vocab_size: int, causal: bool) -> tuple[dict[str, f
     }
     by_counting = []
     if keys_met := declared(run.attention, "keys_met", of=("build", "mixer")):
-        found["scores"] = (
+        by_component["scores"] = (
             12.0 * m.d_model * sum(keys_met(layer, T) if causal else T for layer in range(m.n_layer))
         )
     else:
-        found |= _attention_flops(run.varied(attention=run.attention.countable()))
+        by_component |= _attention_flops(run.varied(attention=run.attention.countable()))
         by_counting.append(f"attention={run.attention.kind}")
     if mlp := declared(run.mlp, "flops_per_token", of="build"):
-        found["mlp"] = m.n_layer * mlp(m.d_model)
+        by_component["mlp"] = m.n_layer * mlp(m.d_model)
     else:
-        found["mlp"] = m.n_layer * counted(lambda: run.mlp.build(m.d_model), (1, T, m.d_model)) / T
+        by_component["mlp"] = m.n_layer * counted(lambda: run.mlp.build(m.d_model), (1, T, m.d_model)) / T
         by_counting.append(f"mlp={run.mlp.kind}")
     if run.ideas:
-        found["ideas"] = _model_flops(run, vocab_size) - _model_flops(run.varied(ideas={}), vocab_size)
-        found["ideas"] += sum(idea.flops_beside(run, vocab_size=vocab_size) for idea in run.ideas.values())
+        by_component["ideas"] = _model_flops(run, vocab_size) - _model_flops(run.varied(ideas={}), vocab_size)
+        by_component["ideas"] += sum(
+            idea.flops_beside(run, vocab_size=vocab_size) for idea in run.ideas.values()
+        )
         by_counting.append(f"ideas={'+'.join(run.ideas)}")
-    return found, by_counting
+    return by_component, by_counting
 
 
 def _attention_flops(run: Run) -> dict[str, float]:

@@ -171,9 +171,9 @@ class Head(nn.Module):
         """The training loss with its parts, in nats per token; in validation the plain next-token loss."""
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
-        found = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
+        losses = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
         return self.objective.loss(self, x_BTC, targets_BT).plus(
-            {name: loss for name, loss in found.items() if loss is not None}
+            {name: loss for name, loss in losses.items() if loss is not None}
         )
 
     def next_token(self, x_BTC: Tensor, targets_BT: Tensor) -> Tensor:

@@ -175,16 +175,16 @@ def _target(arms: Sequence[ComparedArm], target: float) -> Table:
         reaches = row.to_target or {}
         cells: list[str | Estimate | None] = [row.label]
         for axis, metric in axes.items():
-            found = reaches[axis]
+            reach = reaches[axis]
             at = (
-                metric.show(found.median)
-                if found.median is not None
-                else f"> {metric.show(found.budget)}"
-                if found.budget
+                metric.show(reach.median)
+                if reach.median is not None
+                else f"> {metric.show(reach.budget)}"
+                if reach.budget
                 else "never"
             )
-            cells += ["refused" if found.refused else at, found.ratio]
-            refused |= {found.refused: None} if found.refused else {}
+            cells += ["refused" if reach.refused else at, reach.ratio]
+            refused |= {reach.refused: None} if reach.refused else {}
         rows.append([*cells, f"{reaches['steps'].reached} of {reaches['steps'].n}"])
     notes = [
         *(f"refused: {reason}" for reason in refused),

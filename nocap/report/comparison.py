@@ -162,12 +162,16 @@ def intervals(comparison: Comparison) -> list[forest.Line]:
     """Of the differences. An interval without an end is not drawn: its point is."""
     lines = []
     for row, cell in zip(comparison.rows, _differences(comparison), strict=True):
-        if (gap := row.difference) and (found := gap.estimate):
-            low, high = (found.low, found.high) if math.isfinite(found.high) else (found.mid, found.mid)
+        if (gap := row.difference) and (estimate := gap.estimate):
+            low, high = (
+                (estimate.low, estimate.high)
+                if math.isfinite(estimate.high)
+                else (estimate.mid, estimate.mid)
+            )
             title = f"{row.label}: {cell}"
             lines.append(
                 forest.Line(
-                    label=row.label, title=title, look=gap.outcome.name, mid=found.mid, low=low, high=high
+                    label=row.label, title=title, look=gap.outcome.name, mid=estimate.mid, low=low, high=high
                 )
             )
     return lines

@@ -27,12 +27,15 @@ def drawn(
     """The curves in one frame, `x` and `y` the names of its axes. `log`: which are logarithmic, "", "x", "y"
     or "xy". Between two points a curve is straight in the frame."""
     scaled = [
-        [np.log10(of) if axis in log else np.array(of) for axis, of in zip("xyyy", curve[1:], strict=True)]
+        [
+            np.log10(coordinates) if axis in log else np.array(coordinates)
+            for axis, coordinates in zip("xyyy", curve[1:], strict=True)
+        ]
         for curve in curves
     ]
     xs, ys = (
-        np.concatenate([of[0] for of in scaled]),
-        np.concatenate([line for of in scaled for line in of[1:]]),
+        np.concatenate([coordinates[0] for coordinates in scaled]),
+        np.concatenate([line for coordinates in scaled for line in coordinates[1:]]),
     )
     left, right, low, high = xs.min(), xs.max(), ys.min(), ys.max()
     cells = [[" "] * width for _ in range(height)]

@@ -81,9 +81,9 @@ SHAPE = Whole(
 # --- rows ---------------------------------------------------------------------------------------------------
 
 
-def bare(found: Found) -> Found:
+def bare(loaded: Found) -> Found:
     """The same records, as an entry has them."""
-    return replace(found, records=[_record(_row(record)) for record in found.records])
+    return replace(loaded, records=[_record(_row(record)) for record in loaded.records])
 
 
 def _row(record: Record) -> Json:

@@ -63,11 +63,11 @@ class Axis:
 def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False) -> Axis:
     """That holds them all with a margin; of ratios logarithmic, with 1 on it. `cut`: with 0, and without the
     few that run far out, which would press the others into one point."""
-    found = [*values, *([1.0] if ratio else [])]
+    covered = [*values, *([1.0] if ratio else [])]
     if cut:
-        far = sorted(map(abs, found))
-        found = [0.0, *(x for x in found if abs(x) <= FAR * far[len(far) // 2])]
-    low, high = min(found), max(found)
+        far = sorted(map(abs, covered))
+        covered = [0.0, *(x for x in covered if abs(x) <= FAR * far[len(far) // 2])]
+    low, high = min(covered), max(covered)
     logarithmic = low > 0 and (ratio or math.log10(high / low) > DECADES)
     if logarithmic:
         margin = max((high / low) ** 0.04, 1.01)
@@ -91,10 +91,10 @@ def _even(low: float, high: float) -> list[float]:
 def _decades(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten; the powers alone where these are too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [x for x in (size * 10.0**power for power in powers for size in (1, 2, 5)) if low <= x <= high]
+    ticks = [x for x in (size * 10.0**power for power in powers for size in (1, 2, 5)) if low <= x <= high]
     return (
-        found
-        if len(found) <= MOST_TICKS + 4
+        ticks
+        if len(ticks) <= MOST_TICKS + 4
         else [10.0**power for power in powers if low <= 10.0**power <= high]
     )
 

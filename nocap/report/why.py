@@ -16,20 +16,20 @@ COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
 RECORDED = "recorded"  # and not part of the identity
 
 
-def render(found: Mapping[str, Any]) -> str:
+def render(answer: Mapping[str, Any]) -> str:
     """The answer of `why`."""
     a, b = (
         run["name"] + ("" if run["status"] in ENDED else f" ({run['status']})")
-        for run in (found["a"], found["b"])
+        for run in (answer["a"], answer["b"])
     )
-    same_run = f"{a} and {b} are the same run (identity {found['a']['identity']})"
-    rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in found["differences"]]
+    same_run = f"{a} and {b} are the same run (identity {answer['a']['identity']})"
+    rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in answer["differences"]]
     quiet = [
         part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in rows}
     ]
     title = (
         same_run
-        if found["same"]
+        if answer["same"]
         else f"{a}\n{b}\nare two runs because of (what is only {RECORDED} is not part of the identity):"
     )
     drawn = [str(Table(title="", columns=COLUMNS, rows=rows))] if rows else []

@@ -138,9 +138,13 @@ def values(metric: str, title: str) -> Column:
 
 def gains(metric: str, scale: Scale, title: str) -> Column:
     """Of estimates of an arm's number minus or over the baseline's; a text says why there is none."""
-    of = METRICS[metric]
+    definition = METRICS[metric]
 
-    def show(found: Estimate | str) -> str | Cell:
-        return found if isinstance(found, str) else measured(as_gain(found, of, scale), of, scale)
+    def show(estimate: Estimate | str) -> str | Cell:
+        return (
+            estimate
+            if isinstance(estimate, str)
+            else measured(as_gain(estimate, definition, scale), definition, scale)
+        )
 
     return Column(title=title, show=show)

@@ -88,11 +88,11 @@ def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Record], list[str
     names = [word for word in words if word not in filters] or [
         str(folder) for folder in run_folders(outputs / "runs")
     ]
-    found = load(names, outputs=outputs, rows=False)
-    runs = found.records
+    loaded = load(names, outputs=outputs, rows=False)
+    runs = loaded.records
     for word in filters:
         runs = matching(word, runs)
-    return runs, [*(f"{name}: {why}" for name, why in found.unreadable.items()), *found.problems]
+    return runs, [*(f"{name}: {why}" for name, why in loaded.unreadable.items()), *loaded.problems]
 
 
 def _tell(lines: Iterable[str]) -> None:

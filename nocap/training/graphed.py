@@ -38,7 +38,7 @@ class Graphed:
             self.zero()
             memory.reset_peak(tokens.device)
             with torch.cuda.graph(self._graph):
-                held = torch.cuda.memory_allocated()
+                allocated_bytes = torch.cuda.memory_allocated()
                 self._loss = work(tokens)
         except RuntimeError as error:
             if memory.ran_out(error):
@@ -49,7 +49,7 @@ class Graphed:
                 "its forward or backward"
             )
             raise InputError(f"trainer.cuda_graphs must {rule}, got true ({cause})") from error
-        self.unseen_mib = memory.peak_mib(tokens.device) - held / memory.MIB
+        self.unseen_mib = memory.peak_mib(tokens.device) - allocated_bytes / memory.MIB
         memory.reset_peak(tokens.device)
 
     def zero(self) -> None:

@@ -105,8 +105,8 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
     paths = own or ([expanded(init_from).absolute()] if init_from else [])
     identity = job.run_dir.name.rpartition("-")[2] if own else None
     misfit = partial(checkpoint.misfit, model=trainee.model, identity=identity)
-    found = checkpoint.first_valid(paths if job.world.is_main else [], misfit=misfit)
-    name, invalid = job.world.from_main([found.path and str(found.path), found.invalid])
+    newest = checkpoint.first_valid(paths if job.world.is_main else [], misfit=misfit)
+    name, invalid = job.world.from_main([newest.path and str(newest.path), newest.invalid])
     if name is None and invalid and not own:
         raise InputError(f"trainer.init_from must be a valid checkpoint, got {invalid[0]}")
     for problem in invalid:

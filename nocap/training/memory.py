@@ -22,11 +22,15 @@ def parts_mib(
 ) -> dict[str, float]:
     """MiB of the parameters, their gradients (as large, in the same dtype) and the optimizer's state, with
     what ideas keep `around` it."""
-    held = n_bytes(parameters)
+    parameter_bytes = n_bytes(parameters)
     state = n_bytes(
         t for o in optimizers for t in tree_leaves(list(o.state.values())) if isinstance(t, Tensor)
     )
-    return {"parameters": held / MIB, "gradients": held / MIB, "optimizer": (state + n_bytes(around)) / MIB}
+    return {
+        "parameters": parameter_bytes / MIB,
+        "gradients": parameter_bytes / MIB,
+        "optimizer": (state + n_bytes(around)) / MIB,
+    }
 
 
 def n_bytes(tensors: Iterable[Tensor]) -> int:

@@ -119,8 +119,12 @@ def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
 
 
 def _check_shares(run: Run, model: nn.Module, optimizers: Optimizers) -> None:
-    held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    wrong = [name for name, p in model.named_parameters() if p.requires_grad and held.count(id(p)) != 1]
+    grouped_ids = [
+        id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]
+    ]
+    wrong = [
+        name for name, p in model.named_parameters() if p.requires_grad and grouped_ids.count(id(p)) != 1
+    ]
     if wrong:
         rule = "must have each of the model's parameters in one group of one optimizer"
         raise InputError(f"optimizer.kind={run.optimizer.kind} {rule}, and has not: {wrong[0]}")
@@ -192,7 +196,7 @@ def set_lr(optimizers: Optimizers, factor: float) -> None:
 def rates(optimizers: Optimizers) -> dict[str, float]:
     """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another
     group with a peak of its own."""
-    found: dict[str, float] = {}
+    by_name: dict[str, float] = {}
     for optimizer in optimizers:
         kind = optimizer.option.kind if isinstance(optimizer, ByRule) else type(optimizer).__name__.lower()
         prefix = "lr" if optimizer is optimizers[0] else f"lr_{kind}"
@@ -201,7 +205,7 @@ def rates(optimizers: Optimizers) -> dict[str, float]:
             by_peak.setdefault(group["peak_lr"], group["lr"])
         for number, lr in enumerate(by_peak.values(), start=1):
             name = prefix if number == 1 else f"{prefix}_{number}"
-            while name in found:
+            while name in by_name:
                 name += "_again"
-            found[name] = lr
-    return found
+            by_name[name] = lr
+    return by_name

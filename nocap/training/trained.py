@@ -57,16 +57,16 @@ def trained(
     run = run_of(run_dir)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
-    found = checkpoint.find(
+    newest = checkpoint.find(
         run_dir / "checkpoints", misfit=partial(checkpoint.misfit, model=model, identity=identity)
     )
-    for problem in found.invalid:
+    for problem in newest.invalid:
         log(f"checkpoint not used: {problem}")
-    if found.path is None:
-        raise InputError(f"{run_dir} must hold a {'valid ' if found.invalid else ''}checkpoint, got none")
-    checkpoint.load_validated(found.path, model, run)
-    _check_finite(found.path, model.parameters())
-    return run, model.eval(), found.step
+    if newest.path is None:
+        raise InputError(f"{run_dir} must hold a {'valid ' if newest.invalid else ''}checkpoint, got none")
+    checkpoint.load_validated(newest.path, model, run)
+    _check_finite(newest.path, model.parameters())
+    return run, model.eval(), newest.step
 
 
 def _check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
@@ -126,20 +126,20 @@ def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> Langua
     Errors:
         InputError: its tokens are others, or its context is shorter.
     """
-    theirs, model, _ = trained(expanded(path))
+    teacher_run, model, _ = trained(expanded(path))
     for rule, fits, value in (
         (
             f"of {run.tokenizer.name} tokens",
-            theirs.tokenizer.name == run.tokenizer.name,
-            theirs.tokenizer.name,
+            teacher_run.tokenizer.name == run.tokenizer.name,
+            teacher_run.tokenizer.name,
         ),
         (
             f"of model.seq_len={run.model.seq_len} or more",
-            theirs.model.seq_len >= run.model.seq_len,
-            theirs.model.seq_len,
+            teacher_run.model.seq_len >= run.model.seq_len,
+            teacher_run.model.seq_len,
         ),
     ):
         if not fits:
             raise InputError(f"{key} must be a run {rule}, got {value}")
-    theirs.attention.prepare(theirs, device)
+    teacher_run.attention.prepare(teacher_run, device)
     return model.to(device).requires_grad_(False)

@@ -94,6 +94,6 @@ def close_listeners() -> None:
     ranks are connected."""
     with open(os.devnull) as null:
         for fd in map(int, os.listdir("/dev/fd")):
-            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as one:  # it is no socket
-                if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:  # it is no socket
+                if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                     os.dup2(null.fileno(), fd)  # the number stays taken: gloo believes that it has it

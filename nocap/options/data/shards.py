@@ -43,6 +43,6 @@ class Shards(Data):
 
 
 def _matches(name: str, pattern: str) -> tuple[Path, ...]:
-    found = tuple(Path(match) for match in sorted(glob.glob(str(expanded(pattern)), recursive=True)))
-    require(bool(found), name, "match at least one shard", repr(pattern))
-    return found
+    paths = tuple(Path(match) for match in sorted(glob.glob(str(expanded(pattern)), recursive=True)))
+    require(bool(paths), name, "match at least one shard", repr(pattern))
+    return paths

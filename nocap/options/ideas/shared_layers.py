@@ -37,7 +37,7 @@ class SharedLayers(Idea):
             for block in blocks
         ]
         shapes = [{name: p.shape for name, p in weights.items()} for weights in own]
-        if not shapes or any(one != shapes[0] for one in shapes):
+        if not shapes or any(block_shapes != shapes[0] for block_shapes in shapes):
             raise InputError(
                 f"model.kind={run.model.kind} must have blocks with weights of the same shapes for "
                 "ideas.shared_layers"

@@ -95,8 +95,8 @@ class Muon(AdamW):
         """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of bf16. On CUDA
         a product of a stack may be summed in another order than that of a matrix."""
         by_shape: dict[torch.Size, list[tuple[Any, ...]]] = {}
-        for one in zip(params, grads, states, strict=True):
-            by_shape.setdefault(one[0].shape, []).append(one)
+        for triple in zip(params, grads, states, strict=True):
+            by_shape.setdefault(triple[0].shape, []).append(triple)
         for shape, alike in by_shape.items():
             n = max(1, AT_ONCE[params[0].device.type] // shape.numel())
             for i in range(0, len(alike), n):
@@ -141,10 +141,10 @@ class Muon(AdamW):
         """a, b and c of each iteration."""
         if self.iteration is Iteration.newton_schulz:
             return [NEWTON_SCHULZ] * self.ns_steps
-        found = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
+        coefficients = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]
         return [
             (a / SAFETY, b / SAFETY**3, c / SAFETY**5) if (a, b, c) != POLAR_EXPRESS[-1] else (a, b, c)
-            for a, b, c in found
+            for a, b, c in coefficients
         ]
 
 

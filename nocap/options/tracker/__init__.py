@@ -40,12 +40,12 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
 
     names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
     names |= {"mfu": "perf/mfu", "memory_mib/peak": "memory/peak_mib", "steps": "step"}
-    found = {}
+    values = {}
     for key, value in flat(summary, "/"):
         head, _, line = key.partition("/")
         if value is not None and key not in _IN_CONFIG:
-            found[f"clock/{line}_s" if head == "clock_s" else names.get(key, key)] = value
-    return found
+            values[f"clock/{line}_s" if head == "clock_s" else names.get(key, key)] = value
+    return values
 
 
 @contextmanager

@@ -74,13 +74,13 @@ class Wandb(Tracker):
 
     @classmethod
     def offline(cls, folder: Path) -> list[Path]:
-        found = (
+        offline_runs = (
             path
             for path in sorted(folder.glob("wandb/offline-run-*"))
             if path.is_dir() and not path.is_symlink()
         )
         # wandb leaves this beside what it has uploaded
-        return [path for path in found if not any(path.glob("*.synced"))]
+        return [path for path in offline_runs if not any(path.glob("*.synced"))]
 
 
 class WandbSession(TrackerSession):

@@ -78,9 +78,9 @@ class Distill(Idea):
 
         if part.teacher is None:  # the model is counted or looked at, not trained
             return None
-        own, theirs = (
+        own, teacher_logits = (
             logits_BTV.flatten(0, 1).float() for logits_BTV in (head.logits(x_BTC), part.logits_BTV)
         )
-        q, p = ((logits_NV / self.temperature).log_softmax(-1) for logits_NV in (own, theirs))
+        q, p = ((logits_NV / self.temperature).log_softmax(-1) for logits_NV in (own, teacher_logits))
         divergence = self.temperature**2 * F.kl_div(q, p, reduction="batchmean", log_target=True)
         return self.weight * (divergence - F.cross_entropy(own, targets_BT.flatten()))

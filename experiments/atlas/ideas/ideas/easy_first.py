@@ -118,8 +118,8 @@ def _key(folder: Path, model: LanguageModel, job: Job) -> str:
 
     from nocap.store.record import read_json
 
-    found = hashlib.sha256(str((read_json(folder / "manifest.json") or {}).get("identity")).encode())
+    hasher = hashlib.sha256(str((read_json(folder / "manifest.json") or {}).get("identity")).encode())
     for t in model.state_dict().values():
-        found.update(t.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    found.update(json.dumps([[shard.sha256 for shard in job.train_shards], job.run.model.seq_len]).encode())
-    return found.hexdigest()[:16]
+        hasher.update(t.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    hasher.update(json.dumps([[shard.sha256 for shard in job.train_shards], job.run.model.seq_len]).encode())
+    return hasher.hexdigest()[:16]
