@@ -97,10 +97,10 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
     Errors:
         ValueError: a path holds no run.
     """
-    found = runs.load(_several(paths))
-    for line in [*(f"{name}: left out, {why}" for name, why in found.unreadable.items()), *found.problems]:
+    loaded = runs.load(_several(paths))
+    for line in [*(f"{name}: left out, {why}" for name, why in loaded.unreadable.items()), *loaded.problems]:
         warnings.warn(visible(line), stacklevel=2)
-    return found.records
+    return loaded.records
 
 
 def frame(paths: Paths = "outputs") -> pd.DataFrame:

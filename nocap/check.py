@@ -52,13 +52,13 @@ def _check(options: argparse.Namespace) -> int:
     from nocap.checks.contract import CHECKS, results  # torch
     from nocap.checks.trial import Trial
 
-    found = {group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()}
+    yamls = {group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()}
     candidates = {
         outside.choice(group, path.stem): (group, path.stem)
-        for group, paths in found.items()
+        for group, paths in yamls.items()
         for path in paths
     }
-    places = ", ".join(map(outside.place, found))
+    places = ", ".join(map(outside.place, yamls))
     require(
         bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none"
     )

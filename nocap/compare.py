@@ -98,21 +98,17 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def judge(
-    options: argparse.Namespace, *, change: Callable[[Found], Found] = lambda found: found
-) -> Comparison:
+def judge(options: argparse.Namespace, *, change: Callable[[Found], Found] = lambda runs: runs) -> Comparison:
     """Compare the runs of the paths as the options say. `change` is made to these first."""
     from nocap.judge.compare import compare
     from nocap.sources import logs
     from nocap.sources.rows import columns_of
 
     target, columns = options.target, columns_of(options.columns)
-    found = change(
-        logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware)
-    )
+    runs = change(logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware))
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
     return compare(
-        found, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group
+        runs, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group
     )
 
 

@@ -121,8 +121,8 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
     panels = {title: list(_panels(wr, plots)) for title, plots in _plots(wr, shown.comparison).items()}
     verdicts = wr.MarkdownPanel(markdown=shown.verdicts, layout=wr.Layout(w=24, h=16))
     sections = [
-        ws.Section(name=title, panels=found, is_open=title != CLOCK)
-        for title, found in {"Verdicts": [verdicts], **panels}.items()
+        ws.Section(name=title, panels=section_panels, is_open=title != CLOCK)
+        for title, section_panels in {"Verdicts": [verdicts], **panels}.items()
     ]
     ids = ws.And(ws.Metric("ID").isin(list(shown.runs)))
     workspace = ws.Workspace(
@@ -135,9 +135,9 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
     )
     # A set of runs without a project is of the report's own: with one, the library would ask a server now.
     blocks: list[Any] = [wr.MarkdownBlock(text=shown.verdicts)]
-    for title, found in panels.items():
+    for title, section_panels in panels.items():
         runset = wr.Runset(name=shown.title, filters=ids, groupby=["config.arm"], pinned_columns=[*COLUMNS])
-        blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=found)]
+        blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=section_panels)]
     return workspace, wr.Report(
         entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks
     )

@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         "--batch-size", type=int, default=16, metavar="N", help="texts scored at once (default: %(default)s)"
     )
     parser.add_argument(
-        "--device", choices=[one.value for one in Device], help="default: a GPU where there is one"
+        "--device", choices=[device.value for device in Device], help="default: a GPU where there is one"
     )
     parser.add_argument(
         "--output-dir",
@@ -81,7 +81,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))
     unknown = [name for name in names if name not in tasks.all_tasks and not Path(name).is_file()]
     require(not unknown, "--tasks", "be names of lm-eval's tasks, or yaml files", ", ".join(unknown))
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model,
         tasks=names,
         task_manager=tasks,
@@ -89,14 +89,14 @@ def _evaluate(options: argparse.Namespace) -> int:
         num_fewshot=options.num_fewshot,
         log_samples=False,
     )
-    print(make_table(found))
+    print(make_table(results))
     if model.shortened:
         log(
             f"{plural(model.shortened, 'text')} longer than the model's context, "
             f"{model.positions} tokens: only the end was read"
         )
     about = {"run": trained.name, "checkpoint_step": trained.step, "tokenizer": trained.run.tokenizer.name}
-    options.answer({**about, "limit": options.limit, **{key: found[key] for key in KEPT if key in found}})
+    options.answer({**about, "limit": options.limit, **{key: results[key] for key in KEPT if key in results}})
     return 0
 
 

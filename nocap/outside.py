@@ -107,12 +107,12 @@ def choice(group: str, name: str) -> str:
 def yamls(group: str) -> dict[str, Path]:
     """The yamls of a group, or of the experiments, by name: what Hydra can choose."""
     places = [folder / place(group) for folder in (conf_dir(), *folders())]
-    found = {
+    by_name = {
         path.relative_to(place).with_suffix("").as_posix(): path
         for place in places
         for path in place.rglob("*.yaml")
     }
-    return dict(sorted(found.items()))
+    return dict(sorted(by_name.items()))
 
 
 def option(group: str, place: str, plain: Any) -> type[Option]:
@@ -145,12 +145,12 @@ def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
 def interface(group: str) -> type[Option]:
     """The class that every option of the group extends: the one that the group's `__init__` defines directly
     on `Option`."""
-    (found,) = [
+    (base,) = [
         cls
         for cls in _classes(importlib.import_module(f"{PACKAGE}.{group}"), Option)
         if cls.__bases__ == (Option,)
     ]
-    return found
+    return base
 
 
 def options(group: str) -> dict[str, type[Option]]:
@@ -164,7 +164,7 @@ def options(group: str) -> dict[str, type[Option]]:
 
 @cache
 def _options(group: str, state: str) -> dict[str, type[Option]]:
-    package, found = importlib.import_module(f"{PACKAGE}.{group}"), dict[str, type[Option]]()
+    package, by_kind = importlib.import_module(f"{PACKAGE}.{group}"), dict[str, type[Option]]()
     modules = [
         importlib.import_module(f"{PACKAGE}.{group}.{module.name}")
         for module in pkgutil.iter_modules(package.__path__)
@@ -186,10 +186,10 @@ def _options(group: str, state: str) -> dict[str, type[Option]]:
                 "keys that would not be seen",
             )
             kind, name = cls.__dataclass_fields__["kind"].default, module.__name__.rpartition(".")[2]
-            ok = isinstance(kind, str) and kind not in found
+            ok = isinstance(kind, str) and kind not in by_kind
             require(ok, named, f"have a kind of its own, as in kind: str = {name!r}", repr(kind))
-            found[str(kind)] = cls
-    return found
+            by_kind[str(kind)] = cls
+    return by_kind
 
 
 def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
@@ -251,12 +251,12 @@ def _installed() -> Iterator[Path]:
 
 def _set(used: Iterable[Path]) -> None:
     """Put these folders in use, and nothing else: hash their files, forget the modules of before."""
-    used, rows, seen = [*used], list[dict[str, str]](), dict[tuple[str, str], Path]()
+    used, rows, paths_by_name = [*used], list[dict[str, str]](), dict[tuple[str, str], Path]()
     for folder, group in ((folder, group) for folder in (conf_dir(), *used) for group in groups()):
         for path in sorted(
             [*(folder / place(group)).glob("*.yaml"), *(folder / place(group)).glob("[!_.]*.py")]
         ):
-            taken = seen.setdefault((group, path.name), path)
+            taken = paths_by_name.setdefault((group, path.name), path)
             require(
                 taken == path,
                 str(path),
@@ -286,9 +286,9 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", action="append", default=[])
-    found, rest = parser.parse_known_args(argv)
+    flags, rest = parser.parse_known_args(argv)
     with refusals():
-        use(found.config_dir)
+        use(flags.config_dir)
     return rest
 
 
@@ -335,12 +335,12 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         for file in used([module.__name__]):
             source = read_bytes(file.path)
-            found = hashlib.sha256(source).hexdigest()
+            sha256 = hashlib.sha256(source).hexdigest()
             require(
-                found == file.sha256,
+                sha256 == file.sha256,
                 str(file.path),
                 f"be what this command began with, sha256 {file.sha256[:12]}…",
-                f"{found[:12]}…",
+                f"{sha256[:12]}…",
             )
             exec(compile(source, str(file.path), "exec", dont_inherit=True), vars(module))
 

@@ -29,9 +29,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    found = load(options.runs, outputs=options.output_dir, rows=False)
-    require(not found.unreadable, "RUN", "have a sound record", "; ".join(found.unreadable.values()))
-    runs = found.records
+    loaded = load(options.runs, outputs=options.output_dir, rows=False)
+    require(not loaded.unreadable, "RUN", "have a sound record", "; ".join(loaded.unreadable.values()))
+    runs = loaded.records
     points = {run.identity: rows for run in runs if (rows := _points(run, options))}
     after = options.after if options.after is not None else _parting(points) if len(points) > 1 else 0
     curves = list(_curves(runs, points, after))

@@ -55,11 +55,11 @@ def _profile(options: argparse.Namespace) -> int:
     from nocap.measure.text import render_profile
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        found = profile(
+        profiled = profile(
             run, options.overrides, compose, repeats=options.repeats, trace=trace, ceilings=options.ceilings
         )
-    print(render_profile(found))
-    options.answer(found)
+    print(render_profile(profiled))
+    options.answer(profiled)
     return 0
 
 

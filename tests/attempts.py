@@ -62,14 +62,14 @@ def on_a_terminal(*words: str, cwd: Path, env: dict[str, str] | None = None) -> 
     env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"} if env is None else env
     process = subprocess.Popen([sys.executable, *words], cwd=cwd, env=env, stdin=end, stdout=end, stderr=end)
     os.close(end)
-    seen = b""
+    output = b""
     try:
         while select.select([terminal], [], [], DEADLINE_S)[0]:
             try:
-                seen += os.read(terminal, 4096)
+                output += os.read(terminal, 4096)
             except OSError:  # how Linux says that nobody holds the other end
                 break
-        return process.wait(timeout=DEADLINE_S), seen.decode()
+        return process.wait(timeout=DEADLINE_S), output.decode()
     finally:
         process.kill()
         os.close(terminal)
@@ -139,7 +139,7 @@ def attempt(
 
 def processes(run_dir: Path) -> dict[int, str]:
     """Workers of a run: process id → `rank` and its number where there are several, or `worker`."""
-    found = {}
+    roles = {}
     for entry in Path("/proc").iterdir():
         try:
             if entry.name.isdigit() and os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
@@ -148,10 +148,10 @@ def processes(run_dir: Path) -> dict[int, str]:
                     (word.removeprefix(b"RANK=").decode() for word in environ if word.startswith(b"RANK=")),
                     None,
                 )
-                found[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
+                roles[int(entry.name)] = "worker" if rank is None else f"rank {rank}"
         except OSError:  # it ended while we looked
             continue
-    return found
+    return roles
 
 
 def steady(run_dir: Path) -> list[dict[str, Any]]:

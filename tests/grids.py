@@ -64,11 +64,15 @@ class Trained:
 def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
     """A grid whose cells nobody has trained."""
     made = [composed([*SMALL, f"output_dir={tmp_path}", *words]) for words in cells]
-    found = [
-        Cell(overrides=one.overrides, label=" ".join(words), plan=plan(one.run, choices=one.choices))
-        for one, words in zip(made, cells, strict=True)
+    planned = [
+        Cell(
+            overrides=composition.overrides,
+            label=" ".join(words),
+            plan=plan(composition.run, choices=composition.choices),
+        )
+        for composition, words in zip(made, cells, strict=True)
     ]
-    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(found))
+    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(planned))
 
 
 def train_small_grid(out: Path, cache_dir: Path) -> Trained:

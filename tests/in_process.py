@@ -43,8 +43,8 @@ def _composed(words: tuple[str, ...]) -> Composed:
 
 def planned(out: Path, *words: str) -> Plan:
     """The plan of a tiny run below `out`, with what is there now."""
-    found = _composed((*words, f"output_dir={out}"))
-    return plan(found.run, choices=found.choices)
+    composition = _composed((*words, f"output_dir={out}"))
+    return plan(composition.run, choices=composition.choices)
 
 
 def start(

@@ -122,36 +122,38 @@ class Lab:
                         run.composed.run.trainer.steps,
                         hardware.describe(run.composed.run.trainer.device, 1),
                     )
-                    of = record(run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine)
+                    trained = record(
+                        run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine
+                    )
                     self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)
                     (made.run_dir / RECORD).write_bytes(
-                        pickle.dumps(replace(of, folder=made.run_dir, identity=made.identity))
+                        pickle.dumps(replace(trained, folder=made.run_dir, identity=made.identity))
                     )
                     self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
         return {}
 
-    def time(self, one: Session, folder: Path, number: int) -> Json:
-        path = one.path(folder, number)
+    def time(self, session: Session, folder: Path, number: int) -> Json:
+        path = session.path(folder, number)
         if not path.exists():
             self._begin()
             started = self.now()
             self._clock.value += SESSION_S
             rows = {
                 arm: {**SEEN, "kv_bytes": 8.0, "tokens_per_s": self.speed(arm, number), "step_ms": 1.0}
-                for arm in one.arms
+                for arm in session.arms
             }
             asked = {
-                "kind": KIND[one.place],
-                "place": one.place,
-                "key": one.key,
+                "kind": KIND[session.place],
+                "place": session.place,
+                "key": session.key,
                 "number": number,
-                "how": dict(one.how),
+                "how": dict(session.how),
             }
-            words = {arm: list(made.overrides) for arm, made in one.arms.items()}
+            words = {arm: list(made.overrides) for arm, made in session.arms.items()}
             times = {"started": started, "ended": self.now()}
             write_json(path, {**asked, **times, "arms": words, "measured": {"arms": rows}})
-            self._end(f"{one.place} session {number}")
+            self._end(f"{session.place} session {number}")
         return read_json(path) or {}
 
 
@@ -169,7 +171,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     monkeypatch.setattr("nocap.study.conduct.train", made.train)
     monkeypatch.setattr("nocap.study.conduct.outcome", outcome)
     monkeypatch.setattr(Training, "record", record_of)
-    monkeypatch.setattr(Session, "run", lambda one, folder, number: made.time(one, folder, number))
+    monkeypatch.setattr(Session, "run", lambda session, folder, number: made.time(session, folder, number))
     monkeypatch.setattr("nocap.study.log.now", made.now)
     monkeypatch.setattr(
         "nocap.study.conduct.datetime", SimpleNamespace(now=made.clock, fromisoformat=datetime.fromisoformat)

@@ -162,34 +162,34 @@ def start(words: list[str], root: Path) -> subprocess.Popen[bytes]:
 
 def processes(root: Path) -> dict[int, str]:
     """Process id → role, of all that work in this folder and are alive."""
-    found = {}
+    roles = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if (entry / "cwd").readlink() == root:
                 words = (entry / "cmdline").read_bytes().decode().split("\0")
                 role = next((ROLES[word] for word in words if word in ROLES), "other")
                 ranked = role == "worker" and b"\0RANK=" in (entry / "environ").read_bytes()
-                found[int(entry.name)] = "rank" if ranked else role
+                roles[int(entry.name)] = "rank" if ranked else role
         except OSError:  # it ended while we looked
             continue
-    return found
+    return roles
 
 
 def strike(root: Path, chance: random.Random) -> list[str]:
     """Kill one process, all of a role, or all there are. Their roles."""
-    found, struck = processes(root), []
-    if not found:
+    roles, struck = processes(root), []
+    if not roles:
         return []
     how, role = (
         chance.choices(("one", "role", "all"), (5, 2, 3))[0],
-        chance.choice(sorted(set(found.values()))),
+        chance.choice(sorted(set(roles.values()))),
     )
-    victims = sorted(pid for pid in found if how == "all" or found[pid] == role)
+    victims = sorted(pid for pid in roles if how == "all" or roles[pid] == role)
     chance.shuffle(victims)
     for pid in victims[: 1 if how == "one" else None]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-            struck.append(found[pid])
+            struck.append(roles[pid])
     return struck
 
 
@@ -291,25 +291,25 @@ def _timeless(content: Any) -> Any:
             key: value for key, value in content.items() if key not in TIMES and not key.startswith(ROW_TIMES)
         }
         return {key: _timeless(value) for key, value in kept.items()}
-    return [_timeless(one) for one in content] if isinstance(content, list) else content
+    return [_timeless(entry) for entry in content] if isinstance(content, list) else content
 
 
-def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """A line for each file that is not the twin's. A run that is killed more often than it may restart has
     failed for that command: a study then trains what follows from the others, so that a grid may be left
     which is a part of one of the twin's."""
     grids = [_runs(content) for path, content in expected.items() if path.endswith("/grid.json")]
     parts = {
         path
-        for path in found
-        if path.endswith("/grid.json") and any(_runs(found[path]) < whole for whole in grids)
+        for path in actual
+        if path.endswith("/grid.json") and any(_runs(actual[path]) < whole for whole in grids)
     }
-    missing = [f"{path} is missing" for path in expected if path not in found]
-    strange = [f"{path} is left over" for path in found if path not in expected and path not in parts]
+    missing = [f"{path} is missing" for path in expected if path not in actual]
+    strange = [f"{path} is left over" for path in actual if path not in expected and path not in parts]
     return [
         *missing,
         *strange,
-        *(f"{path} differs" for path in expected if path in found and found[path] != expected[path]),
+        *(f"{path} differs" for path in expected if path in actual and actual[path] != expected[path]),
     ]
 
 
@@ -392,8 +392,8 @@ class Soak:
                 struck.append(roles)
                 with self._lock:
                     self.injected += len(roles)
-            if found := differences(left(root), left(twin)):
-                raise AssertionError("; ".join(found))
+            if differing := differences(left(root), left(twin)):
+                raise AssertionError("; ".join(differing))
             shutil.rmtree(place)
         except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
             lost = f"{type(error).__name__}: {error} (see {place})"
@@ -420,8 +420,8 @@ class Soak:
         for job in self.jobs:
             injected[job["kind"]].update(job["killed"])
         return {
-            "sigkills": sum(found.total() for found in injected.values()),
-            "injected": {kind: dict(sorted(found.items())) for kind, found in injected.items()},
+            "sigkills": sum(killed.total() for killed in injected.values()),
+            "injected": {kind: dict(sorted(killed.items())) for kind, killed in injected.items()},
             "moments": sum(job["moments"] for job in self.jobs),
             "jobs": dict(Counter(job["kind"] for job in self.jobs)),
             "runs": sum(RUNS[job["kind"]] for job in self.jobs),
@@ -456,10 +456,10 @@ def main() -> int:
         soak.run(args.lanes)
     result = soak.result()
     print("| kind | jobs | killed |\n|---|---|---|")
-    for kind, found in result["injected"].items():
+    for kind, killed in result["injected"].items():
         print(
             f"| {kind} | {result['jobs'].get(kind, 0)} | "
-            f"{', '.join(f'{n} × {role}' for role, n in found.items())} |"
+            f"{', '.join(f'{n} × {role}' for role, n in killed.items())} |"
         )
     print(
         f"\n{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs: "

@@ -79,8 +79,10 @@ def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) 
 def timed(worth: ModuleType, ratios: dict[str, float], *, sessions: int = 3, noise: float = 0.002) -> Any:
     """Sessions of timing that find these speeds of steps over the baseline's, but for noise."""
     chance = random.Random(2)
-    of = lambda x: {"speed": {"ratio": x * math.exp(chance.gauss(0, noise))}, "speed_by_flops": 1.0}  # noqa: E731
-    return worth.Steps([{"steps": {words: of(x) for words, x in ratios.items()}} for _ in range(sessions)])
+    timing = lambda x: {"speed": {"ratio": x * math.exp(chance.gauss(0, noise))}, "speed_by_flops": 1.0}  # noqa: E731
+    return worth.Steps(
+        [{"steps": {words: timing(x) for words, x in ratios.items()}} for _ in range(sessions)]
+    )
 
 
 def told(
@@ -95,15 +97,15 @@ def told(
 
 
 def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleType) -> None:
-    found = worth.Blocks(1.0, made({"good": 1.5, "bad": 0.8, "nothing": 1.0}))
-    assert found.slope().mid == pytest.approx(0.3)
+    blocks = worth.Blocks(1.0, made({"good": 1.5, "bad": 0.8, "nothing": 1.0}))
+    assert blocks.slope().mid == pytest.approx(0.3)
     for arm, factor in {"good": 1.5, "bad": 0.8, "nothing": 1.0}.items():
-        lower = found.lower(arm)
+        lower = blocks.lower(arm)
         assert lower.low <= 0.3 * math.log(factor) <= lower.high
         # not the 0.5 nats between the machines, nor the 0.05 between the seeds
         assert lower.half_width < 0.01
     arms = {arm: {"with": [arm]} for arm in ("good", "bad", "nothing")}
-    rows = told(worth, found.runs, arms, timed(worth, {"good": 0.8, "bad": 1.0, "nothing": 1.0}))
+    rows = told(worth, blocks.runs, arms, timed(worth, {"good": 0.8, "bad": 1.0, "nothing": 1.0}))
     assert list(rows) == ["good", "nothing", "bad"]
     assert rows["good"]["a step's time, sessions"] == "1.25, n=3"
     assert float(rows["good"]["time"].split("×")[0]) == pytest.approx(1.2, abs=0.02)
@@ -130,8 +132,8 @@ def test_an_effect_becomes_steps_by_the_slope_on_its_own_side(worth: ModuleType)
 
 def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     lines = made({"good": 3.0, "bad": 0.3, "nothing": 1.0})
-    few = [one for one in lines if one["arm"] != "good" or (one["seed"], one["machine"]) == (0, "here")]
-    few = [one for one in few if one["arm"] != "bad" or one["machine"] == "here"]
+    few = [run for run in lines if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here")]
+    few = [run for run in few if run["arm"] != "bad" or run["machine"] == "here"]
     arms = {arm: {"with": [arm]} for arm in ("good", "bad")}
     steps = timed(worth, dict.fromkeys(arms, 1.0))
     rows = told(
@@ -193,8 +195,8 @@ def test_what_was_trained_for_an_arm_counts_as_its_time(worth: ModuleType) -> No
 def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
     # a quarter of the tokens is never read
     asked = {"with": ["ideas=[grows]"], "stages": [[0.25, ["a=1", "b=2"]], [0.5, []]]}
-    found = timed(worth, {"a=1 b=2": 2.0, "c=1": 1.0}, noise=0.001).of(asked, 0.5)
-    assert math.exp(found.mid) == pytest.approx(1 / (0.125 + 0.5), rel=0.002)
+    speed = timed(worth, {"a=1 b=2": 2.0, "c=1": 1.0}, noise=0.001).of(asked, 0.5)
+    assert math.exp(speed.mid) == pytest.approx(1 / (0.125 + 0.5), rel=0.002)
     assert timed(worth, {"ideas=[grows]": 2.0}).of(asked, 0.5) is None
 
 
@@ -214,11 +216,11 @@ def test_what_an_arm_adds_to_another_is_its_loss_and_its_step_over_theirs(worth:
 def test_each_part_is_left_out_once_and_the_recipe_is_the_one_that_raced(
     atlas: ModuleType, jobs: ModuleType
 ) -> None:
-    recipe, found = jobs.recipe(), jobs.left_out()
+    recipe, arms = jobs.recipe(), jobs.left_out()
     whole = composed(["experiment=recipe_cpu"]).run
     assert atlas.of_arm(recipe, "outputs").run == whole
-    assert len(set(found.values())) == len(jobs.stack()) + 1
-    for part, without in found.items():
+    assert len(set(arms.values())) == len(jobs.stack()) + 1
+    for part, without in arms.items():
         run = atlas.of_arm(without, "outputs").run
         assert part not in run.ideas
         assert (run.mlp == whole.mlp) == (part != "swiglu")
@@ -265,9 +267,9 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
 
 
 def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType, jobs: ModuleType) -> None:
-    for one in (line("baseline", 0, 0.5, 2.0, "there"), line("x0", 0, 0.5, 2.0, "there")):
+    for run in (line("baseline", 0, 0.5, 2.0, "there"), line("x0", 0, 0.5, 2.0, "there")):
         with jobs.RUNS.open("a") as file:
-            file.write(atlas.json.dumps(one) + "\n")
+            file.write(atlas.json.dumps(run) + "\n")
     asked = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 0.5, "smear")]
     assert jobs.missing(asked, here="there") == [(0, 0.5, "smear")]
     assert jobs.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
@@ -278,8 +280,8 @@ def test_a_seed_decides_what_the_next_is_trained_on(jobs: ModuleType) -> None:
         base = [line("baseline", seed, 0.5, 2.0) for seed in range(3)]
         jobs.RUNS.write_text(
             "".join(
-                json.dumps(one) + "\n"
-                for one in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)]
+                json.dumps(run) + "\n"
+                for run in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)]
             )
         )
 
@@ -303,14 +305,14 @@ def test_the_words_of_several_ideas(atlas: ModuleType, jobs: ModuleType) -> None
 
 
 def test_the_recipe_is_the_best_trial_of_the_stack_and_what_the_race_judges(jobs: ModuleType) -> None:
-    found = json.loads((HERE / "recipe.json").read_text())
-    best, *others = (one["val_loss"] for one in found["trials"] if one["val_loss"] is not None)
+    search = json.loads((HERE / "recipe.json").read_text())
+    best, *others = (trial["val_loss"] for trial in search["trials"] if trial["val_loss"] is not None)
     assert best < min(others)
-    assert [word for word in found["fixed"] if not word.startswith("output_dir")] == json.loads(
+    assert [word for word in search["fixed"] if not word.startswith("output_dir")] == json.loads(
         jobs.STACK.read_text()
     )["with"]
     recipe = composed(["experiment=recipe_cpu"]).run
-    assert composed([jobs.SCALE, *found["fixed"], *found["trials"][0]["with"]]).run == recipe
+    assert composed([jobs.SCALE, *search["fixed"], *search["trials"][0]["with"]]).run == recipe
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
     raced = load(REPO / "experiments" / "recipe_tuned").arms["recipe"]
     assert composed([jobs.SCALE, *raced]).run == composed(["experiment=recipe_cpu", "trainer.steps=1843"]).run
@@ -331,15 +333,15 @@ def test_a_phase_is_trained_once(
     some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
     assert atlas.run("some", some, str(tmp_path / "out")) == 0
     lines = jobs.known()
-    assert [(one["arm"], one["share"], one["steps"]) for one in lines] == [
+    assert [(run["arm"], run["share"], run["steps"]) for run in lines] == [
         ("baseline", 0.5, 6),
         ("x0", 0.5, 6),
         ("baseline", 1.0, 12),
         ("distill", 1.0, 12),
     ]
     assert all(
-        one["val_loss"] > 0 and one["train_loss"] and one["train_s"] > 0 and len(one["identity"]) == 12
-        for one in lines
+        run["val_loss"] > 0 and run["train_loss"] and run["train_s"] > 0 and len(run["identity"]) == 12
+        for run in lines
     )
     assert "ideas.x0.lr" in lines[1]["config"]
     assert lines[3]["config"] == {**lines[3]["config"], "ideas.distill.weight": 0.5}
@@ -357,9 +359,9 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     """All cells but the lines of code, which change with a comment."""
     monkeypatch.setattr(jobs, "RUNS", HERE / "runs.jsonl")
     steps = worth.Steps(json.loads(jobs.STEPS.read_text())["sessions"])
-    found = worth.worths(jobs.known(), jobs.arms(), steps)
-    wanted = worth.table(found, jobs.arms(), steps, {})
-    assert worth.between(worth.CORRECTION)[1].strip().splitlines() == worth.left_of(found)
+    worths = worth.worths(jobs.known(), jobs.arms(), steps)
+    wanted = worth.table(worths, jobs.arms(), steps, {})
+    assert worth.between(worth.CORRECTION)[1].strip().splitlines() == worth.left_of(worths)
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
 

@@ -202,13 +202,13 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_fused_is_the_fused_kernel(precision: torch.dtype, H: int, K: int):
     inputs = qkv(64, H, K)
-    with Watch() as seen, torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
+    with Watch() as watch, torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
         fused(Kernel.fused)(*inputs).sum().backward()
-    assert "_scaled_dot_product_flash_attention_for_cpu" in seen.names
-    assert not {"bmm", "softmax", "_softmax", "_safe_softmax"} & seen.names, "the math kernel ran"
-    with Watch() as seen:
+    assert "_scaled_dot_product_flash_attention_for_cpu" in watch.names
+    assert not {"bmm", "softmax", "_softmax", "_safe_softmax"} & watch.names, "the math kernel ran"
+    with Watch() as watch:
         materialized(*inputs)
-    assert {"bmm", "_softmax"} <= seen.names, "and these are the names that it would show"
+    assert {"bmm", "_softmax"} <= watch.names, "and these are the names that it would show"
 
 
 @pytest.mark.parametrize("kernel", [Kernel.fused, Kernel.flash, Kernel.efficient])
@@ -227,11 +227,11 @@ def test_slidings_cost_is_linear_in_the_length(window: int):
     costs = []
     for length in (T, 2 * T):
         inputs = qkv(length, H=1, K=1, D=4, B=1)
-        with Watch() as seen:
+        with Watch() as watch:
             blocks(window)(*inputs).sum().backward()
-        assert not {"bmm", "_softmax", "_safe_softmax"} & seen.names
-        assert seen.pairs <= length * 2 * max(window, 64)
-        costs.append((seen.pairs, seen.largest))
+        assert not {"bmm", "_softmax", "_safe_softmax"} & watch.names
+        assert watch.pairs <= length * 2 * max(window, 64)
+        costs.append((watch.pairs, watch.largest))
     assert 1.9 < costs[1][0] / costs[0][0] < 2.1
     assert costs[1][1] / costs[0][1] < 2.1
     assert costs[1][1] < (2 * T) ** 2 / 100, "a tensor near T×T was made"
@@ -244,6 +244,6 @@ def test_the_whole_sliding_model_makes_nothing_of_size_t_squared():
                    "trainer.micro_batch=1"])  # fmt: skip
     model = build_model(run, vocab_size=50)
     tokens = torch.zeros(1, T, dtype=torch.long)
-    with Watch() as seen:
+    with Watch() as watch:
         model(tokens, tokens).total.backward()
-    assert seen.largest < T * T / 10
+    assert watch.largest < T * T / 10

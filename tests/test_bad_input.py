@@ -45,16 +45,16 @@ def places(
         ((), "trainer.", Trainer),
         ((), "store.", Store),
     ]
-    seen: set[type] = set()
+    schemas: set[type] = set()
     for group, option in choices:
         chosen = (
             f"{group}=[{option}]" if group == "ideas" else f"{group}={option}",
             *MANDATORY.get(option, ()),
         )
-        for place, found in composed([*BASE, *chosen]).run.options():
-            if place.partition(".")[0] == group and type(found) not in seen:
-                seen.add(type(found))
-                owners.append((chosen, f"{place}.", type(found)))
+        for place, settings in composed([*BASE, *chosen]).run.options():
+            if place.partition(".")[0] == group and type(settings) not in schemas:
+                schemas.add(type(settings))
+                owners.append((chosen, f"{place}.", type(settings)))
     owners.append((("hydra/launcher=pool",), "hydra.launcher.", outside.options("launcher")["pool"]))
     own = [
         name
@@ -155,15 +155,15 @@ def legal(value: Any, f: Field[Any], hint: Any, text: str) -> bool:
     """Whether the config holds a value of the key's type, within its limits, that is what was asked for."""
     if value is None:
         return type(None) in kinds(hint) and text == "null"
-    for one in value if isinstance(value, list) else [value]:
-        number = isinstance(one, int | float) and not isinstance(one, bool)
+    for scalar in value if isinstance(value, list) else [value]:
+        number = isinstance(scalar, int | float) and not isinstance(scalar, bool)
         if number and not (
-            math.isfinite(one)
-            and all(holds(one, f.metadata[k]) for k, (_, holds) in LIMITS.items() if k in f.metadata)
+            math.isfinite(scalar)
+            and all(holds(scalar, f.metadata[k]) for k, (_, holds) in LIMITS.items() if k in f.metadata)
         ):
             return False
-        if isinstance(one, str) and (
-            len(one) > TEXT or any(c in one for c in "\x1b\n\x00\x7f\u202e\u2028\ud800")
+        if isinstance(scalar, str) and (
+            len(scalar) > TEXT or any(c in scalar for c in "\x1b\n\x00\x7f\u202e\u2028\ud800")
         ):
             return False
     if type(value) in (int, float):

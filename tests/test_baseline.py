@@ -81,8 +81,8 @@ RECIPE = {
 
 @pytest.mark.parametrize("part", RECIPE)
 def test_the_recipes_numbers(run: Run, part: str):
-    found = to_plain(run)[part]
-    assert {key: found[key] for key in RECIPE[part]} == RECIPE[part]
+    actual = to_plain(run)[part]
+    assert {key: actual[key] for key in RECIPE[part]} == RECIPE[part]
 
 
 def test_one_group_decays_everything():
@@ -121,14 +121,16 @@ def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
 
 
 def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
-    mine, theirs = (
+    recipe, reference = (
         dict(flat(to_plain(compose([f"experiment={name}"])))) for name in ("recipe_d12", "nocap_baseline")
     )
     differ = {
-        key.partition(".")[0] for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key)
+        key.partition(".")[0]
+        for key in recipe.keys() | reference.keys()
+        if recipe.get(key) != reference.get(key)
     }
     assert differ == {"ideas", "mlp", "optimizer"}
-    assert mine["optimizer.lr"] == theirs["optimizer.lr"]
+    assert recipe["optimizer.lr"] == reference["optimizer.lr"]
 
 
 def choices() -> list[list[str]]:

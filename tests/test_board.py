@@ -31,7 +31,10 @@ def committed() -> list[Row]:
     """The board's rows."""
     studies = {path.parent.name: load(path.parent) for path in STUDIES.glob("*/study.yaml")}
     every = [
-        one for folder in sorted(STUDIES.iterdir()) if folder.is_dir() for one in pages.all_results(folder)
+        result
+        for folder in sorted(STUDIES.iterdir())
+        if folder.is_dir()
+        for result in pages.all_results(folder)
     ]
     return pages.in_order(rows(every, studies))
 
@@ -83,10 +86,10 @@ def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, s
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     results = copied("norms", tmp_path)
-    found = json.loads(results.read_text())
-    row = next(row for row in found["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11)
+    content = json.loads(results.read_text())
+    row = next(row for row in content["measurements"] if row["claim"] == "A16.qk" and row["repeat"] == 11)
     row["value"] += 1e-9  # no word and no figure that is shown changes
-    results.write_text(json.dumps(found))
+    results.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
         pages.board(tmp_path)
 
@@ -134,17 +137,19 @@ def test_a_row_says_what_was_found_and_where(shown: dict[str, Row], name: str, v
 def test_every_word_is_what_the_shown_interval_says(shown: dict[str, Row]):
     """Guards aside: wholly inside what was stated, wholly above, wholly below, or neither."""
     for name, row in shown.items():
-        claim, found = row.claim, row.claim["measured"]
-        (low, high), bar = claim["expected"], 1e-6 * max(1.0, abs(found["mid"] or 0.0))
+        claim, interval = row.claim, row.claim["measured"]
+        (low, high), bar = claim["expected"], 1e-6 * max(1.0, abs(interval["mid"] or 0.0))
         if any(
             guard["measured"]["low"] < -guard["margin"]
             for guard in claim["guards"]
             if guard["scale"] == "difference"
         ):
             continue
-        below = low is not None and found["high"] < low - bar
-        above = high is not None and found["low"] > high + bar
-        inside = (low is None or found["low"] >= low - bar) and (high is None or found["high"] <= high + bar)
+        below = low is not None and interval["high"] < low - bar
+        above = high is not None and interval["low"] > high + bar
+        inside = (low is None or interval["low"] >= low - bar) and (
+            high is None or interval["high"] <= high + bar
+        )
         allowed = (
             {"refuted"}
             if below
@@ -165,7 +170,7 @@ def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
             words.allowed(row.claim),
             *map(words.guard, row.claim["guards"]),
         ]
-        assert not any(re.search(r"(?<![\w.])[-+−]\d", one) for one in said), (row.claim["id"], said)
+        assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (row.claim["id"], said)
 
 
 def test_places_are_the_arms_own(shown: dict[str, Row]):
@@ -181,10 +186,10 @@ def test_results_name_both_shapes(tmp_path: Path):
         "mha": ["attention=flash"],
         "mqa": ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"],
     }
-    (found,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))[
+    (claim,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))[
         "claims"
     ]
-    timed, trained = Row(one={}, claim=found).where.split("; its loss at ")
+    timed, trained = Row(one={}, claim=claim).where.split("; its loss at ")
     assert timed == trained
     assert re.match(
         r"2 layers, 32 wide, T=32, \w+ tokens, 256 a step, .*, against 2 layers, 64 wide, "
@@ -204,10 +209,12 @@ def test_what_is_counted_apart(shown: dict[str, Row]):
 
 
 def test_a_gpus_result_stands_for_itself(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[SPEED], scales=at(limitations="a CPU")))
-    results = resulted(one, speeds(FAST, SAME))
+    small_study = loaded(tmp_path / "made", study(claims=[SPEED], scales=at(limitations="a CPU")))
+    results = resulted(small_study, speeds(FAST, SAME))
     for device, about in (("cpu", STAND_IN), ("cuda", THERE)):
-        (row,) = rows([{**results, "hardware": {**results["hardware"], "device": device}}], {"made": one})
+        (row,) = rows(
+            [{**results, "hardware": {**results["hardware"], "device": device}}], {"made": small_study}
+        )
         assert row.about == about
 
 
@@ -228,14 +235,16 @@ def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
 
 
 def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[SPEED]))
-    small, large = (resulted(one, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052]))
+    small_study = loaded(tmp_path / "made", study(claims=[SPEED]))
+    small, large = (resulted(small_study, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052]))
     for shapes in large["claims"][0]["where"].values():
         shapes[0]["batch_tokens"] = 1024
-    first, second = rows([small, large], {"made": one})
+    first, second = rows([small, large], {"made": small_study})
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
     assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"
-    assert not any("depends" in note for row in rows([small, small], {"made": one}) for note in row.notes)
+    assert not any(
+        "depends" in note for row in rows([small, small], {"made": small_study}) for note in row.notes
+    )
 
 
 def test_what_the_log_says_is_in_the_notes(shown: dict[str, Row]):
@@ -339,18 +348,18 @@ def test_a_plot_draws_each_part_where_it_is():
 
 def test_the_page_has_every_row_and_a_plot_for_each_unit(written: dict[Path, str], shown: dict[str, Row]):
     page = written[STUDIES / "board.html"]
-    seen = text_of(page)
+    text = text_of(page)
     for row in shown.values():
-        assert f"{row.claim['statement']} {row.at}" in seen
-        assert f"{row.measures}: {words.expected(row.claim)}" in seen
-        assert row.verdict in seen
-        assert words.measured(row.claim) in seen
+        assert f"{row.claim['statement']} {row.at}" in text
+        assert f"{row.measures}: {words.expected(row.claim)}" in text
+        assert row.verdict in text
+        assert words.measured(row.claim) in text
     assert (
         page.count("<svg") == len(pages.plots(list(shown.values()))) == len(re.findall("<figcaption>", page))
     )
     drawn = sum(row.claim["measured"] is not None for row in shown.values())
     assert page.count("<circle") == drawn == len(shown)
-    assert "Without a figure" not in seen
+    assert "Without a figure" not in text
 
 
 def test_the_page_is_one_small_file_without_scripts_or_other_files(

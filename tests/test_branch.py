@@ -66,9 +66,9 @@ def same_as_whole(branch: Path, whole: Path, *, steps: int = 12) -> None:
     assert hashes == expected
     assert rows == [row for row in all_rows if row["step"] >= 8]
     assert [row["step"] for row in rows] == list(range(8, steps + 1))
-    mine, theirs = (read_json(folder / "summary.json") or {} for folder in (branch, whole))
+    branch_summary, whole_summary = (read_json(folder / "summary.json") or {} for folder in (branch, whole))
     for key in ("status", "val_loss", "val_step", "steps", "tokens", "arm"):
-        assert mine[key] == theirs[key], key
+        assert branch_summary[key] == whole_summary[key], key
 
 
 # --- the same run -------------------------------------------------------------------------------------------
@@ -95,11 +95,11 @@ def test_branch_on_two_ranks_is_the_whole_run(tmp_path: Path, door: Door, trunk:
 @pytest.mark.slow
 def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> None:
     whole, branch = whole_and_branch(door, tmp_path, trunk)
-    manifest, theirs = read_json(branch / "manifest.json"), read_json(trunk.run_dir / "manifest.json")
+    manifest, trunk_manifest = read_json(branch / "manifest.json"), read_json(trunk.run_dir / "manifest.json")
     assert manifest is not None
-    assert theirs is not None
-    assert manifest["init"] == {"path": str(trunk.at), "step": 8, "identity": theirs["identity"]}
-    assert set(manifest["parts"]) - set(theirs["parts"]) == {"init"}
+    assert trunk_manifest is not None
+    assert manifest["init"] == {"path": str(trunk.at), "step": 8, "identity": trunk_manifest["identity"]}
+    assert set(manifest["parts"]) - set(trunk_manifest["parts"]) == {"init"}
     before = json.loads((trunk.at / "state.json").read_text())["clock_s"]
     first = rows_of(branch)[0]
     assert all(first[f"clock/{line}_s"] >= seconds for line, seconds in before.items())
@@ -109,12 +109,12 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
     why = door("why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.runs")
     assert "init  step" in why.out
     differences = [
-        one
-        for one in json.loads((tmp_path / "why.json").read_text())["differences"]
-        if one["part"] != "recorded"
+        difference
+        for difference in json.loads((tmp_path / "why.json").read_text())["differences"]
+        if difference["part"] != "recorded"
     ]
     assert {"part": "init", "key": "step", "a": "—", "b": "8"} in differences
-    assert {one["part"] for one in differences} == {"init"}
+    assert {difference["part"] for difference in differences} == {"init"}
 
     again = door(*SMALL, *BRANCH, trunk.word, "trainer.keep_steps=[10]", f"output_dir={tmp_path / 'branch'}")
     assert again.code == 0

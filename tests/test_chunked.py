@@ -187,11 +187,11 @@ def head_peak_mib(path: Path, chunks: int, *, training: bool) -> float:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         once()
     trace.export_chrome_trace(str(path))
-    held, most = 0, 0
+    allocated, most = 0, 0
     for event in sorted(json.loads(path.read_text())["traceEvents"], key=lambda event: event["ts"]):
         if event["name"] == "[memory]":
-            held += event["args"]["Bytes"]
-            most = max(most, held)
+            allocated += event["args"]["Bytes"]
+            most = max(most, allocated)
     return most / memory.MIB
 
 

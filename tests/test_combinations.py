@@ -81,7 +81,9 @@ def losses(run: Run) -> list[float]:
 GROUPS = ("attention", "mlp", "schedule", "optimizer")
 # it takes the place of a decay
 REFUSED = {(schedule, "schedule_free") for schedule in options("schedule") if schedule != "constant"}
-ALL = [found for found in itertools.product(*map(options, GROUPS)) if found[2:] not in REFUSED]
+ALL = [
+    combination for combination in itertools.product(*map(options, GROUPS)) if combination[2:] not in REFUSED
+]
 
 
 def covering(size: int) -> list[tuple[str, ...]]:
@@ -121,9 +123,9 @@ def test_every_combination_learns(combination: tuple[str, ...]) -> None:
         schedule=small(f"schedule={schedule}").schedule,
         optimizer=small(f"optimizer={optimizer}", *rates).optimizer,
     )
-    seen = losses(run)
-    assert all(math.isfinite(loss) for loss in seen)
-    assert seen[-1] < seen[0] - 0.3, seen
+    curve = losses(run)
+    assert all(math.isfinite(loss) for loss in curve)
+    assert curve[-1] < curve[0] - 0.3, curve
 
 
 @pytest.mark.slow

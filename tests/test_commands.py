@@ -110,14 +110,14 @@ ANSWERS: list[Mapping[str, Any]] = [{"a": 1.5, "b": "ü\n"}, {"a": None}]
 def test_an_answer_on_stdout_is_alone_there(n: int, lines: bool, capsys: pytest.CaptureFixture[str]) -> None:
     with answering(STDOUT, lines=lines) as answer:
         print("for people")
-        for one in ANSWERS[:n]:
-            answer(one)
+        for content in ANSWERS[:n]:
+            answer(content)
     print("later")
     out, err = capsys.readouterr()
     assert err == "for people\n"
     assert out.endswith("later\n")
     assert [json.loads(line) for line in out.splitlines()[:-1]] == [
-        {"schema_version": 1, **one} for one in ANSWERS[:n]
+        {"schema_version": 1, **content} for content in ANSWERS[:n]
     ]
 
 
@@ -131,10 +131,10 @@ def test_an_answer_in_a_file_is_written_at_the_end(
     assert json.loads(path.read_text()) == {"schema_version": 1, **ANSWERS[0]}
     for n in (0, 1, 2):
         with answering(path, lines=True) as answer:
-            for one in ANSWERS[:n]:
-                answer(one)
+            for content in ANSWERS[:n]:
+                answer(content)
         assert [json.loads(line) for line in path.read_text().splitlines()] == [
-            {"schema_version": 1, **one} for one in ANSWERS[:n]
+            {"schema_version": 1, **content} for content in ANSWERS[:n]
         ]
     assert capsys.readouterr().out.splitlines() == [f"written: {path}"] * 4
     with answering(None) as answer:
@@ -179,7 +179,9 @@ SAYS = [
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "key"), SAYS, ids=lambda one: " ".join(one) if isinstance(one, list) else one
+    ("command", "words", "key"),
+    SAYS,
+    ids=lambda parameter: " ".join(parameter) if isinstance(parameter, list) else parameter,
 )
 def test_a_command_s_answer(
     command: str, words: list[str], key: str, here: Path, capsys: pytest.CaptureFixture[str]

@@ -75,7 +75,10 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, folder: Path):
     good, none, bad = answers(
         study_door(folder, "--json", "--propose", command(0.1), command("0.00"), command("nan"))
     )
-    assert [(one["word"], one["pairs"], one["number"], one["diverged"]) for one in (good, none, bad)] == [
+    assert [
+        (answer["word"], answer["pairs"], answer["number"], answer["diverged"])
+        for answer in (good, none, bad)
+    ] == [
         ("accepted", 16, 1, False),
         ("not shown", 4, 2, False),
         ("not shown", 4, 3, True),
@@ -199,7 +202,10 @@ def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, 
     better, worse = SCRIPT.replace("3 - gain", "2.9 - gain"), SCRIPT.replace("3 - gain", "3.1 - gain")
     (good,) = answers(proposed(study_door, folder, [("train.py", better)]))
     (bad,) = answers(proposed(study_door, folder, [("train.py", worse)]))
-    assert [(one["word"], one["number"]) for one in (good, bad)] == [("accepted", 1), ("not shown", 2)]
+    assert [(answer["word"], answer["number"]) for answer in (good, bad)] == [
+        ("accepted", 1),
+        ("not shown", 2),
+    ]
     assert answers(proposed(study_door, folder, [("train.py", better)])) == [good]
     evaluation = (folder.parent / "evaluation.py").read_text()
     cheated = proposed(study_door, folder, [("evaluation.py", evaluation.replace("loss)\n", "loss - 1)\n"))])

@@ -180,9 +180,9 @@ def test_an_arm_is_called_by_the_option_that_was_swept_not_by_its_keys(tmp_path:
     }
 
 
-def refusal(argv: list[object], capsys, *, of=door) -> str:
+def refusal(argv: list[object], capsys, *, command=door) -> str:
     with pytest.raises(SystemExit) as caught:
-        of.main([str(word) for word in argv])
+        command.main([str(word) for word in argv])
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("nocap: ")
@@ -266,12 +266,12 @@ def test_false_alarms_are_as_rare_as_said(tmp_path):
     """Six arms without an effect: an arm errs in at most 0.02%, so that no grid of two hundred has any
     verdict."""
     grid_of(tmp_path, {f"a{n}": 0.0 for n in range(1, 7)})
-    rng, found = np.random.default_rng(5), load([tmp_path])
+    rng, loaded = np.random.default_rng(5), load([tmp_path])
     for _ in range(200):
-        for record in found.records:
+        for record in loaded.records:
             record.summary["val_loss"] = 3.3 + rng.normal(0, SD)
         assert {
-            arm["difference"]["verdict"] for arm in compare(found).json()["arms"] if arm["difference"]
+            arm["difference"]["verdict"] for arm in compare(loaded).json()["arms"] if arm["difference"]
         } == {"no difference shown"}
 
 
@@ -619,9 +619,9 @@ def test_corrupt_lines_are_named_and_their_run_is_left_out(tmp_path):
     path = damaged / "metrics.jsonl"
     lines = path.read_bytes().splitlines()
     path.write_bytes(b"\n".join([lines[0], b'{"step": 50, "val/lo', *lines[1:]]) + b"\n")
-    found = load([tmp_path])
-    assert [record.folder for record in found.records] == [whole]
-    assert "metrics.jsonl" in found.unreadable[damaged.name]
+    loaded = load([tmp_path])
+    assert [record.folder for record in loaded.records] == [whole]
+    assert "metrics.jsonl" in loaded.unreadable[damaged.name]
 
 
 def test_what_is_not_compared_is_listed(tmp_path):
@@ -720,8 +720,10 @@ def test_json_csv_and_html_say_the_same(tmp_path, capsys, monkeypatch):
 def test_measurements_have_unit_and_direction(tmp_path):
     write_run(tmp_path, loss=3.25, speed=500.0)
     write_run(tmp_path, seed=1, status="diverged")
-    found = compare(load([tmp_path])).json()["measurements"]
-    assert {(one["repeat"], one["metric"]): (one["value"], one["unit"], one["better"]) for one in found} == {
+    measurements = compare(load([tmp_path])).json()["measurements"]
+    assert {
+        (row["repeat"], row["metric"]): (row["value"], row["unit"], row["better"]) for row in measurements
+    } == {
         (0, "val_loss"): (3.25, "nats/token", "lower"),
         (0, "val_bpb"): (1.625, "bits/byte", "lower"),
         (1, "val_loss"): (None, "nats/token", "lower"),
@@ -738,8 +740,8 @@ def test_measurements_have_unit_and_direction(tmp_path):
             )
         },
     }
-    assert {one["ending"] for one in found if one["value"] is None} == {"diverged"}
-    assert {(one["where"], one["when"]) for one in found} == {("aaaa", "2026-01-01T00:00:00")}
+    assert {row["ending"] for row in measurements if row["value"] is None} == {"diverged"}
+    assert {(row["where"], row["when"]) for row in measurements} == {("aaaa", "2026-01-01T00:00:00")}
 
 
 def test_a_data_frame(tmp_path):
@@ -774,12 +776,12 @@ def test_why(tmp_path, capsys, monkeypatch):
         "torch 2.13.0 → 2.12.0",
     ):
         assert line in " ".join(out.split())
-    found = json.loads(Path("why.json").read_text())
-    assert {d["part"] for d in found["differences"]} == {"config", "source", "data", "environment"}
+    why = json.loads(Path("why.json").read_text())
+    assert {d["part"] for d in why["differences"]} == {"config", "source", "data", "environment"}
     assert runs.main(["why", a.name, a.name]) == 0
     assert "are the same run" in capsys.readouterr().out
-    assert "must be one run, got 2" in refusal(["why", "outputs", a.name], capsys, of=runs)
-    assert "no run was found" in refusal(["why", "nobody", a.name], capsys, of=runs)
+    assert "must be one run, got 2" in refusal(["why", "outputs", a.name], capsys, command=runs)
+    assert "no run was found" in refusal(["why", "nobody", a.name], capsys, command=runs)
 
 
 def test_the_door_imports_neither_torch_nor_scipy():

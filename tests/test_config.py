@@ -605,10 +605,10 @@ def test_help_is_a_screen_of_every_group_and_option_and_of_the_common_keys() -> 
     for line in lines[start : lines.index("", start)]:
         given = asked(re.split("  +", line.strip())[0].split())
         first = [
-            f"{one.key_or_group}={next(iter(one.sweep_string_iterator()))}"
-            if one.is_sweep_override()
-            else str(one.input_line)
-            for one in overrides_of(given.overrides, grid=given.grid)
+            f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
+            if override.is_sweep_override()
+            else str(override.input_line)
+            for override in overrides_of(given.overrides, grid=given.grid)
         ]
         assert compose(first), line
 
@@ -666,7 +666,7 @@ def test_the_sweeps_that_help_shows_are_sweeps() -> None:
         if not shown.startswith(("search=", "hydra/", "--"))
     ]
     parsed = OverridesParser.create().parse_overrides(words)
-    assert [one.is_sweep_override() for one in parsed] == [True] * 4
+    assert [override.is_sweep_override() for override in parsed] == [True] * 4
 
 
 def test_an_enum_tells_what_its_members_are() -> None:

@@ -71,7 +71,7 @@ def python_folder(tmp_path):
 
 
 def test_stdlib_documents_are_the_files(python_folder, tmp_path):
-    found = corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
+    shard_set = corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
     files = sorted(
         python_folder.rglob("mod*.py"), key=lambda path: path.relative_to(python_folder).as_posix()
     )
@@ -82,10 +82,10 @@ def test_stdlib_documents_are_the_files(python_folder, tmp_path):
     ]
     train = [path.read_bytes() for path in files if path.read_bytes() not in val]
     assert 5 < len(val) < 20
-    assert documents(found.val) == val
-    assert documents(found.train) == train
-    assert found.source["skipped"] == ["pkg1/latin.py"]
-    assert found.source["documents"] == {"train": len(train), "val": len(val)}
+    assert documents(shard_set.val) == val
+    assert documents(shard_set.train) == train
+    assert shard_set.source["skipped"] == ["pkg1/latin.py"]
+    assert shard_set.source["documents"] == {"train": len(train), "val": len(val)}
 
 
 def key(path: Path, folder: Path) -> bytes:
@@ -115,11 +115,11 @@ def test_a_made_set_is_made_once_and_follows_its_files(python_folder, tmp_path, 
 
 
 def test_racing_processes_all_succeed(python_folder, tmp_path):
-    found, barrier = [], threading.Barrier(6)
+    shard_sets, barrier = [], threading.Barrier(6)
 
     def race():
         barrier.wait()
-        found.append(
+        shard_sets.append(
             corpus.stdlib(BYTES, val_fraction=0.3, cache_dir=tmp_path / "cache", folder=python_folder)
         )
 
@@ -129,8 +129,8 @@ def test_racing_processes_all_succeed(python_folder, tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 6
-    assert all(one == found[0] for one in found)
+    assert len(shard_sets) == 6
+    assert all(shard_set == shard_sets[0] for shard_set in shard_sets)
     assert not list((tmp_path / "cache" / "corpora").glob(".*.tmp"))
 
 
@@ -167,7 +167,7 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(tmp_path):
     assert b"".join(pieces) == text.encode()
     assert all(piece.endswith(b"\n") for piece in pieces)
     # Neighbours in one split are one document: training and validation take turns.
-    assert all((one in val) != (two in val) for one, two in pairwise(pieces))
+    assert all((first in val) != (two in val) for first, two in pairwise(pieces))
     assert 0.1 < sum(map(len, val)) / len(text.encode()) < 0.5
 
 
@@ -279,11 +279,11 @@ def test_long_text_fills_several_shards(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(lines(20_000, "a"))
     many = prepare(prose(str(tmp_path / "a.txt")), BYTES, cache_dir=tmp_path / "many")
     monkeypatch.undo()
-    one = prepare(prose(str(tmp_path / "a.txt")), BYTES, cache_dir=tmp_path / "one")
+    single = prepare(prose(str(tmp_path / "a.txt")), BYTES, cache_dir=tmp_path / "one")
     assert len(many.train) > 1
-    assert len(one.train) == 1
+    assert len(single.train) == 1
     np.testing.assert_array_equal(
-        np.concatenate([map_tokens(shard.path) for shard in many.train]), map_tokens(one.train[0].path)
+        np.concatenate([map_tokens(shard.path) for shard in many.train]), map_tokens(single.train[0].path)
     )
 
 

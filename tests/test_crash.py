@@ -63,9 +63,9 @@ class Recorder:
         that can be seen."""
         for path in sorted(self.root.rglob("*")):
             if path.is_file():
-                found = path.stat()
+                status = path.stat()
                 stamp, name = (
-                    (found.st_ino, found.st_size, found.st_mtime_ns),
+                    (status.st_ino, status.st_size, status.st_mtime_ns),
                     str(path.relative_to(self.root)),
                 )
                 if self._known.get(name) != stamp:
@@ -100,7 +100,7 @@ class Recorder:
             return
         self.recording = False
         try:
-            paths = [self.inside(one) for one in (arguments[:2] if event == "os.rename" else arguments[:1])]
+            paths = [self.inside(path) for path in (arguments[:2] if event == "os.rename" else arguments[:1])]
             # relative to an open folder, as rmtree removes
             if event in ("os.remove", "os.rmdir") and arguments[1] not in (-1, None):
                 folder = os.readlink(f"/proc/self/fd/{arguments[1]}")
@@ -188,12 +188,12 @@ def _lost_names(ops: Sequence[Op]) -> set[int]:
 
 def states(made: Recorder, every: int = 1) -> Iterator[tuple[str, Tree]]:
     """Each prefix, as a kill and as a power cut leave it. Equal states once."""
-    seen: set[int] = set()
+    marks: set[int] = set()
     for first in [*range(0, len(made.ops), every), len(made.ops)]:
         for data, names in itertools.product(("kept", "cut", "lost"), ("kept", "lost")):
             tree = after(made, first, data=data, names=names)
-            if (mark := hash(tuple(sorted(tree.items(), key=lambda item: item[0])))) not in seen:
-                seen.add(mark)
+            if (mark := hash(tuple(sorted(tree.items(), key=lambda item: item[0])))) not in marks:
+                marks.add(mark)
                 yield f"after {first} calls, data {data}, names {names}", tree
 
 
@@ -282,19 +282,19 @@ def check(what: str, at: Path, twin: Twin, *, least: int) -> int:
     if ended is not None:
         assert (ended["status"], load([this.run_dir]).unreadable) == ("finished", {}), what
         assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
-    found = checkpoint.find(root, misfit=partial(_of_this_run, run=this.run_dir.name))
-    assert found.step >= least, (
-        f"{what}: the checkpoint of step {least} was whole, and {found.step} is found; {found.invalid}"
+    usable = checkpoint.find(root, misfit=partial(_of_this_run, run=this.run_dir.name))
+    assert usable.step >= least, (
+        f"{what}: the checkpoint of step {least} was whole, and {usable.step} is found; {usable.invalid}"
     )
-    assert not found.invalid or found.path is not None, f"{what}: {found.invalid}"
-    if found.path is not None:
-        known = (found.path / "metrics.jsonl").read_bytes()
+    assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
+    if usable.path is not None:
+        known = (usable.path / "metrics.jsonl").read_bytes()
         rows = Metrics(twin.this.run_dir / "metrics.jsonl").rows()
         again = Metrics(this.run_dir / "metrics.jsonl")
         again.put_back(known, source="it")
         losses = [row["train/loss"] for row in again.rows()]
-        assert losses == [row["train/loss"] for row in rows if row["step"] < found.step], what
-    return found.step
+        assert losses == [row["train/loss"] for row in rows if row["step"] < usable.step], what
+    return usable.step
 
 
 def _of_this_run(path: Path, *, run: str) -> str | None:

@@ -38,18 +38,18 @@ def grid(tmp_path: Path) -> Path:
 
 def written(*words: str, to: Path) -> dict[str, Any]:
     assert dashboard.main([*words, "--json", str(to)]) == 0
-    found: dict[str, Any] = json.loads(to.read_text())
-    return found
+    content: dict[str, Any] = json.loads(to.read_text())
+    return content
 
 
-def read_back(found: dict[str, Any]) -> tuple[Any, Any]:
+def read_back(content: dict[str, Any]) -> tuple[Any, Any]:
     """As the library makes its own objects of what a server has."""
     ws, wr = dashboard._library()
     from wandb_workspaces.reports.v2 import internal as reports
     from wandb_workspaces.workspaces import internal as workspaces
 
-    workspace = ws.Workspace._from_model(workspaces.View.model_validate(found["workspace"]))
-    return workspace, wr.Report._from_model(reports.ReportViewspec.model_validate(found["report"]))
+    workspace = ws.Workspace._from_model(workspaces.View.model_validate(content["workspace"]))
+    return workspace, wr.Report._from_model(reports.ReportViewspec.model_validate(content["report"]))
 
 
 def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Path) -> None:

@@ -93,21 +93,22 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
     searched, shared = asked(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
     if searched is not None:
-        fixed = [str(one.input_line) for one in parsed if not one.is_sweep_override()]
+        fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
         yield from (
-            [*fixed, *words] for words in ends(space_of([one for one in parsed if one.is_sweep_override()]))
+            [*fixed, *words]
+            for words in ends(space_of([override for override in parsed if override.is_sweep_override()]))
         )
         return
     values = {
         o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed
     }
     first = [
-        f"{key}={found[0]}" if found else o.input_line or ""
-        for o, (key, found) in zip(parsed, values.items(), strict=True)
+        f"{key}={swept[0]}" if swept else o.input_line or ""
+        for o, (key, swept) in zip(parsed, values.items(), strict=True)
     ]
     yield first
-    for key, found in values.items():
-        yield from ([*first, f"{key}={value}"] for value in (found or [])[1:] if key not in MINE)
+    for key, swept in values.items():
+        yield from ([*first, f"{key}={value}"] for value in (swept or [])[1:] if key not in MINE)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,9 @@ def test_readme_is_short_and_plain() -> None:
         flags=re.DOTALL | re.MULTILINE,
     )
     sentences = [
-        len(one.split()) for one in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose) if one.split()
+        len(sentence.split())
+        for sentence in re.split(r"[.:?!]\*{0,2}(?:\s|$)|\n\n|\n\* ", prose)
+        if sentence.split()
     ]
     assert max(sentences) <= 35
     assert sum(sentences) / len(sentences) <= 25

@@ -62,10 +62,10 @@ def test_continuations_have_the_log_likelihoods_of_the_definition(
     scored = [len(encode(text)) + (context == " ") for context, text in PAIRS]
     likely = int(trained.model.logits(torch.tensor([encode("def main")]))[0, -1].argmax())
     greedy = ("def main", trained.encoding.decode([likely]))
-    found = harnessed.loglikelihood(asked("loglikelihood", *PAIRS, greedy), disable_tqdm=True)
-    for (logprob, _), row, n in zip(found, rows, scored, strict=False):
+    answers = harnessed.loglikelihood(asked("loglikelihood", *PAIRS, greedy), disable_tqdm=True)
+    for (logprob, _), row, n in zip(answers, rows, scored, strict=False):
         assert logprob == pytest.approx(by_hand(trained, row[-most - 1 :], n)[0], abs=1e-3)
-    assert [found[0][1], found[-1][1]] == [by_hand(trained, rows[0], 4)[1], True]
+    assert [answers[0][1], answers[-1][1]] == [by_hand(trained, rows[0], 4)[1], True]
     assert harnessed.shortened == 1
     with pytest.raises(ValueError, match=f"a text to score must have at most {most} tokens, got {len(LONG)}"):
         harnessed.loglikelihood(asked("loglikelihood", ("a", LONG)), disable_tqdm=True)
@@ -80,8 +80,8 @@ def test_a_whole_texts_tokens_count_once_each_with_as_much_context_as_fits(
     pieces = [(tokens[at : at + most + 1], most) for at in range(0, len(tokens) - 1 - last, most)]
     expected = sum(by_hand(trained, piece, n)[0] for piece, n in [*pieces, (tokens[-most - 1 :], last)])
     assert 0 < last < most < len(tokens)
-    found = harnessed.loglikelihood_rolling(asked("loglikelihood_rolling", (LONG,), ("short",)))
-    assert found == pytest.approx([expected, by_hand(trained, [tokens[0], *b"short"], 5)[0]], abs=1e-2)
+    actual = harnessed.loglikelihood_rolling(asked("loglikelihood_rolling", (LONG,), ("short",)))
+    assert actual == pytest.approx([expected, by_hand(trained, [tokens[0], *b"short"], 5)[0]], abs=1e-2)
     assert harnessed.shortened == 0
 
 
@@ -120,7 +120,7 @@ def test_a_task_of_ones_own_ends_in_the_same_answers(
     undisturbed: Undisturbed, trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("datasets")
-    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(one) + "\n" for one in DOCUMENTS))
+    (tmp_path / "documents.jsonl").write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
     task = {
         "task": "own",
         "dataset_path": "json",
@@ -148,13 +148,14 @@ def test_a_task_of_ones_own_ends_in_the_same_answers(
     ]
     assert door.main([*words, "--tasks", str(tmp_path / "own.yaml")]) == 0
     assert "|own " in capsys.readouterr().out
-    found = json.loads((tmp_path / "r.json").read_text())
+    results = json.loads((tmp_path / "r.json").read_text())
     first = [
-        max(range(2), key=lambda i: by_hand(trained, [*(one["q"] + one["a"][i]).encode()], 4)[0]) == 0
-        for one in DOCUMENTS
+        max(range(2), key=lambda i: by_hand(trained, [*(document["q"] + document["a"][i]).encode()], 4)[0])
+        == 0
+        for document in DOCUMENTS
     ]
-    assert found["results"]["own"]["acc,none"] == pytest.approx(sum(first) / 3)
-    assert (found["checkpoint_step"], found["n-samples"]["own"]["effective"]) == (30, 3)
+    assert results["results"]["own"]["acc,none"] == pytest.approx(sum(first) / 3)
+    assert (results["checkpoint_step"], results["n-samples"]["own"]["effective"]) == (30, 3)
 
 
 def test_refusals_are_one_line(

@@ -248,7 +248,7 @@ def test_02_kill_during_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name in ("save_file", "sha256", "_sync"):
         monkeypatch.setattr(checkpoint, name, stopping(getattr(checkpoint, name)))
     monkeypatch.setattr(Path, "rename", stopping(Path.rename))
-    found = set()
+    outcomes = set()
     for moment in range(1, 99):
         root = tmp_path / str(moment)
         _, save = writer(root)
@@ -262,12 +262,12 @@ def test_02_kill_during_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             break
         newest = checkpoint.find(root)
         assert newest.invalid == []
-        found.add((newest.step, any(root.glob(".step-*.tmp"))))
+        outcomes.add((newest.step, any(root.glob(".step-*.tmp"))))
         save(step=12, state={})
         delete(unfinished(root))  # as the next attempt does
         assert [path.name for path in sorted(root.iterdir())] == [f"step-{newest.step:08d}", "step-00000012"]
     assert moment > 12  # that many calls has a save
-    assert found == {(4, True), (8, False)}
+    assert outcomes == {(4, True), (8, False)}
 
 
 def test_02_save_in_the_background_is_of_its_moment(tmp_path: Path) -> None:
@@ -324,9 +324,9 @@ def test_03_each_of_300_flipped_bits_is_detected(tmp_path: Path) -> None:
         content = bytearray(sound := file.read_bytes())
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         file.write_bytes(content)
-        found = checkpoint.find(tmp_path)
-        assert (found.step, len(found.invalid)) == (4, 1), file
-        assert str(tmp_path / "step-00000008") in found.invalid[0]
+        usable = checkpoint.find(tmp_path)
+        assert (usable.step, len(usable.invalid)) == (4, 1), file
+        assert str(tmp_path / "step-00000008") in usable.invalid[0]
         file.write_bytes(sound)
     assert checkpoint.find(tmp_path).step == 8
 
@@ -353,11 +353,14 @@ def test_04_flipped_cut_or_missing_files_are_named(preempted: tuple[Path, Finish
                 )
             else:
                 flip(newest / file)
-            found = find(folder)
-            assert found.path is not None
-            assert (found.path.name, len(found.invalid)) == (sorted(root.iterdir())[0].name, 1), (kind, file)
-            assert str(newest) in found.invalid[0]
-            assert file in found.invalid[0]
+            usable = find(folder)
+            assert usable.path is not None
+            assert (usable.path.name, len(usable.invalid)) == (sorted(root.iterdir())[0].name, 1), (
+                kind,
+                file,
+            )
+            assert str(newest) in usable.invalid[0]
+            assert file in usable.invalid[0]
 
 
 def test_05_only_valid_checkpoints_are_counted(preempted: tuple[Path, Finished], tmp_path: Path) -> None:
@@ -592,18 +595,18 @@ def test_13_spikes_are_those_of_the_definition() -> None:
     chance = np.random.default_rng(0)
     losses = 4.0 + 0.1 * chance.standard_normal(400)
     losses[[20, 60, 61, 300]] += 9.0
-    found = {
+    deviations = {
         step: above(losses[max(0, step - WINDOW) : step].tolist(), float(loss))
         for step, loss in enumerate(losses)
     }
-    seen, expected = {step: sigmas for step, sigmas in found.items() if sigmas > SIGMAS}, {}
+    spikes, expected = {step: sigmas for step, sigmas in deviations.items() if sigmas > SIGMAS}, {}
     for step in range(ENOUGH, 400):
         window = losses[max(0, step - WINDOW) : step]
         if (sigmas := (losses[step] - window.mean()) / window.std()) > SIGMAS:
             expected[step] = pytest.approx(sigmas)
-    assert seen == expected
-    assert {60, 300} <= seen.keys()
-    assert 20 not in seen
+    assert spikes == expected
+    assert {60, 300} <= spikes.keys()
+    assert 20 not in spikes
 
 
 @pytest.mark.slow
@@ -814,9 +817,9 @@ def test_23_pickle_in_a_checkpoint(preempted: tuple[Path, Finished], tmp_path: P
     newest, before = checkpoints(out)
     (newest / "model.safetensors").write_bytes(pickle.dumps(Payload(proof)))
     stamp(newest)
-    found = checkpoint.find(newest.parent)
-    assert found.path == before
-    assert [line.startswith(f"{newest}: model.safetensors cannot be read") for line in found.invalid] == [
+    usable = checkpoint.find(newest.parent)
+    assert usable.path == before
+    assert [line.startswith(f"{newest}: model.safetensors cannot be read") for line in usable.invalid] == [
         True
     ]
     assert not proof.exists()
@@ -950,11 +953,11 @@ def test_23_malformed_checkpoints_are_each_one_line(tmp_path: Path) -> None:
         misfit = partial(checkpoint.misfit, model=model)
         assert misfit(path) is None
         spoil_checkpoint(chance, path)
-        found = checkpoint.find(made.root, misfit=misfit)
-        assert found.path is None
-        assert str(path) in found.invalid[0]
-        assert "\n" not in found.invalid[0]
-        assert len(found.invalid[0]) < 400
+        usable = checkpoint.find(made.root, misfit=misfit)
+        assert usable.path is None
+        assert str(path) in usable.invalid[0]
+        assert "\n" not in usable.invalid[0]
+        assert len(usable.invalid[0]) < 400
 
 
 def test_26_script_in_a_name(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_arithmetic_equals_torchs_counter(mlp: str, attention: str):
             "attention.kernel=materialized",
         ]
     )
-    found = counted(run, vocab_size=70)
-    assert found.pop("total") == flops_per_token(run, vocab_size=70, causal=False)[0]
-    assert found == component_flops(run, vocab_size=70, causal=False)
+    counts = counted(run, vocab_size=70)
+    assert counts.pop("total") == flops_per_token(run, vocab_size=70, causal=False)[0]
+    assert counts == component_flops(run, vocab_size=70, causal=False)
 
 
 def test_an_untied_head_and_learned_positions_cost_no_more():

@@ -64,13 +64,13 @@ def bounded_memory() -> Iterator[None]:
 
 def outcomes(bench: Bench, *, number: int, cases: int) -> set[str]:
     """Of so many random cases; no fault among them."""
-    rng, faults, found = random.Random(number), list[str](), set[str]()
+    rng, faults, kinds = random.Random(number), list[str](), set[str]()
     for case in (bench.random_case(rng) for _ in range(cases)):
         verdict = bench.run(case)
-        found.add(verdict.outcome)
+        kinds.add(verdict.outcome)
         faults += [f"{verdict.outcome}: {verdict.detail}\n{case!r}"] if verdict.is_fault else []
     assert not faults, "\n".join(faults)
-    return found
+    return kinds
 
 
 def test_damage_is_mended_refused_or_left_out(runs: Bench):
@@ -129,7 +129,7 @@ def test_a_run_whose_summary_is_no_file_is_named(copied: Bench, make: Callable[[
     (folder / "manifest.json").unlink()
     (folder / "summary.json").unlink()
     make(folder / "summary.json")
-    (left_out,) = [one for one in api.compare("outputs")["not_compared"] if one["name"] == done]
+    (left_out,) = [row for row in api.compare("outputs")["not_compared"] if row["name"] == done]
     assert re.match(r"unreadable: .*(summary|manifest)\.json", left_out["status"])
 
 

@@ -195,12 +195,12 @@ def test_what_is_no_trained_run_is_refused(trained: Path, say: Say):
 def test_a_run_of_cuda_kernels_generates_on_the_cpu(trained: Path):
     config = trained / "config.yaml"
     text = config.read_text()
-    for ours, theirs in {
+    for ours, on_cuda in {
         "kernel: fused": "kernel: cudnn",
         "device: cpu": "device: cuda",
         "fp32": "bf16",
     }.items():
-        text = text.replace(ours, theirs)
+        text = text.replace(ours, on_cuda)
     config.write_text(text)
     sealed(trained)
     assert load_config(config).attention.kernel is Kernel.cudnn

@@ -69,13 +69,13 @@ WAYS = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.3, "top_k"
 
 def assert_same_text(model: GPT, run: Run, *, B: int = 1, T: int = 12, n: int = 40) -> None:
     """Greedy and seeded, token for token."""
-    engine, seen = Cached(model, run, batch=B, capacity=T + n), set()
+    engine, tokens = Cached(model, run, batch=B, capacity=T + n), set()
     for how in WAYS:
         sampler = Sampler(**{"top_k": 0, "seed": 0, **how}, sequences=B, max_tokens=n)
         got = torch.stack(list(generate(engine, prompt(B, T), sampler, max_tokens=n)), dim=1)
         assert got.tolist() == again(model, prompt(B, T), got, sampler), how
-        seen |= set(got.flatten().tolist())
-    assert len(seen) > 10, "a text of few tokens would show little"
+        tokens |= set(got.flatten().tolist())
+    assert len(tokens) > 10, "a text of few tokens would show little"
 
 
 @pytest.mark.parametrize("option", OPTIONS)

@@ -103,7 +103,7 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) ->
     from nocap.training.optimizer import ByRule
 
     option = compose(["model=nano", "optimizer=muon", "optimizer.scale=match_rms_adamw"]).optimizer
-    generator, found = torch.Generator("cuda").manual_seed(0), []
+    generator, updates = torch.Generator("cuda").manual_seed(0), []
     grads = torch.randn(4, *shape, generator=generator, device="cuda")
     for kind in (
         partial(torch.optim.Muon, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
@@ -114,8 +114,8 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) ->
         for p, grad in zip(matrices, grads, strict=True):
             p.grad = grad.clone()
         optimizer.step()
-        found.append(torch.stack([p.detach() for p in matrices]))
-    assert (found[0] - found[1]).norm() < 0.01 * found[0].norm()
+        updates.append(torch.stack([p.detach() for p in matrices]))
+    assert (updates[0] - updates[1]).norm() < 0.01 * updates[0].norm()
 
 
 def test_with_cuda_graphs_the_losses_are_the_same(tmp_path: Path, door: Door) -> None:

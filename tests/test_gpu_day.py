@@ -43,7 +43,7 @@ def step(day: ModuleType, code: str, **more: Any) -> Any:
         **{
             "limit_s": 20,
             "words": lambda shared, path: ["-c", code, str(path)],
-            "figure": lambda found: f"found {found}",
+            "figure": lambda content: f"found {content}",
             **more,
         }
     )
@@ -72,7 +72,7 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
         "bad": step(day, "import sys; print('half'); sys.exit('it broke')"),
         "long": step(day, "import time; print('began', flush=True); time.sleep(60)", limit_s=0.5),
         "absent": step(day, "", skip=lambda shared: "no folder was named"),
-        "other": step(day, writes([2]), figure=lambda found: found["a"]),
+        "other": step(day, writes([2]), figure=lambda content: content["a"]),
     }
     monkeypatch.setattr(day, "STEPS", steps)
     began = time.monotonic()
@@ -81,10 +81,10 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
     )
     assert time.monotonic() - began < 50  # "long" would sleep for 60
     assert day.main(["other", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
-    found = json.loads((tmp_path / "day.json").read_text())
+    content = json.loads((tmp_path / "day.json").read_text())
     rows = {
         row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"])
-        for row in found["rows"]
+        for row in content["rows"]
     }
     assert rows == {
         "good": (0, "good.json", "found {'a': 1}", ["done"]),

@@ -154,25 +154,25 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(
     (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
     for module in ("config.compose", "outside"):
         monkeypatch.setattr(f"nocap.{module}.conf_dir", lambda: conf)
-    seen = list[Grid]()
+    grids = list[Grid]()
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
-    assert multirun(words, look=lambda grid: seen.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0  # type: ignore[func-returns-value]
     arms = {
         (run.attention.n_kv_heads, run.norm.kind, run.seed)
-        for run in (cell.plan.run for cell in seen[0].cells)
+        for run in (cell.plan.run for cell in grids[0].cells)
     }
-    assert len(seen[0].cells) == 4
+    assert len(grids[0].cells) == 4
     assert {seed for _, _, seed in arms} == {0}
 
 
 def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path: Path) -> None:
-    seen = list[Grid]()
+    grids = list[Grid]()
     words = [*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2", "seed=0,1", f"output_dir={tmp_path}"]
-    assert multirun(words, zipped=True, look=lambda grid: seen.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0  # type: ignore[func-returns-value]
     arms = [("attention=flash", 0.1), ("attention=gqa", 0.2)]
-    found = [(cell.overrides, cell.plan.run.optimizer.lr, cell.plan.run.seed) for cell in seen[0].cells]
-    assert [(lr, seed) for _, lr, seed in found] == [(lr, seed) for seed in (0, 1) for _, lr in arms]
-    assert all(arms[n % 2][0] in overrides for n, (overrides, _, _) in enumerate(found))
+    cells = [(cell.overrides, cell.plan.run.optimizer.lr, cell.plan.run.seed) for cell in grids[0].cells]
+    assert [(lr, seed) for _, lr, seed in cells] == [(lr, seed) for seed in (0, 1) for _, lr in arms]
+    assert all(arms[n % 2][0] in overrides for n, (overrides, _, _) in enumerate(cells))
     with pytest.raises(ValueError, match=r"^--zip must be given lists of one length, got \[2, 3\]$"):
         multirun([*CELL, "attention=flash,gqa", "optimizer.lr=0.1,0.2,0.3"], zipped=True)
 

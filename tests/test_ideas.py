@@ -129,10 +129,10 @@ def test_muon_leaves_tables_of_embeddings_to_adamw():
     run = composed("ideas=[value_embeddings]", "optimizer=muon")
     model = build_model(run, vocab_size=V)
     _adamw, muon = build_optimizers(run, model)
-    held = {id(p) for group in muon.param_groups for p in group["params"]}
+    muon_ids = {id(p) for group in muon.param_groups for p in group["params"]}
     named = dict(model.named_parameters())
-    assert id(named["blocks.1.ideas.value_embeddings.table.weight"]) not in held
-    assert id(named["blocks.0.mlp.f.up.weight"]) in held
+    assert id(named["blocks.1.ideas.value_embeddings.table.weight"]) not in muon_ids
+    assert id(named["blocks.0.mlp.f.up.weight"]) in muon_ids
 
 
 def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> Trainee:

@@ -71,13 +71,13 @@ def job_of(run: Run, folder: Path) -> Job:
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, set[int]]:
     """Module → lines that two small runs execute, from their setup to their end."""
-    seen: dict[str, set[int]] = {}
+    by_file: dict[str, set[int]] = {}
 
     def look(frame: FrameType, event: str, argument: object) -> Any:
         if not frame.f_code.co_filename.startswith(str(PACKAGE)):
             return None
         if event == "line":
-            seen.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
+            by_file.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
         return look
 
     for number, words in enumerate(((), STACK)):
@@ -98,7 +98,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
         finally:
             sys.settrace(None)
     return {
-        ".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines for path, lines in seen.items()
+        ".".join(Path(path).relative_to(REPO).with_suffix("").parts): lines for path, lines in by_file.items()
     }
 
 
@@ -248,10 +248,10 @@ def test_a_line_of_the_attention_that_a_run_uses_makes_another(checkout: Path):
     plain, sliding = identities(checkout)
     replaced("nocap/model/sliding.py", "MIN_BLOCK = 64", "MIN_BLOCK = 32")(checkout)
     assert identities(checkout)[0] == plain
-    assert (one := identities(checkout)[1]) != sliding
+    assert (changed := identities(checkout)[1]) != sliding
     replaced("nocap/model/attention.py", "/ math.sqrt(D)", "/ math.sqrt(D + 1)")(checkout)
     assert identities(checkout)[0] != plain
-    assert identities(checkout)[1] != one
+    assert identities(checkout)[1] != changed
 
 
 @pytest.mark.slow

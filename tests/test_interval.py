@@ -43,10 +43,10 @@ def test_how_wide_it_is_in_standard_deviations(n: int, standard_deviations: floa
 @pytest.mark.parametrize(("analysis", "comparisons"), [(1, 1), (2, 1), (1, 6), (3, 5)])
 def test_pairs(analysis: int, comparisons: int):
     share = analysis**2 * comparisons
-    sem, found = stats.sem(SLEEP), of_pairs(SLEEP, bias=0.1, analysis=analysis, comparisons=comparisons)
+    sem, estimate = stats.sem(SLEEP), of_pairs(SLEEP, bias=0.1, analysis=analysis, comparisons=comparisons)
     half = (1 + 3.3 / math.sqrt(10)) * stats.t.isf(0.05 / share, 9) * sem + 0.1
-    assert (found.mid, found.low, found.high) == pytest.approx((-1.58, -1.58 - half, -1.58 + half))
-    assert (found.n, found.sd, found.method) == (10, pytest.approx(SLEEP.std(ddof=1)), "pairs")
+    assert (estimate.mid, estimate.low, estimate.high) == pytest.approx((-1.58, -1.58 - half, -1.58 + half))
+    assert (estimate.n, estimate.sd, estimate.method) == (10, pytest.approx(SLEEP.std(ddof=1)), "pairs")
     narrowed = of_pairs(SLEEP, declared=KNOWN, analysis=analysis, comparisons=comparisons)
     # 8 of 20 degrees count; and its own spread is wider
     half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)
@@ -69,24 +69,24 @@ def test_pairs_that_contradict_the_declared_noise_drop_it():
 
 
 def test_two_samples_are_welchs_at_995():
-    found = of_samples(DRUG_1, DRUG_2[:7], bias=0.1)
+    estimate = of_samples(DRUG_1, DRUG_2[:7], bias=0.1)
     exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(0.995)
-    assert (found.low, found.high) == pytest.approx((exact.low - 0.1, exact.high + 0.1))
-    assert (found.n, found.method) == (7, "unpaired (Welch)")
+    assert (estimate.low, estimate.high) == pytest.approx((exact.low - 0.1, exact.high + 0.1))
+    assert (estimate.n, estimate.method) == (7, "unpaired (Welch)")
     wider = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(1 - 0.005 / 3)
     assert of_samples(DRUG_1, DRUG_2[:7], comparisons=3).high == pytest.approx(wider.high)
 
 
 def test_fewer_than_three_have_no_interval():
-    for found in (of_pairs([1.0, 1.1]), of_samples(DRUG_1, [0.5, 0.6])):
-        assert (found.low, found.high, found.n) == (-math.inf, math.inf, 2)
-        assert (found.json()["low"], found.json()["high"], found.json()["sd"]) == (None, None, None)
+    for estimate in (of_pairs([1.0, 1.1]), of_samples(DRUG_1, [0.5, 0.6])):
+        assert (estimate.low, estimate.high, estimate.n) == (-math.inf, math.inf, 2)
+        assert (estimate.json()["low"], estimate.json()["high"], estimate.json()["sd"]) == (None, None, None)
     assert of_pairs([1.0, 1.1]).mid == pytest.approx(1.05)
 
 
 def test_runs_that_agree_to_the_last_bit():
-    for found in (of_pairs([0.5] * 3), of_samples([0.5] * 3, [0.0] * 4)):
-        assert (found.mid, found.low, found.high) == (0.5, 0.5, 0.5)
+    for estimate in (of_pairs([0.5] * 3), of_samples([0.5] * 3, [0.0] * 4)):
+        assert (estimate.mid, estimate.low, estimate.high) == (0.5, 0.5, 0.5)
     assert of_pairs([0.5] * 3, declared=KNOWN).high == 0.5  # nor has a noise that was declared
 
 
@@ -95,8 +95,8 @@ def test_two_sides_are_paired_where_they_share_seeds():
     apart = {seed + 100: x for seed, x in b.items()}
 
     def found(a: dict[int, float], b: dict[int, float], **how: Any) -> tuple[Any, ...]:
-        one = between(a, b, **how)
-        return one and (one.mid, one.low, one.high, one.n, one.method)
+        estimate = between(a, b, **how)
+        return estimate and (estimate.mid, estimate.low, estimate.high, estimate.n, estimate.method)
 
     pairs, samples = of_pairs(SLEEP), of_samples(DRUG_1, DRUG_2)
     assert found(a, b) == (pairs.mid, pairs.low, pairs.high, 10, "pairs")
@@ -120,9 +120,9 @@ def test_ratios_are_geometric_and_their_inverse_agrees():
 
 
 def test_noise_is_pooled_within_groups():
-    found = pooled([[1, 2, 3], [10, 14], [7]])
-    assert found is not None
-    assert (found.sd, found.df) == (pytest.approx(math.sqrt((2 + 8) / 3)), 3)
+    noise = pooled([[1, 2, 3], [10, 14], [7]])
+    assert noise is not None
+    assert (noise.sd, noise.df) == (pytest.approx(math.sqrt((2 + 8) / 3)), 3)
     assert pooled([[1.0], []]) is pooled([[2.0, 2.0]]) is pooled([]) is None
 
 

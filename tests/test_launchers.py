@@ -37,10 +37,10 @@ def taken(pool: Devices, *runs: Run) -> list[tuple[str, ...] | None]:
 
 
 def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
-    one, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
+    single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
     on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
     pool = Devices(units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
-    assert taken(pool, two, two, two, one) == [("0", "1"), ("2", "5"), None, ("6",)]
+    assert taken(pool, two, two, two, single) == [("0", "1"), ("2", "5"), None, ("6",)]
     pool.give_back(Share(device=Device.cpu, units=("0", "1")))
     assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [("0", "1"), ("3", "4"), ("GPU-ab", "7"), None]
     assert Share(device=Device.cuda, units=("GPU-ab", "7")).env == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
@@ -53,7 +53,7 @@ def test_a_pool_has_room_for_so_many_jobs(jobs: int | None, cores: int, n: int) 
     pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
     assert pool.at_once(run()) == n
     assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
-    assert (taken(one := one_at_a_time(), run(), run()), one.describe([run()])) == ([(), None], None)
+    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == ([(), None], None)
 
 
 def test_pool_says_why_it_is_a_pool_of_one() -> None:

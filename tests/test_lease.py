@@ -62,8 +62,8 @@ def old(folder: Path, seconds: float = lease.LEASE_S + 1) -> None:
 
 
 def test_one_holder_at_a_time_and_nothing_stays(tmp_path: Path) -> None:
-    with lease.acquire(tmp_path) as held:
-        assert held.beat()
+    with lease.acquire(tmp_path) as acquired:
+        assert acquired.beat()
         with pytest.raises(
             lease.HeldError,
             match=rf"{tmp_path} must have one writer, and process {os.getpid()} on .* is training there",
@@ -121,8 +121,8 @@ def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGSTOP)
         old(tmp_path)
-        with lease.acquire(tmp_path) as held:
-            write_file(tmp_path / "checkpoint", b"new", stage=held.stage())
+        with lease.acquire(tmp_path) as acquired:
+            write_file(tmp_path / "checkpoint", b"new", stage=acquired.stage())
             process.stdin.write("\n")
             process.stdin.flush()
             process.send_signal(signal.SIGCONT)
@@ -132,7 +132,7 @@ def test_a_sleeper_that_wakes_cannot_write(tmp_path: Path) -> None:
                 said[2]
                 == f"another process took {tmp_path} over while this one did not run, and goes on there\n"
             )
-            assert held.beat()
+            assert acquired.beat()
         assert not stage.exists()
         assert (tmp_path / "checkpoint").read_bytes() == b"new"
 
@@ -146,12 +146,12 @@ def test_a_sleeper_deletes_no_checkpoint_of_the_one_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It slept while it synced, and the other one has saved the same step."""
-    (mine := tmp_path / "checkpoints" / "step-00000008").mkdir(parents=True)
+    (saved := tmp_path / "checkpoints" / "step-00000008").mkdir(parents=True)
     (stage := tmp_path / "stage").mkdir()
     monkeypatch.setattr(checkpoint, "_sync", lambda path: shutil.rmtree(stage, ignore_errors=True))
     with pytest.raises(FileNotFoundError):
-        checkpoint._write(mine.parent, tensors={}, state={"step": 8}, rows=b"", stage=stage)
-    assert mine.exists()
+        checkpoint._write(saved.parent, tensors={}, state={"step": 8}, rows=b"", stage=stage)
+    assert saved.exists()
 
 
 def test_a_sleeper_leaves_the_summary_of_the_one_after_it(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_a_sleeper_leaves_the_summary_of_the_one_after_it(tmp_path: Path) -> Non
 
 
 def test_a_worker_cannot_write_for_the_one_after_it(tmp_path: Path) -> None:
-    with lease.acquire(tmp_path) as held:
-        first = held.stage()
-        second = held.stage()
+    with lease.acquire(tmp_path) as acquired:
+        first = acquired.stage()
+        second = acquired.stage()
         with pytest.raises(lease.LostError):
             lease.check(first)
         with pytest.raises(FileNotFoundError):
@@ -203,11 +203,11 @@ def test_of_many_at_once_one_at_a_time_gets_it(tmp_path: Path, monkeypatch: pyte
 
 def test_heartbeats_come_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease, "BEAT_S", 0.01)
-    with lease.acquire(tmp_path) as held:
+    with lease.acquire(tmp_path) as acquired:
         (path,) = tmp_path.glob(f"{lease.NAME}/*/{lease.HOLDER}")
         os.utime(path, (1, 1))
         wait_until(lambda: path.stat().st_mtime > 1, "a heartbeat", limit_s=5)
-        assert not held.lost
+        assert not acquired.lost
 
 
 def test_leftovers_of_killed_processes_are_cleared(tmp_path: Path) -> None:

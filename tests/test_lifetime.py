@@ -208,8 +208,8 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
         return SimpleNamespace(pid=0, send_signal=sent.append)
 
     monkeypatch.setattr(launch, "subprocess", SimpleNamespace(Popen=start))
-    with launch.hold(plan) as held, pytest.raises(OSError, match="no more processes"):
-        launch.Attempt(plan, held, started=0.0)
+    with launch.hold(plan) as acquired, pytest.raises(OSError, match="no more processes"):
+        launch.Attempt(plan, acquired, started=0.0)
     assert sent == [signal.SIGKILL]
 
 

@@ -127,12 +127,12 @@ def test_layouts(tmp_path: Path, place: str, paths: list[str], paired: bool) -> 
     for number, arm in enumerate(("base", "idea")):
         for seed in range(3):
             jsonl(tmp_path / place.format(arm=arm, seed=seed), loss=3 + NOISE[number][seed])
-    found = arms(compared(*(tmp_path / path for path in paths)))
-    assert len(found) == 2
-    for (label, arm), name in zip(found.items(), ("base", "idea"), strict=True):
+    by_label = arms(compared(*(tmp_path / path for path in paths)))
+    assert len(by_label) == 2
+    for (label, arm), name in zip(by_label.items(), ("base", "idea"), strict=True):
         assert name in label
         assert (arm["n"], min(arm["seeds"]) >= 0) == (3, paired)
-    first, second = (set(arm["seeds"]) for arm in found.values())
+    first, second = (set(arm["seeds"]) for arm in by_label.values())
     assert (first == second) if paired else not first & second
 
 
@@ -169,9 +169,9 @@ def test_tables(tmp_path: Path, table: str, columns: str, expected: Json) -> Non
     path = tmp_path / "arms" / "table.csv"
     path.parent.mkdir()
     path.write_text(table)
-    found = arms(compared(path, columns=columns_of(columns)))
+    by_label = arms(compared(path, columns=columns_of(columns)))
     assert {
-        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in found.items()
+        label: (arm["seeds"], arm["val_loss"] or arm["val_bpb"]) for label, arm in by_label.items()
     } == expected
 
 
@@ -496,10 +496,10 @@ def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
             )
             file.write("\n")
     tracemalloc.start()
-    found = logs.load([str(path)])
+    loaded = logs.load([str(path)])
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(found.records[0].curve.step) == 20
+    assert len(loaded.records[0].curve.step) == 20
     assert path.stat().st_size > 16e6 > 10 * peak
 
 
@@ -600,8 +600,8 @@ for group in ("base", "idea"):
         WANDB_SILENT="true",
     )
     comparison = compared(tmp_path / "wandb")
-    found = arms(comparison)
-    assert {label: (arm["seeds"], arm["val_loss"]) for label, arm in found.items()} == {
+    by_label = arms(comparison)
+    assert {label: (arm["seeds"], arm["val_loss"]) for label, arm in by_label.items()} == {
         "base": ([0, 1, 2], pytest.approx(3.01)),
         "idea": ([0, 1], pytest.approx(2.905)),
     }
@@ -740,8 +740,8 @@ def test_wandb_s_server(
         "val_loss": [4, 3.5, 3],
         "val_bpb": [None] * 3,
     }
-    assert [one["status"] for one in content["not_compared"]] == (["crashed"] if len(labels) == 2 else [])
-    assert any("HistoryPage" in one["query"] for one in asked)
+    assert [entry["status"] for entry in content["not_compared"]] == (["crashed"] if len(labels) == 2 else [])
+    assert any("HistoryPage" in entry["query"] for entry in asked)
 
 
 def test_wandb_without_a_login_is_one_line(tmp_path: Path) -> None:

@@ -189,17 +189,17 @@ def test_a_bf16_residual_stream_is_bf16_in_every_branch_and_fp32_where_products_
         for p in ("fp32", "bf16")
     ]
     wide, narrow = (build_model(run, vocab_size=VOCAB) for run in own)
-    seen: list[torch.dtype] = []
+    dtypes: list[torch.dtype] = []
     for block in narrow.blocks:
         for branch in (block.attention, block.mlp):
-            branch.register_forward_hook(lambda module, args, out: seen.extend((args[0].dtype, out.dtype)))
+            branch.register_forward_hook(lambda module, args, out: dtypes.extend((args[0].dtype, out.dtype)))
     tokens = tokens_of()
     losses = []
     for model in (wide, narrow):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             losses.append(model(tokens[:, :-1], tokens[:, 1:]).total)
         losses[-1].backward()
-    assert seen == [torch.bfloat16] * 8
+    assert dtypes == [torch.bfloat16] * 8
     assert losses[0] != losses[1]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=5e-3)
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in narrow.parameters())

@@ -135,13 +135,13 @@ def test_the_entropy_of_the_predictions_is_rewarded():
 
 def together(run: Run, folder: Path, n: int) -> list[dict[str, torch.Tensor]]:
     """All parameters after each of the steps, the head's among them, tied or not."""
-    (job, trainee), found = trainee_of(run, folder), []
+    (job, trainee), parameters = trainee_of(run, folder), []
     for i in range(n):
         take_step(job, trainee, Ledger(started=0.0), step=i)
-        found.append(
+        parameters.append(
             {name: p.detach().clone() for name, p in trainee.model.named_parameters(remove_duplicate=False)}
         )
-    return found
+    return parameters
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
@@ -161,10 +161,10 @@ def test_untying_is_tied_before_and_two_matrices_of_one_state_after(optimizer: s
     for i in range(3):
         take_step(job, trainee, Ledger(started=0.0), step=i)
     state = trainee.optimizers[0].state
-    one, other = (
+    head, other = (
         state[trainee.model.get_parameter(name)] for name in ("head.unembed.weight", "embedding.weight")
     )
-    assert all(torch.equal(one[field], other[field]) for field in ("step", "exp_avg", "exp_avg_sq"))
+    assert all(torch.equal(head[field], other[field]) for field in ("step", "exp_avg", "exp_avg_sq"))
 
 
 def test_what_is_not_tied_is_not_untied():
@@ -187,10 +187,10 @@ def distilled(teacher: str, *words: str) -> Run:
 def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     run = distilled(teacher, "ideas.distill.weight=0.3", "ideas.distill.temperature=1.5")
     job, trainee = trainee_of(run, tmp_path)
-    theirs = trained(Path(teacher))[1]
+    teaching = trained(Path(teacher))[1]
     tokens = torch.arange(34).reshape(2, 17) * 7 % V
     inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
-    p, q = ((model.logits(inputs).flatten(0, 1) / 1.5).softmax(-1) for model in (theirs, trainee.model))
+    p, q = ((model.logits(inputs).flatten(0, 1) / 1.5).softmax(-1) for model in (teaching, trainee.model))
     kl, ce = (
         (p * (p / q).log()).sum(-1).mean(),
         F.cross_entropy(trainee.model.logits(inputs).flatten(0, 1), targets),
@@ -198,7 +198,7 @@ def test_distillation_against_its_formula(teacher: str, tmp_path: Path):
     loss = trainee.model(inputs, tokens[:, 1:])
     torch.testing.assert_close(loss.total, 0.7 * ce + 0.3 * 1.5**2 * kl)
     loss.total.backward()
-    assert all(p.grad is None for p in theirs.parameters())
+    assert all(p.grad is None for p in teaching.parameters())
     assert not any(
         "teach" in name for name, _ in [*trainee.model.named_parameters(), *trainee.model.named_buffers()]
     )
@@ -220,29 +220,29 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
 ):
     clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
     copy = shutil.copytree(teacher, tmp_path / "copies" / Path(teacher).name)
-    one, other = (
+    original, other = (
         plan(distilled(str(path), f"output_dir={tmp_path}"), choices={}) for path in (teacher, copy)
     )
-    assert one.identity == other.identity
-    assert one.teachers["ideas.distill"].seconds == clock["train"] + clock["data"]
+    assert original.identity == other.identity
+    assert original.teachers["ideas.distill"].seconds == clock["train"] + clock["data"]
     sums = next((copy / "checkpoints").iterdir()) / "manifest.json"
     sums.write_text(sums.read_text().replace(json.loads(sums.read_text())["model.safetensors"], "0" * 64))
-    assert plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}).identity != one.identity
+    assert plan(distilled(str(copy), f"output_dir={tmp_path}"), choices={}).identity != original.identity
 
 
 @pytest.mark.slow
 def test_a_teachers_time_is_its_pupils_too(teacher: str, undisturbed: Undisturbed, tmp_path: Path):
     clock = json.loads((undisturbed.run_dir / "summary.json").read_text())["clock_s"]
-    found = attempt_of(
+    run_dir = attempt_of(
         tmp_path / "out",
         "ideas=[distill]",
         f"ideas.distill.run={teacher}",
         "trainer.steps=2",
         "trainer.checkpoint_every=1",
     )
-    seconds = json.loads((found / "summary.json").read_text())["clock_s"]
+    seconds = json.loads((run_dir / "summary.json").read_text())["clock_s"]
     assert seconds["teacher"] == pytest.approx(clock["train"] + clock["data"])
-    record = load([found]).records[0]
+    record = load([run_dir]).records[0]
     assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])
     assert record.curve.train_s[0] >= seconds["teacher"]
     assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
@@ -307,24 +307,24 @@ def test_attention_stays_inside_a_document(attention: str):
     )
     masked, plain = (moved(composed(*words, *more)) for more in (("attention.document_start=256",), ()))
     tokens = with_documents(100, 7, 70)
-    found, unmasked = masked.logits(tokens), plain.logits(tokens)
+    confined, unmasked = masked.logits(tokens), plain.logits(tokens)
     for first, last in ((0, 7), (7, 70), (70, 100)):
         # without positions, a document is the same wherever it stands
         alone = plain.logits(tokens[:1, first:last])
-        torch.testing.assert_close(found[:1, first:last], alone, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found[1], unmasked[1], rtol=1e-4, atol=1e-5)
-    assert (found[0, 70:] - unmasked[0, 70:]).abs().max() > 1e-3
+        torch.testing.assert_close(confined[:1, first:last], alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(confined[1], unmasked[1], rtol=1e-4, atol=1e-5)
+    assert (confined[0, 70:] - unmasked[0, 70:]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("attention", ["mha", "flash", "sliding"])
 def test_one_document_changes_no_bit(attention: str):
-    found = []
+    passes = []
     for more in ((), ("attention.document_start=256",)):
         model, tokens = moved(composed(f"attention={attention}", *more)), with_documents(101)
         loss = model(tokens[:, :-1], tokens[:, 1:]).total
         loss.backward()
-        found.append([loss, *(p.grad for p in model.parameters())])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        passes.append([loss, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*passes, strict=True))
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -332,10 +332,10 @@ def test_flexattentions_mask_is_that_of_the_pairs(window: int | None):
     ids_BT = (with_documents(300, 7, 170) == START).cumsum(1)
     mask = flex_mask(ids_BT, window)
     b, query, key = (torch.arange(n) for n in (2, 300, 300))
-    found = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
+    allowed = mask.mask_mod(b[:, None, None], torch.tensor(0), query[:, None], key)
     distance = query[:, None] - key
-    assert torch.equal(found, seen(ids_BT)[:, 0] & (distance < (window or 300)))
-    tiles = F.pad(found, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
+    assert torch.equal(allowed, seen(ids_BT)[:, 0] & (distance < (window or 300)))
+    tiles = F.pad(allowed, (0, 84, 0, 84)).unflatten(2, (3, 128)).unflatten(1, (3, 128)).any(4).any(2)
     # what is left out holds nothing that is seen, and no more is computed
     assert torch.equal(mask.to_dense()[:, 0].bool(), tiles)
 
@@ -537,11 +537,11 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     used."""
     more = (f"cache_dir={tmp_path}", "data.train_tokens=30000")
     run = composed("ideas=[easy_first]", f"ideas.easy_first.run={teacher}", *more)
-    found = [trainee_of(run, tmp_path) for _ in range(2)]
-    model, (job, first), (_, second) = trained(Path(teacher))[1], *found
+    attempts = [trainee_of(run, tmp_path) for _ in range(2)]
+    model, (job, first), (_, second) = trained(Path(teacher))[1], *attempts
     tokens = torch.from_numpy(first.train.read(range(192))).long()  # all that the run reads
     with torch.no_grad():
-        losses = [float(model(one[None, :-1], one[None, 1:]).total) for one in tokens]
+        losses = [float(model(window[None, :-1], window[None, 1:]).total) for window in tokens]
     assert losses == pytest.approx(sorted(losses), abs=1e-4)
     assert losses[-1] - losses[0] > 0.01
     assert [first.train._window(i) for i in range(192)] == [second.train._window(i) for i in range(192)]
@@ -639,28 +639,28 @@ def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: 
     again = saved_and_loaded(trainee, run, tmp_path, step=3)
     whole += [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(3, 6)]
     resumed = [take_step(job, again, Ledger(started=0.0), step=i) for i in range(3, 6)]
-    assert [(one.loss, one.parts, one.grad_norm) for one in resumed] == [
-        (one.loss, one.parts, one.grad_norm) for one in whole[3:]
+    assert [(step.loss, step.parts, step.grad_norm) for step in resumed] == [
+        (step.loss, step.parts, step.grad_norm) for step in whole[3:]
     ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", TOGETHER, ids=lambda words: words[0])
 def test_two_ranks_equal_one(words: tuple[str, ...], teacher: str, tmp_path: Path):
-    found = []
+    run_dirs = []
     for devices in (1, 2):
         with attempt(
             tmp_path / str(devices), f"trainer.devices={devices}", *chosen(words, teacher)
         ) as running:
             code, _, err = running.end()
         assert code == 0, err
-        found.append(the_run(tmp_path / str(devices)))
+        run_dirs.append(the_run(tmp_path / str(devices)))
     if "small_batches" not in words[0]:
-        assert state_of(found[0]) == state_of(found[1])
+        assert state_of(run_dirs[0]) == state_of(run_dirs[1])
     else:  # four micro-batches: two ranks add up their gradients in another order
-        for one, other in zip(*map(rows_of, found), strict=True):
-            assert one["tokens"] == other["tokens"]
-            assert one.get("train/loss", 0.0) == pytest.approx(other.get("train/loss", 0.0), rel=1e-5)
+        for row, other in zip(*map(rows_of, run_dirs), strict=True):
+            assert row["tokens"] == other["tokens"]
+            assert row.get("train/loss", 0.0) == pytest.approx(other.get("train/loss", 0.0), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -96,8 +96,8 @@ def stepped(
     return weights, grads, optimizer
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
 # --- AdamW --------------------------------------------------------------------------------------------------
@@ -362,8 +362,8 @@ def test_polar_express_brings_singular_values_nearer_to_1(steps: int):
     errors = {}
     for kind in ("newton_schulz", "polar_express"):
         polynomials = option("muon", iteration=kind, ns_steps=steps).polynomials()
-        (found,) = muon.orthogonalized(x[None].clone(), polynomials, torch.float64)
-        errors[kind] = (torch.linalg.svdvals(found) - 1).abs()
+        (orthogonal,) = muon.orthogonalized(x[None].clone(), polynomials, torch.float64)
+        errors[kind] = (torch.linalg.svdvals(orthogonal) - 1).abs()
     newton, polar = errors.values()
     assert polar.mean() < 0.7 * newton.mean()
     assert polar.max() < newton.max()
@@ -412,9 +412,9 @@ def muon_weights(*words: str) -> list[Tensor]:
 
 def test_momentum_warms_up_in_a_straight_line():
     rule = option("muon", momentum=0.95, momentum_start=0.85, momentum_warmup_steps=4)
-    found = [rule.momentum_at(step) for step in (1, 2, 3, 4, 5, 500)]
-    assert found == pytest.approx([0.85, 0.875, 0.9, 0.925, 0.95, 0.95])
-    assert found[-2:] == [0.95, 0.95]
+    momenta = [rule.momentum_at(step) for step in (1, 2, 3, 4, 5, 500)]
+    assert momenta == pytest.approx([0.85, 0.875, 0.9, 0.925, 0.95, 0.95])
+    assert momenta[-2:] == [0.95, 0.95]
 
 
 @pytest.mark.parametrize(
@@ -455,7 +455,7 @@ def test_cautious_decay_is_the_papers(words: list[str]):
             set_grads(model, seed=step)
             for optimizer in optimizers:
                 optimizer.step()
-        undecayed, seen = dict(plain.named_parameters()), set[float]()
+        undecayed, shares = dict(plain.named_parameters()), set[float]()
         rates = {
             id(p): (g["lr"], g["weight_decay"])
             for optimizer in its
@@ -467,9 +467,9 @@ def test_cautious_decay_is_the_papers(words: list[str]):
             assert decay == (0.5 if p.ndim == 2 else 0.0)
             x, u = before[name], before[name] - undecayed[name].detach()
             mask = (u * x >= 0).float()
-            seen.add(float(mask.mean()))
+            shares.add(float(mask.mean()))
             torch.testing.assert_close(p.detach(), x - u - lr * decay * mask * x, rtol=0, atol=1e-7)
-        assert any(0.2 < share < 0.8 for share in seen)
+        assert any(0.2 < share < 0.8 for share in shares)
     assert run.optimizer.cautious_decay
 
 
@@ -496,12 +496,12 @@ def losses(*words: str, folder: Path, steps: int = 3) -> list[float]:
 def test_a_half_life_is_the_beta2_that_follows(optimizer: str, tmp_path: Path):
     """Half of the weight of the gradients so many tokens ago is gone: in two steps of 2,048 with 4,096."""
     words = (f"optimizer={optimizer}", "optimizer.beta2_half_life_tokens=4096")
-    found = to_plain(compose([*SMALL, *words]))["optimizer"]["beta2"]
-    assert found == pytest.approx(0.5**0.5)
+    beta2 = to_plain(compose([*SMALL, *words]))["optimizer"]["beta2"]
+    assert beta2 == pytest.approx(0.5**0.5)
     assert to_plain(compose([*SMALL, *words, "trainer.batch_tokens=4096"]))["optimizer"]["beta2"] == 0.5
     if optimizer == "adamw":
         assert losses(*words, folder=tmp_path) == losses(
-            words[0], f"optimizer.beta2={found!r}", folder=tmp_path
+            words[0], f"optimizer.beta2={beta2!r}", folder=tmp_path
         )
 
 
@@ -530,18 +530,18 @@ def test_the_tail_average_is_the_mean_of_the_last_weights(tmp_path: Path):
     """Of the last 3 of 6 steps; before them, the weights themselves."""
     run = compose([*SMALL, "ideas=[tail_average]", "ideas.tail_average.share=0.5", "trainer.steps=6"])
     job, trainee = trainee_of(run, tmp_path)
-    seen = []
+    history = []
     for step in range(6):
         with trainee.model.validating():
             assert step > 3 or all(map(torch.equal, trainee.model.parameters(), own(trainee)))
         take_step(job, trainee, Ledger(started=0.0), step=step)
-        seen.append(own(trainee))
+        history.append(own(trainee))
     with trainee.model.validating():
         for i, p in enumerate(trainee.model.parameters()):
             torch.testing.assert_close(
-                p.detach(), torch.stack([weights[i] for weights in seen[3:]]).mean(0), rtol=0, atol=1e-7
+                p.detach(), torch.stack([weights[i] for weights in history[3:]]).mean(0), rtol=0, atol=1e-7
             )
-    assert all(map(torch.equal, trainee.model.parameters(), seen[-1]))
+    assert all(map(torch.equal, trainee.model.parameters(), history[-1]))
 
 
 def own(trainee: Trainee) -> list[Tensor]:
@@ -622,9 +622,9 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(words: tuple[str, ...], tmp_pat
 def test_what_ideas_keep_around_the_step_is_counted(tmp_path: Path):
     run = compose([*SMALL, "ideas=[averaged_weights]"])
     model = trainee_of(run, tmp_path)[1].model
-    held = sum(4 * p.numel() for p in model.parameters())
-    assert memory.n_bytes(model.kept_around()) == held
-    assert memory.parts_mib((), (), model.kept_around())["optimizer"] * memory.MIB == held
+    kept = sum(4 * p.numel() for p in model.parameters())
+    assert memory.n_bytes(model.kept_around()) == kept
+    assert memory.parts_mib((), (), model.kept_around())["optimizer"] * memory.MIB == kept
 
 
 @pytest.mark.slow

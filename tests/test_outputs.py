@@ -79,10 +79,10 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def modes_in(folder: Path, umask: int) -> dict[str, str]:
     """What does not follow the umask."""
     wanted = {False: 0o666 & ~umask, True: 0o777 & ~umask}
-    found = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
     return {
         str(path.relative_to(folder)): oct(mode)
-        for path, mode in found.items()
+        for path, mode in modes.items()
         if mode != wanted[path.is_dir()]
     }
 

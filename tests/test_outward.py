@@ -104,7 +104,7 @@ def leaked(text: str) -> list[str]:
     return [secret for secret in PLANTED if any(spelt in text for spelt in spellings(secret))]
 
 
-seen: list[Any] = []
+recorded: list[Any] = []
 
 
 @dataclass
@@ -115,14 +115,14 @@ class Recording(Tracker):
     tags: list[str] = field(default_factory=list)
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        seen.append([facts, self.tags])
+        recorded.append([facts, self.tags])
 
         class Session(TrackerSession):
             def log(self, row: Any) -> None:
-                seen.append(row)
+                recorded.append(row)
 
             def finish(self, *, summary: Any, status: str) -> None:
-                seen.append([summary, status])
+                recorded.append([summary, status])
 
         return Session()
 
@@ -178,11 +178,11 @@ def logs_and_screen(folder: Path, planned: Plan) -> None:
 def measured(results: dict[str, Any], names: Sequence[str], arm: str = "") -> list[dict[str, Any]]:
     """The first claim's measurements, once for each of these claims; of this arm in the place of its own."""
     claim = results["claims"][0]
-    own = [one for one in results["measurements"] if one["claim"] == claim["id"]]
+    own = [row for row in results["measurements"] if row["claim"] == claim["id"]]
     return [
-        {**one, "claim": name, "arm": arm if arm and one["arm"] == claim["arm"] else one["arm"]}
+        {**row, "claim": name, "arm": arm if arm and row["arm"] == claim["arm"] else row["arm"]}
         for name in names
-        for one in own
+        for row in own
     ]
 
 
@@ -206,7 +206,7 @@ def studies(folder: Path, planned: Plan) -> None:
         for i, text in enumerate(TEXTS)
     ]
     results["measurements"] = measured(
-        {**results, "claims": [claim]}, [one["id"] for one in results["claims"]]
+        {**results, "claims": [claim]}, [row["id"] for row in results["claims"]]
     )
     write_json(folder / "made.json", results)
     (folder / "board" / "made").mkdir(parents=True)
@@ -219,18 +219,18 @@ def studies(folder: Path, planned: Plan) -> None:
 
 def comparisons(folder: Path, planned: Plan) -> None:
     # of a nocap that did not redact
-    theirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
+    run_dirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
     words = [
         word for suffix in ("json", "csv", "html") for word in (f"--{suffix}", str(folder / f"out.{suffix}"))
     ]
     compare.main([str(folder.parent / "theirs"), *words])
-    runs.main(["why", *(str(theirs[i]) for i in (0, 5))])
+    runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
     print(aligned(["arm"], [[text] for text in TEXTS]))
 
 
 def mirrors(folder: Path, planned: Plan) -> None:
-    seen.clear()
+    recorded.clear()
     tracker = Recording(tags=TEXTS)
     facts = RunFacts(
         identity="0123abcd4567",
@@ -243,8 +243,8 @@ def mirrors(folder: Path, planned: Plan) -> None:
     )
     session = open_tracker(tracker, facts, rows=[{"step": 0, "note": TEXTS}])
     session.finish(summary={"error": TEXTS}, status="failed")
-    assert len(seen) == 3
-    (folder / "mirror").write_text(repr(seen))
+    assert len(recorded) == 3
+    (folder / "mirror").write_text(repr(recorded))
 
 
 def copies(folder: Path, planned: Plan) -> None:
@@ -266,7 +266,7 @@ def test_no_secret_reaches_a_file_or_a_screen(
     shown = {"the screen": "".join(capsys.readouterr())} | {
         str(p.name): p.read_text() for p in folder.rglob("*") if p.is_file()
     }
-    assert {name: found for name, text in shown.items() if (found := leaked(text))} == {}
+    assert {name: leaks for name, text in shown.items() if (leaks := leaked(text))} == {}
     assert any("redacted:" in text for text in shown.values())
     assert leaked(json.dumps(redact({"a": [tuple(TEXTS)]}))) == []
 
@@ -362,7 +362,7 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
     }
     (folder / "manifest.json").write_text(json.dumps({**manifest, **more, "attempts": [{"started": evil}]}))
     times = {"tokens": 10, "tokens_per_s": 5.0, "clock_s": {"train": 2.0}}
-    found = {
+    outcome = {
         "status": "finished",
         "seed": seed,
         "val_loss": 3.0 + seed / 100,
@@ -370,7 +370,7 @@ def hostile(root: Path, name: str, seed: int, evil: str = EVIL, **summary: Any) 
         **times,
         "kernel": {"train": evil},
     }
-    (folder / "summary.json").write_text(json.dumps({**found, "tracker": evil, "error": evil, **summary}))
+    (folder / "summary.json").write_text(json.dumps({**outcome, "tracker": evil, "error": evil, **summary}))
     rows = [
         {"step": step, "val/loss": 5.0 - step + seed / 100, evil: 1.0, "clock/train_s": float(step)}
         for step in range(3)

@@ -39,13 +39,13 @@ def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
     day = json.loads((tmp_path / "out" / "day.json").read_text())
     failed = {row["step"]: row["tail"] for row in day["rows"] if row["rc"] != 0}
     assert failed.keys() <= {"bench"}, done.out
-    found = {
+    results = {
         row["step"]: json.loads((tmp_path / "out" / row["json"]).read_text())
         for row in day["rows"]
         if row["json"]
     }
-    assert list(found) == ["products", "attention", "challenge", "bench", "graphs", "profile", "suite"]
-    assert {row["name"] for row in found["products"]["rows"]} == {
+    assert list(results) == ["products", "attention", "challenge", "bench", "graphs", "profile", "suite"]
+    assert {row["name"] for row in results["products"]["rows"]} == {
         "qkv",
         "attention_out",
         "mlp_up",
@@ -53,14 +53,14 @@ def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
         "head",
         "head_padded",
     }
-    assert found["attention"]["choice"] == "flash"
-    turns = found["challenge"]["runs"]
+    assert results["attention"]["choice"] == "flash"
+    turns = results["challenge"]["runs"]
     assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [
         (who, None, 10) for who in ORDER
     ]
-    assert [arm["status"] for arm in found["graphs"]["arms"]] == ["measured"] * 3
+    assert [arm["status"] for arm in results["graphs"]["arms"]] == ["measured"] * 3
     kernels = {"trainer.compile=regional": "measured", "attention.kernel=cudnn": "failed"}
-    statuses = {arm["label"]: arm["status"] for arm in found["bench"]["arms"]}
+    statuses = {arm["label"]: arm["status"] for arm in results["bench"]["arms"]}
     assert all(statuses[label] in (status, "not measured") for label, status in kernels.items()), statuses
 
 
@@ -271,9 +271,9 @@ def steps_of(pretended: Pretended, *words: str) -> dict[str, Any]:
 def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compile_: str) -> None:
     """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the device
     once, and copies once."""
-    found = steps_of(pretended, f"trainer.compile={compile_}")
-    assert found["graphs"] == found["warm"] == {"regional": 4, "full": 2}[compile_]
-    launches, waits, copies = zip(*found["steps"][2:5], strict=True)
+    counts = steps_of(pretended, f"trainer.compile={compile_}")
+    assert counts["graphs"] == counts["warm"] == {"regional": 4, "full": 2}[compile_]
+    launches, waits, copies = zip(*counts["steps"][2:5], strict=True)
     assert set(copies) == {1}
     assert set(waits) == {1}
     assert len(set(launches)) == 1
@@ -289,17 +289,17 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compi
 )
 def test_documents_of_each_batch_compile_nothing_more(pretended: Pretended, words: tuple[str, ...]) -> None:
     """A mask is made of each micro-batch's tokens, and neither compiled anew nor waited for."""
-    found = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
-    assert found["graphs"] == found["warm"]
-    _, waits, copies = zip(*found["steps"][2:5], strict=True)
+    counts = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
+    assert counts["graphs"] == counts["warm"]
+    _, waits, copies = zip(*counts["steps"][2:5], strict=True)
     assert set(waits) == set(copies) == {1}
 
 
 def test_the_tuned_step_compiles_nothing_more(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its choices for products cut to cuBLAS: Triton's would take many minutes."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN")
-    found = steps_of(pretended, "trainer.compile=max")
-    assert found["graphs"] == found["warm"] == 4
+    counts = steps_of(pretended, "trainer.compile=max")
+    assert counts["graphs"] == counts["warm"] == 4
 
 
 # --- CUDA graphs
@@ -318,11 +318,11 @@ def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended
 
 
 def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended: Pretended) -> None:
-    found = steps_of(pretended, "trainer.compile=regional", "trainer.cuda_graphs=true")
-    assert found["graphs"] == found["warm"] == 4
-    assert found["cuda_graphs"] == [1, 6]
-    assert found["steps"][3] == found["steps"][4]
-    assert found["steps"][3][0] < 25  # 71 without
+    counts = steps_of(pretended, "trainer.compile=regional", "trainer.cuda_graphs=true")
+    assert counts["graphs"] == counts["warm"] == 4
+    assert counts["cuda_graphs"] == [1, 6]
+    assert counts["steps"][3] == counts["steps"][4]
+    assert counts["steps"][3][0] < 25  # 71 without
 
 
 SHORT = (

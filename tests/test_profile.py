@@ -64,9 +64,9 @@ def counted(*words: str, vocab_size: int = 70) -> tuple[Run, Count]:
 
 @pytest.mark.parametrize(("attention", "mlp"), [("gqa", "gelu4x"), *(("flash", mlp) for mlp in MLPS)])
 def test_counted_flops_equal_the_arithmetic_part_by_part(attention: str, mlp: str) -> None:
-    run, found = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
+    run, counts = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
     expected = component_flops(run, vocab_size=70)
-    flops = {part: work.flops / 64 for part, work in found.by_part().items()}  # of 2 × 32 tokens
+    flops = {part: work.flops / 64 for part, work in counts.by_part().items()}  # of 2 × 32 tokens
     assert {key: flops[key] for key in ("qkv", "scores", "attention_out", "head")} == {
         k: v for k, v in expected.items() if k != "mlp"
     }
@@ -75,20 +75,20 @@ def test_counted_flops_equal_the_arithmetic_part_by_part(attention: str, mlp: st
 
 
 def test_counted_flops_equal_torchs_counter_where_that_sees_everything() -> None:
-    run, found = counted(*NANO, "attention=mha")
+    run, counts = counted(*NANO, "attention=mha")
     with torch.device("meta"):
         model, tokens = GPT(run, vocab_size=70), torch.zeros(2, 32, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             model(tokens, tokens).total.backward()
-    assert sum(work.flops for work in found.work.values()) == counter.get_total_flops()
+    assert sum(work.flops for work in counts.work.values()) == counter.get_total_flops()
 
 
 def test_bytes_of_a_projection_are_its_operands() -> None:
     """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are
     views.)"""
-    run, found = counted(*NANO, "attention=flash")
+    run, counts = counted(*NANO, "attention=flash")
     N, C = 64, run.model.d_model
-    work = found.work["blocks.0.attention.f.q_proj", "forward"]
+    work = counts.work["blocks.0.attention.f.q_proj", "forward"]
     assert (work.bytes, work.flops) == (4 * (N * C + C * C + N * C), 2 * N * C * C)
     # the slower of both roofs
     assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
@@ -115,10 +115,10 @@ def test_what_is_kept_by_materialised_scores_is_their_matrices() -> None:
 def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
     """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3, head 29.0
     per cent of 797.8M."""
-    run, found = counted(*D12, vocab_size=GPT2)
-    total = sum(work.flops for work in found.work.values())
+    run, counts = counted(*D12, vocab_size=GPT2)
+    total = sum(work.flops for work in counts.work.values())
     assert f"{total / run.model.seq_len / 1e6:.1f}" == "797.8"
-    share = {part: f"{100 * work.flops / total:.1f}" for part, work in found.by_part().items() if work.flops}
+    share = {part: f"{100 * work.flops / total:.1f}" for part, work in counts.by_part().items() if work.flops}
     expected = {
         "qkv": "16.0",
         "scores": "7.1",
@@ -129,7 +129,7 @@ def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
     }
     assert share == expected
     for last, percent in (("q_proj", "5.3"), ("k_proj", "5.3"), ("v_proj", "5.3")):
-        flops = sum(work.flops for (path, _), work in found.work.items() if path.endswith(last))
+        flops = sum(work.flops for (path, _), work in counts.work.items() if path.endswith(last))
         assert f"{100 * flops / total:.1f}" == percent
 
 
@@ -152,8 +152,8 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
 @pytest.mark.slow
 def test_every_option_of_the_tree_is_offered_but_the_runs_own() -> None:
     run = compose([*NANO, "attention=flash", "mlp=gelu4x"])
-    found = roofline.options(run, lambda more: compose([*NANO, *more]))
-    words = set(found)
+    offered = roofline.options(run, lambda more: compose([*NANO, *more]))
+    words = set(offered)
     groups = {
         f"{group}={path.stem}"
         for group in ("attention", "mlp")
@@ -233,14 +233,14 @@ def test_planted_time_and_memory_are_found_where_they_were_planted(
     else:
         forward = owner.forward
         monkeypatch.setattr(owner, "forward", lambda *x: slowed(forward(*x)))
-    found, _, step_ms = watched(model)
+    timeline, _, step_ms = watched(model)
     for direction, least_ms, least_bytes in (("forward", 30, 1_000_000), ("backward", 60, 2_000_000)):
-        rows = {path: row for (path, d), row in found.rows.items() if d == direction}
+        rows = {path: row for (path, d), row in timeline.rows.items() if d == direction}
         assert rows[place].ms >= least_ms
         assert rows[place].allocated >= least_bytes
         assert all(row.allocated < least_bytes for path, row in rows.items() if path != place)
-    assert found.peak >= 2_000_000
-    assert sum(row.ms for row in found.rows.values()) + found.unattributed_ms == pytest.approx(
+    assert timeline.peak >= 2_000_000
+    assert sum(row.ms for row in timeline.rows.values()) + timeline.unattributed_ms == pytest.approx(
         step_ms, rel=1e-3
     )
 
@@ -270,16 +270,16 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.Monkey
 
 def test_measured_memory_equals_what_was_counted() -> None:
     run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
-    found, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
-    kept = {path: n for path, n in found.ranges.kept.items() if n}
+    measured, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
+    kept = {path: n for path, n in measured.ranges.kept.items() if n}
     tokens = {"embedding", "head", "step"}  # keep token ids, in a batch's storage
     assert {k: v for k, v in kept.items() if k not in tokens} == {
         k: v for k, v in expected.ranges.kept.items() if v and k not in tokens
     }
-    assert found.memory["parameters"] == found.memory["gradients"] == expected.parameters / 2**20
-    assert found.memory["optimizer"] == pytest.approx(2 * found.memory["parameters"], rel=1e-2)
-    assert found.memory["peak"] >= found.memory["parameters"] * 4 + found.memory["activations"] / 2
-    assert found.microbatches == 2  # of three: what repeats is measured once
+    assert measured.memory["parameters"] == measured.memory["gradients"] == expected.parameters / 2**20
+    assert measured.memory["optimizer"] == pytest.approx(2 * measured.memory["parameters"], rel=1e-2)
+    assert measured.memory["peak"] >= measured.memory["parameters"] * 4 + measured.memory["activations"] / 2
+    assert measured.microbatches == 2  # of three: what repeats is measured once
 
 
 # --- the curve ----------------------------------------------------------------------------------------------
@@ -309,8 +309,8 @@ def test_attention_grows_as_promised(attention: str, expected: int, heads: int, 
         "trainer.precision=fp32",
     ]
     run = compose([*words, f"attention={attention}", "trainer.device=cpu", "trainer.threads=1"])
-    found = exponent(lengths, [attention_ms(with_window(run, T, window=128)) for T in lengths])
-    assert abs(found - expected) <= 0.25
+    fitted = exponent(lengths, [attention_ms(with_window(run, T, window=128)) for T in lengths])
+    assert abs(fitted - expected) <= 0.25
 
 
 # --- what does not fit --------------------------------------------------------------------------------------
@@ -374,9 +374,9 @@ def made_trace() -> Any:
 
 
 def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once() -> None:
-    found = read(made_trace(), Ranges(compose(list(NANO))), on_cuda=True)
-    assert found.busy_ms == pytest.approx(0.030)
-    assert {key: row.ms for key, row in found.rows.items()} == {
+    timeline = read(made_trace(), Ranges(compose(list(NANO))), on_cuda=True)
+    assert timeline.busy_ms == pytest.approx(0.030)
+    assert {key: row.ms for key, row in timeline.rows.items()} == {
         ("head", "forward"): pytest.approx(0.025),
         ("optimizer", "forward"): pytest.approx(0.010),
     }
@@ -387,24 +387,24 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step() -> None:
     the 20."""
     run = compose(list(NANO))
     on_gpu = replace(run, trainer=replace(run.trainer, device=Device.cuda))
-    seen = read(made_trace(), Ranges(run), on_cuda=True)
+    timeline = read(made_trace(), Ranges(run), on_cuda=True)
     steps = {"plain": {"wall_ms": 20.0, "cpu_ms": 9.0}, "profiled": {"wall_ms": 50.0, "cpu_ms": 50.0}}
-    measured = SimpleNamespace(timeline=replace(seen, unattributed_ms=38.0), steps=steps, microbatches=1)
-    one = replace(
+    measured = SimpleNamespace(timeline=replace(timeline, unattributed_ms=38.0), steps=steps, microbatches=1)
+    single = replace(
         on_gpu,
         trainer=replace(on_gpu.trainer, batch_tokens=on_gpu.trainer.micro_batch * on_gpu.model.seq_len),
     )
-    assert profile._unattributed_ms(one, measured, 12.0, 1.0) == pytest.approx(8.0)  # type: ignore[arg-type]
+    assert profile._unattributed_ms(single, measured, 12.0, 1.0) == pytest.approx(8.0)  # type: ignore[arg-type]
     assert profile.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
 
 
 def test_a_step_that_waits_for_the_host_is_told(profiled: tuple[dict[str, Any], str, Path]) -> None:
-    found, said, _ = profiled
-    assert found["step"]["plain"]["gpu_busy"] is None
+    record, said, _ = profiled
+    assert record["step"]["plain"]["gpu_busy"] is None
     assert "GPU busy" not in said
     for share, hint in ((0.41, True), (0.93, False)):
-        step = {**found["step"], "plain": {**found["step"]["plain"], "gpu_busy": share}}
-        said = text.render_profile({**found, "step": step})
+        step = {**record["step"], "plain": {**record["step"]["plain"], "gpu_busy": share}}
+        said = text.render_profile({**record, "step": step})
         assert f"the GPU busy {share:.0%} of it" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
 
@@ -446,19 +446,19 @@ def test_the_parts_add_up_to_the_step(profiled: Profiled) -> None:
 
 
 def test_the_record_says_what_was_measured_and_on_what(profiled: Profiled) -> None:
-    found, _, _ = profiled
-    assert (found["schema_version"], found["kind"], found["words"][0]) == (1, "profile", "attention=gqa")
-    assert found["hardware"]["name"]
-    assert found["hardware"]["threads"] == 1
-    assert set(found["roof"]["flops"]) == {"fp32", "bf16"}
-    assert (found["step"]["microbatches"], found["step"]["measured_microbatches"]) == (4, 2)
-    assert {row["part"]: row["ms"] for row in found["parts"]}.keys() == PARTS.keys() - WHOLE
-    assert next(row["ms"] for row in found["parts"] if row["part"] == "reduction") == 0  # one rank
-    layers = {row["layer"] for row in found["layers"]}
+    record, _, _ = profiled
+    assert (record["schema_version"], record["kind"], record["words"][0]) == (1, "profile", "attention=gqa")
+    assert record["hardware"]["name"]
+    assert record["hardware"]["threads"] == 1
+    assert set(record["roof"]["flops"]) == {"fp32", "bf16"}
+    assert (record["step"]["microbatches"], record["step"]["measured_microbatches"]) == (4, 2)
+    assert {row["part"]: row["ms"] for row in record["parts"]}.keys() == PARTS.keys() - WHOLE
+    assert next(row["ms"] for row in record["parts"] if row["part"] == "reduction") == 0  # one rank
+    layers = {row["layer"] for row in record["layers"]}
     assert layers == {0, 1, 2, 3}
-    flops = sum(row["flops"] for row in found["parts"])
-    assert flops == pytest.approx(found["flops_per_token"] * found["config"]["trainer"]["batch_tokens"])
-    calls = {row["part"]: row["calls"] for row in found["parts"]}
+    flops = sum(row["flops"] for row in record["parts"])
+    assert flops == pytest.approx(record["flops_per_token"] * record["config"]["trainer"]["batch_tokens"])
+    calls = {row["part"]: row["calls"] for row in record["parts"]}
     assert (calls["qkv"], calls["scores"], calls["head"], calls["optimizer"]) == (3 * 4 * 4, 4 * 4, 4, 1)
 
 
@@ -476,10 +476,10 @@ def test_the_trace_is_one_that_perfetto_reads(profiled: Profiled) -> None:
     assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= names
 
 
-def with_bounds(found: dict[str, Any]) -> dict[str, Any]:
+def with_bounds(record: dict[str, Any]) -> dict[str, Any]:
     """The same with a table of ceilings, made up: measuring it takes longer than the rest."""
     row = {"label": "attention=gqa", "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
-    return {**found, "ceilings": {"table": [row]}}
+    return {**record, "ceilings": {"table": [row]}}
 
 
 def test_bounds_are_told(profiled: Profiled) -> None:
@@ -492,8 +492,8 @@ def test_the_door_measures_bounds(here: Door, tmp_path: Path) -> None:
     flags = ("--ceilings", "--repeats", "1", "--json", "p.json")
     done = here("model=nano", "trainer.device=cpu", *flags, module="nocap.profile")
     assert done.code == 0, done.err
-    found = json.loads((tmp_path / "p.json").read_text())
-    speedups = [row["by_step"] for row in found["ceilings"]["table"]]
+    record = json.loads((tmp_path / "p.json").read_text())
+    speedups = [row["by_step"] for row in record["ceilings"]["table"]]
     assert speedups == sorted(speedups, reverse=True)
 
 

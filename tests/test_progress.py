@@ -62,7 +62,7 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     )
     assert lines[5] == "step    100/100  val not a number"
     assert [line.partition("step")[2] for line in (tmp_path / "train.log").read_text().splitlines()] == [
-        one[4:] for one in lines
+        printed[4:] for printed in lines
     ]
 
 

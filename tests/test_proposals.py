@@ -68,7 +68,7 @@ class Trainer:
     def __call__(self, seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
         self.asked += seeds
         made = {seed: self._rng.normal(3.0, self._sigma, size=2) for seed in seeds}
-        return {seed: (float(mine) - self._gain, float(theirs)) for seed, (mine, theirs) in made.items()}
+        return {seed: (float(loss) - self._gain, float(baseline)) for seed, (loss, baseline) in made.items()}
 
 
 def campaign(lines: list[Line] | None = None, **rules: float) -> Campaign:
@@ -78,17 +78,17 @@ def campaign(lines: list[Line] | None = None, **rules: float) -> Campaign:
 
 
 def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
-    one, nothing = campaign(), Trainer(0.0)
-    assert one.propose("good", [], Trainer(0.1), against="base")["word"] == ACCEPTED
-    answer = one.propose("same", [], nothing, against="base")
+    proposals, nothing = campaign(), Trainer(0.0)
+    assert proposals.propose("good", [], Trainer(0.1), against="base")["word"] == ACCEPTED
+    answer = proposals.propose("same", [], nothing, against="base")
     assert (answer["word"], answer["pairs"], len(nothing.asked)) == ("not shown", 4, 4)
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
     lines: list[Line] = []
-    one, trainer = campaign(lines), Trainer(0.0)
-    first = one.propose("arm", ["a"], trainer, against="base")
-    asked, again = len(trainer.asked), one.propose("arm", ["another name"], trainer, against="base")
+    proposals, trainer = campaign(lines), Trainer(0.0)
+    first = proposals.propose("arm", ["a"], trainer, against="base")
+    asked, again = len(trainer.asked), proposals.propose("arm", ["another name"], trainer, against="base")
     assert (again, len(trainer.asked)) == (first, asked)
     assert campaign(lines).propose("arm", [], trainer, against="base") == first  # from the log
 
@@ -99,8 +99,10 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     campaign(lines).propose("first", [], Trainer(0.0), against="base")
     campaign(lines).propose("second", [], Trainer(0.0, seed=5), against="base")
     pairs = [line for line in lines if line["event"] == "pair"]
-    of = {arm: [line["baseline"] for line in pairs if line["arm"] == arm] for arm in ("first", "second")}
-    assert of["first"] == of["second"]
+    baselines = {
+        arm: [line["baseline"] for line in pairs if line["arm"] == arm] for arm in ("first", "second")
+    }
+    assert baselines["first"] == baselines["second"]
     assert len({line["loss"] for line in pairs}) == 8
 
 
@@ -142,12 +144,12 @@ def test_a_gain_below_what_is_asked_for_is_not_accepted():
 
 
 def test_no_more_proposals_than_the_error_budget_was_simulated_for():
-    one = campaign()
+    proposals = campaign()
     for number in range(MOST):
-        one.propose(f"arm {number}", [], Trainer(0.0, seed=number), against="base")
+        proposals.propose(f"arm {number}", [], Trainer(0.0, seed=number), against="base")
     with pytest.raises(ValueError, match="proposal 201"):
-        one.propose("another", [], Trainer(1.0), against="base")
-    assert one.propose("arm 7", [], Trainer(1.0), against="base")["word"] == "not shown"
+        proposals.propose("another", [], Trainer(1.0), against="base")
+    assert proposals.propose("arm 7", [], Trainer(1.0), against="base")["word"] == "not shown"
 
 
 def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing():

@@ -97,8 +97,8 @@ def raced(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
 
 
 def verdict(answer: Answer) -> tuple[str, int]:
-    (one,) = answer["verdicts"]  # type: ignore[misc]
-    return one["word"], one["n"]
+    (row,) = answer["verdicts"]  # type: ignore[misc]
+    return row["word"], row["n"]
 
 
 def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(
@@ -120,9 +120,9 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(
     )
     answer = raced(*words)
     assert verdict(answer) == ("better", 3)
-    (one,) = answer["verdicts"]  # type: ignore[misc]
-    assert one["gain"]["low"] < 0.1 < one["gain"]["high"]
-    assert {cost["verdict"] for cost in one["costs"].values()} == {"no verdict"}  # times of one session
+    (row,) = answer["verdicts"]  # type: ignore[misc]
+    assert row["gain"]["low"] < 0.1 < row["gain"]["high"]
+    assert {cost["verdict"] for cost in row["costs"].values()} == {"no verdict"}  # times of one session
     order = [line.split(",")[0] for line in str(answer["said"]).splitlines() if ", seed " in line]
     assert order == ["main", "idea", "idea", "main", "main", "idea"]
     again = raced(*words)
@@ -522,10 +522,10 @@ def test_a_command_ends_with_the_race_that_is_killed(repo: Path) -> None:
     env = {**os.environ, "EXTRA": "time.sleep(60)", "PYTHONPATH": str(REPO)}
     running = subprocess.Popen(words, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     commands: list[psutil.Process] = []
-    while not any("train.py" in one.cmdline() for one in commands):
+    while not any("train.py" in process.cmdline() for process in commands):
         assert running.poll() is None
         time.sleep(0.05)
-        commands = [one for one in psutil.Process(running.pid).children() if one.name() != "git"]
+        commands = [process for process in psutil.Process(running.pid).children() if process.name() != "git"]
     running.kill()
     running.wait()
     gone, alive = psutil.wait_procs(commands, timeout=10)

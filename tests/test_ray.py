@@ -229,11 +229,11 @@ def caught(out: Path, cluster: Any) -> tuple[Path, Any] | None:
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
 def test_a_grid_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
-    out, found = tmp_path / "out", []
+    out, polls = tmp_path / "out", []
     words = (*CELL, "trainer.steps=5", "seed=0,1,2,3,4")
     running = Background(out, *words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
-    wait_until(lambda: found.append(caught(out, cluster)) or found[-1], "a run in the middle", limit_s=180)
-    lost, node = found[-1]
+    wait_until(lambda: polls.append(caught(out, cluster)) or polls[-1], "a run in the middle", limit_s=180)
+    lost, node = polls[-1]
     cluster.remove(node, allow_graceful=False)
     done = running.end()
     assert (done.code, done.err) == (0, ""), done

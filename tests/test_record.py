@@ -144,8 +144,8 @@ def test_a_checkpoint_whose_rows_are_not_those_before_it_is_named(half: Path, tm
             file.name: checkpoint.sha256(file) for file in newest.iterdir() if file.name != "manifest.json"
         }
         (newest / "manifest.json").write_text(json.dumps(sums))
-        found = checkpoint.find(newest.parent)
-        assert (found.step, found.invalid) == (
+        latest = checkpoint.find(newest.parent)
+        assert (latest.step, latest.invalid) == (
             4,
             [f"{newest}: metrics.jsonl must hold the rows before the step in the folder's name"],
         )
@@ -268,11 +268,11 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
         as_another(this.run_dir, seed)
     for seed in range(110, 120):
         edit(as_another(this.run_dir, seed) / "summary.json", val_loss=1.0 + seed / 1e5)
-    found = load([this.run_dir.parent])
-    assert len(found.records) == 11  # whoever recomputes every digest is not caught
-    assert sum("left out, it is the same run as" in line for line in found.problems) == 1
-    assert sum("summary.json is not what its digest" in line for line in found.unreadable.values()) == 10
-    content = compare(found).json()
+    loaded = load([this.run_dir.parent])
+    assert len(loaded.records) == 11  # whoever recomputes every digest is not caught
+    assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
+    assert sum("summary.json is not what its digest" in line for line in loaded.unreadable.values()) == 10
+    content = compare(loaded).json()
     assert len(content["not_compared"]) == 10
 
 

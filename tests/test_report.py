@@ -25,8 +25,8 @@ def text_of(text: str) -> str:
 
 
 def payload_of(text: str) -> dict[str, Any]:
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)
-    payload: dict[str, Any] = json.loads(found)
+    (script,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.S)
+    payload: dict[str, Any] = json.loads(script)
     return payload
 
 
@@ -140,7 +140,7 @@ def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:
         return forest.Line(label="", title="B & C", look="worse", mid=0.02, low=low, high=high)
 
     lines = [line(-0.03, 0.02), line(0.01, 0.03), line(0.01, 0.5)]
-    scale = forest.axis([end for one in lines for end in one.ends], cut=True)
+    scale = forest.axis([end for interval in lines for end in interval.ends], cut=True)
     assert -0.04 < scale.low < -0.03
     assert 0.03 < scale.high < 0.04
     assert 0.0 in scale.ticks

@@ -138,9 +138,9 @@ def browser() -> Iterator[Any]:
         pytest.skip(f"needs a browser at {CHROMIUM}: apt-get install chromium")
     with sync_api.sync_playwright() as driver:
         # with a profile of its own, new each time
-        found = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
-        yield found
-        found.close()
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=FLAGS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
@@ -328,11 +328,11 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     fake(
         lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads)
     )
-    found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=16), LR, "attention=mqa,mha"))
-    trials = found.trials()
-    found.report()
-    tab = Tab(browser, found.grid.folder / "report.html", last="key1")
-    n = sum(one.val_loss is not None for one in trials)
+    search = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=16), LR, "attention=mqa,mha"))
+    trials = search.trials()
+    search.report()
+    tab = Tab(browser, search.grid.folder / "report.html", last="key1")
+    n = sum(trial.val_loss is not None for trial in trials)
     assert 0 < n < 16
     assert tab.points("history") == [0, n]  # the line of the lowest, and the trials
     assert tab.points("key0") == tab.points("key1") == [n]
@@ -347,7 +347,7 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     assert len(tab.page.evaluate(colours.format(1))) == n  # one for each learning rate
     assert tab.page.locator("#hues0").inner_text().split() == [
         "attention",
-        *dict.fromkeys(one.words[1].partition("=")[2] for one in trials),
+        *dict.fromkeys(trial.words[1].partition("=")[2] for trial in trials),
     ]
     tab.page.close()
     assert tab.wrong == []

@@ -250,8 +250,8 @@ LOSSES = {0: (5.5, 3.4, 3.3, 3.2, 3.1), 1: (5.7, 3.6, 3.4, 3.2, 3.0)}
 
 def answered(*words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert plot.main([*words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
 
 
 def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
@@ -266,8 +266,8 @@ def test_several_runs_are_drawn_by_arm_with_a_band_over_the_seeds(
         curve=LOSSES[0],
         started="2026-01-02T00:00:00",
     )
-    found = answered("outputs", "--after", "0", capsys=capsys)
-    both, alone = found["curves"]
+    answer = answered("outputs", "--after", "0", capsys=capsys)
+    both, alone = answer["curves"]
     assert (both["label"], alone["label"]) == ("gelu4x (2 seeds)", "gelu3x")
     assert both["x"] == alone["x"]
     pairs = list(zip(*LOSSES.values(), strict=True))
@@ -296,8 +296,8 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
 ) -> None:
     for seed, losses in LOSSES.items():
         write_run(here / "outputs", seed=seed, curve=losses, started=f"2026-01-0{seed + 1}T00:00:00")
-    found = answered(*words, capsys=capsys)
-    assert (found["after"], found["curves"][0]["x"][0]) == (after, first)
+    answer = answered(*words, capsys=capsys)
+    assert (answer["after"], answer["curves"][0]["x"][0]) == (after, first)
     assert plot.main(words) == 0
     assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
 

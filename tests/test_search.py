@@ -49,8 +49,8 @@ def space(*words: str) -> Space:
 
 
 def test_the_words_of_a_search_are_taken_from_a_grids():
-    found, others = asked(["attention=gqa", "search=sobol", LR, "search.trials=40", "search.seed=7"])
-    assert found == Search(sampler=Sampler.sobol, trials=40, seed=7)
+    search, others = asked(["attention=gqa", "search=sobol", LR, "search.trials=40", "search.seed=7"])
+    assert search == Search(sampler=Sampler.sobol, trials=40, seed=7)
     assert others == ["attention=gqa", LR]
     assert asked(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
     assert asked(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
@@ -96,7 +96,7 @@ def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
     ],
 )
 def test_hydras_sweeps_are_a_space(word: str, described: str):
-    assert [describe(one) for one in space(word).values()] == [described]
+    assert [describe(distribution) for distribution in space(word).values()] == [described]
 
 
 @pytest.mark.parametrize(
@@ -139,28 +139,28 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
     def params(seed: int) -> list[dict[str, Any]]:
         return [
             params
-            for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda found: found["a"])
+            for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda trial: trial["a"])
         ]
 
     n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
     first = params(1)
     assert params(1) == first
     assert all(a != b for a, b in zip(first, params(2), strict=True))
-    assert len({repr(one) for one in first}) == n
+    assert len({repr(point) for point in first}) == n
 
 
 @pytest.mark.parametrize("sampler", [Sampler.random, Sampler.sobol])
 def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
-    found = [params for params, _ in drawn(Search(sampler=sampler), MIXED, 128)]
-    assert {one["a"] for one in found} == set(range(1, 9))
-    assert {one["c"] for one in found} == {0.0, 0.25, 0.5, 0.75}
-    assert {one["attention"] for one in found} == {"flash", "gqa"}
-    assert {one["b"] for one in found} >= {1, 2, 3, 4}  # by its logarithm half of the trials are below 8
-    assert 0.4 < np.mean([one["b"] < 8 for one in found]) < 0.6
-    assert 0.4 < np.mean([one["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for one in found]) < 0.6
+    points = [params for params, _ in drawn(Search(sampler=sampler), MIXED, 128)]
+    assert {point["a"] for point in points} == set(range(1, 9))
+    assert {point["c"] for point in points} == {0.0, 0.25, 0.5, 0.75}
+    assert {point["attention"] for point in points} == {"flash", "gqa"}
+    assert {point["b"] for point in points} >= {1, 2, 3, 4}  # by its logarithm half of the trials are below 8
+    assert 0.4 < np.mean([point["b"] < 8 for point in points]) < 0.6
+    assert 0.4 < np.mean([point["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for point in points]) < 0.6
     # what can be typed is what is trained
-    assert all(float(f"{one['optimizer.lr']:.6g}") == one["optimizer.lr"] for one in found)
-    assert words_of(MIXED, {**found[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
+    assert all(float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"] for point in points)
+    assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
 
 
 def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
@@ -188,8 +188,8 @@ def test_a_trial_that_runs_counts_as_bad():
     running = ({"x": 0.5}, None)
 
     def away(others: Sequence[tuple[Params, float | None]]) -> float:
-        seen = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
-        return float(np.median([abs(x - 0.5) for x in seen]))
+        proposed = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
+        return float(np.median([abs(x - 0.5) for x in proposed]))
 
     assert away([running] * 2) > 1.5 * away([])
 
@@ -216,16 +216,16 @@ def quickly(words: Sequence[str]) -> Composed:
     """As `composed` does, in less time where only these keys differ, after the folder."""
     at = next(i for i, word in enumerate(words) if word.startswith("output_dir="))
     own = {name: word.partition("=")[2] for word in words[at:] if (name := word.partition("=")[0]) in OWN}
-    found = _composed((*words[:at], *(word for word in words[at:] if word.partition("=")[0] not in OWN)))
+    shared = _composed((*words[:at], *(word for word in words[at:] if word.partition("=")[0] not in OWN)))
     trainer = {key: int(own[f"trainer.{key}"]) for key in ("steps", "micro_batch") if f"trainer.{key}" in own}
     run = replace(
-        found.run,
+        shared.run,
         seed=int(own.get("seed", 0)),
         output_dir=own["output_dir"].strip("'"),
-        optimizer=replace(found.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3))),
-        trainer=replace(found.run.trainer, **trainer),
+        optimizer=replace(shared.run.optimizer, lr=float(own.get("optimizer.lr", 1e-3))),
+        trainer=replace(shared.run.trainer, **trainer),
     )
-    return replace(found, overrides=tuple(words), run=run)
+    return replace(shared, overrides=tuple(words), run=run)
 
 
 class Kill(BaseException):
@@ -285,9 +285,9 @@ def a_search(out: Path, search: Search, *words: str, fixed: Sequence[str] = ()) 
     )
 
 
-def carried(found: Searching, devices: Devices | None = None) -> Searching:
-    found.run(devices or one_at_a_time(), log=lambda line: None)
-    return found
+def carried(search: Searching, devices: Devices | None = None) -> Searching:
+    search.run(devices or one_at_a_time(), log=lambda line: None)
+    return search
 
 
 def bowl(run: Any) -> float:
@@ -317,7 +317,7 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
     assert len(trainer.trained) == 15
     # as it is read
-    assert [one.words for one in a_search(tmp_path / "cut", replace(search, trials=15)).trials()][:1] == [
+    assert [old.words for old in a_search(tmp_path / "cut", replace(search, trials=15)).trials()][:1] == [
         whole[0].words
     ]
 
@@ -333,21 +333,21 @@ def test_other_questions_are_other_searches(tmp_path: Path):
         a_search(tmp_path, search, "optimizer.lr=interval(1e-4, 1e-1)"),
         a_search(tmp_path, search, fixed=["mlp=relu2"]),
     ]
-    assert len({first.name, *(one.grid.name for one in others)}) == 5
+    assert len({first.name, *(other.grid.name for other in others)}) == 5
     assert not (tmp_path / "grids").exists()
 
 
 def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake: Any):
     trainer, said = fake(lambda run: 1.0 + run.attention.n_kv_heads), list[str]()
-    found = a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
-    found.run(one_at_a_time(), log=said.append)
-    trials = found.trials()
+    search = a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
+    search.run(one_at_a_time(), log=said.append)
+    trials = search.trials()
     assert len(trainer.trained) == 2
     assert [trial.val_loss for trial in trials] == sorted(
-        [2.0 if "attention=mqa" in one.words else 3.0 for one in trials]
+        [2.0 if "attention=mqa" in tried.words else 3.0 for tried in trials]
     )
     assert said == []
-    listed = json.loads((found.grid.folder / GRID).read_text())
+    listed = json.loads((search.grid.folder / GRID).read_text())
     assert (len(listed["trials"]), len(listed["cells"])) == (6, 2)
 
 
@@ -356,18 +356,18 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
     search = Search(sampler=Sampler.sobol, trials=16)
     # of a batch of 64 tokens and a length of 16: not 3
-    found = a_search(tmp_path, search, LR, "trainer.micro_batch=int(interval(1, 4))")
-    found.run(one_at_a_time(), log=said.append)
-    trials = found.trials()
-    status = {one.number: one.status for one in trials}
+    searched = a_search(tmp_path, search, LR, "trainer.micro_batch=int(interval(1, 4))")
+    searched.run(one_at_a_time(), log=said.append)
+    trials = searched.trials()
+    status = {trial.number: trial.status for trial in trials}
     assert {"finished", "diverged", "refused"} == set(status.values())
-    for one in trials:
-        lr, batch = float(one.words[0].partition("=")[2]), one.words[1]
-        assert one.status == (
+    for trial in trials:
+        lr, batch = float(trial.words[0].partition("=")[2]), trial.words[1]
+        assert trial.status == (
             "refused" if batch == "trainer.micro_batch=3" else "diverged" if lr > 1e-2 else "finished"
         )
-        assert (one.val_loss == lr) == (one.status == "finished")
-    assert [one.status for one in trials] == sorted(
+        assert (trial.val_loss == lr) == (trial.status == "finished")
+    assert [trial.status for trial in trials] == sorted(
         status.values(), key=["finished", "diverged", "refused"].index
     )
     reasons = [line.partition(" cannot be trained, which is its result: ")[2] for line in said]
@@ -376,10 +376,10 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
         reason.startswith("trainer.batch_tokens must be divisible by trainer.micro_batch × ")
         for reason in reasons
     )
-    names, rows = found.table()
+    names, rows = searched.table()
     assert (names, len(rows)) == (["trial", "val loss", "optimizer.lr", "trainer.micro_batch", ""], 16)
     assert rows[-1][-1].startswith("cannot be trained: trainer.batch_tokens must")
-    page = found.page()
+    page = searched.page()
     assert "cannot be trained: trainer.batch_tokens must" in page
     assert "Infinity" not in page.partition('id="data">')[2].partition("</script>")[0]
 
@@ -435,14 +435,14 @@ def test_the_ends_are_checked_before_the_first_trial(tmp_path: Path, words: tupl
 
 def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path, fake: Any):
     fake(bowl)
-    found = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
-    found.grid.folder.mkdir(parents=True)
-    with lease.acquire(found.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
-        carried(found)
-    assert not (found.grid.folder / GRID).exists()
-    write_file(found.grid.folder / GRID, b"no JSON")
+    search = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
+    search.grid.folder.mkdir(parents=True)
+    with lease.acquire(search.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
+        carried(search)
+    assert not (search.grid.folder / GRID).exists()
+    write_file(search.grid.folder / GRID, b"no JSON")
     with pytest.raises(ValueError, match=rf"{GRID} must hold a JSON object"):
-        carried(found)
+        carried(search)
 
 
 def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -467,10 +467,10 @@ def test_only_a_search_imports_optuna():
 
 def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
     fake(bowl)
-    found = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
-    found.report()
-    assert sorted(path.name for path in found.grid.folder.iterdir()) == ["grid.json", "report.html"]
-    written = json.loads((found.grid.folder / "grid.json").read_text())
+    search = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
+    search.report()
+    assert sorted(path.name for path in search.grid.folder.iterdir()) == ["grid.json", "report.html"]
+    written = json.loads((search.grid.folder / "grid.json").read_text())
     assert written["search"] == {"sampler": "sobol", "trials": 4, "seed": 100, "seeds": [100]}
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
     assert [cell["seed"] for cell in written["cells"]] == [100] * 4
@@ -479,7 +479,7 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
     ]
     losses = [trial["val_loss"] for trial in written["trials"]]
     assert losses == sorted(losses)
-    page = (found.grid.folder / "report.html").read_text()
+    page = (search.grid.folder / "report.html").read_text()
     assert "4 trials; the lowest loss is" in page
     assert not {"confirmed", "refuted", "Better", "verdict"} & set(
         page.partition("<main>")[2].partition("<script")[0].split()
@@ -519,16 +519,16 @@ def test_a_search_in_a_pool(tmp_path: Path, door: Door):
     assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {
         (100, "finished")
     }
-    found = listed(out)
-    assert (len(found["cells"]), len(found["trials"])) == (3, 3)
+    written = listed(out)
+    assert (len(written["cells"]), len(written["trials"])) == (3, 3)
     again = door(*words)
     assert (again.code, again.err, trained(again.out)) == (0, "", [])
     assert again.out.partition("\ntrial ")[2] == done.out.partition("\ntrial ")[2]
-    assert listed(out) == found
+    assert listed(out) == written
     compared = door(str(next((out / "grids").iterdir())), module="nocap.compare")
     assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
     shape = ("trainer.steps=6", "trainer.threads=1", f"output_dir={out}")
-    single = door(*CELL, *shape, *found["trials"][0]["overrides"], "seed=100")
+    single = door(*CELL, *shape, *written["trials"][0]["overrides"], "seed=100")
     assert single.out.startswith("already finished"), single
 
 

@@ -78,16 +78,16 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, shard, monkeypatch):
 
 
 def test_a_scan_tells_the_whole_file(tmp_path, shard):
-    found = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
-    assert (found.path, found.tokens, found.max_id) == (str(shard), 4, 256)
-    assert found.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
+    scanned = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
+    assert (scanned.path, scanned.tokens, scanned.max_id) == (str(shard), 4, 256)
+    assert scanned.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
 
 
 def test_a_scan_in_many_chunks_equals_one(tmp_path, monkeypatch):
     write_shard(tmp_path / "a.bin", np.arange(10_000) % 300)
     monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
-    found = scan(tmp_path / "a.bin", vocab_size=300, cache_dir=tmp_path)
-    assert (found.tokens, found.max_id) == (10_000, 299)
+    scanned = scan(tmp_path / "a.bin", vocab_size=300, cache_dir=tmp_path)
+    assert (scanned.tokens, scanned.max_id) == (10_000, 299)
     assert "got 299 at token 299" in refusal(tmp_path / "a.bin", tmp_path, vocab_size=299, cache_dir=tmp_path)
 
 
@@ -169,12 +169,12 @@ def test_a_corrupt_record_is_made_again(tmp_path, shard, junk):
 @pytest.mark.skipif(not (SHARED / "data" / "prose").is_dir(), reason="needs ../shared/data/prose")
 def test_the_prose_shards(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
-    found = {}
+    scanned = {}
     for split in ("train", "val"):
         paths = sorted((SHARED / "data" / "prose").glob(f"prose_{split}_*.bin"))
-        found[split] = [scan(path, vocab_size=50257, cache_dir=tmp_path) for path in paths]
-    assert sum(shard.tokens for shard in found["train"]) == 19_228_304
-    (val,) = found["val"]
+        scanned[split] = [scan(path, vocab_size=50257, cache_dir=tmp_path) for path in paths]
+    assert sum(shard.tokens for shard in scanned["train"]) == 19_228_304
+    (val,) = scanned["val"]
     assert val.tokens == 1_057_872
     lengths = token_bytes(BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path))
     assert lengths[map_tokens(val.path)].sum() == 4_131_993

@@ -246,11 +246,11 @@ def test_logit_rescale(words: tuple[str, ...], learned: bool) -> None:
     logits = 3 * torch.tanh(logits / 3) if words else logits
     close(head.logits(x), logits)
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS_BT.flatten())
-    found = head(x, TOKENS_BT).total
-    close(found, expected)
+    loss = head(x, TOKENS_BT).total
+    close(loss, expected)
     weights = [head.unembed.weight, *model.ideas.parameters()]
     assert len(weights) == 1 + learned
-    found.backward()
+    loss.backward()
     (by_weight,) = torch.autograd.grad(expected, weights[:1])
     close(weights[0].grad, by_weight)
     if learned:  # the loss's slope along the factor
@@ -270,10 +270,10 @@ def _loss_at(model: Any, x: Tensor, factor: float) -> float:
 @pytest.mark.parametrize("mlp", ["relu2", "swiglu"])
 def test_zero_init_sets_the_last_matrices_and_no_others(mlp: str) -> None:
     words = (f"mlp={mlp}", "model.tie_head=false")
-    one, other, head = (dict(model_of(*words, **more).named_parameters()) for more in ZERO)
-    last = {name for name in one if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight"))}
+    usual, other, head = (dict(model_of(*words, **more).named_parameters()) for more in ZERO)
+    last = {name for name in usual if name.endswith(("attention.f.out_proj.weight", "mlp.f.down.weight"))}
     assert len(last) == 8
-    for name, p in one.items():
+    for name, p in usual.items():
         assert torch.equal(other[name], torch.zeros_like(p) if name in last else p)
         assert torch.equal(head[name], torch.zeros_like(p) if name in {*last, "head.unembed.weight"} else p)
 

@@ -43,12 +43,12 @@ def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp
         """The file changed, compared, and put back."""
         before = path.read_text() if path.exists() else None
         path.write_text((before or "").replace(old, new) if old else new)
-        found = differences(left(root), left(twin))
+        changed = differences(left(root), left(twin))
         if before is None:
             path.unlink()
         else:
             path.write_text(before)
-        return [one.removeprefix(f"{run.relative_to(root)}/") for one in found]
+        return [difference.removeprefix(f"{run.relative_to(root)}/") for difference in changed]
 
     rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     assert changes(run / "metrics.jsonl", '"clock/wall_s": ', '"clock/wall_s": 9') == []
@@ -123,10 +123,10 @@ def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
     assert (soak.injected, soak.more()) == (6, True)
     assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
-    found = soak.result()
-    assert (found["sigkills"], found["moments"], found["runs"], found["lane_minutes"]) == (6, 4, 14, 2.0)
-    assert found["injected"]["study"] == found["injected"]["pool"] == {"parent": 1, "worker": 2}
-    assert found["lost"] == ["job 4, study: something"]
+    counts = soak.result()
+    assert (counts["sigkills"], counts["moments"], counts["runs"], counts["lane_minutes"]) == (6, 4, 14, 2.0)
+    assert counts["injected"]["study"] == counts["injected"]["pool"] == {"parent": 1, "worker": 2}
+    assert counts["lost"] == ["job 4, study: something"]
     with pytest.raises(ValueError, match=r"--seed must be that of .*state.jsonl, got 4"):
         Soak(folder=tmp_path, seed=4, kills=6).resume()
 
@@ -144,8 +144,8 @@ def soaked(folder: Path, *words: str) -> dict[str, Any]:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    found: dict[str, Any] = json.loads(counts.read_text())
-    return found
+    result: dict[str, Any] = json.loads(counts.read_text())
+    return result
 
 
 @pytest.mark.slow
@@ -161,19 +161,19 @@ def test_a_short_soak_that_is_killed_itself(tmp_path: Path) -> None:
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = (tmp_path / "state.jsonl").read_text()
-    found = soaked(tmp_path, *words)
+    counts = soaked(tmp_path, *words)
     assert (tmp_path / "state.jsonl").read_text().startswith(before)
-    assert found["sigkills"] >= 9
-    assert found["lost"] == []
+    assert counts["sigkills"] >= 9
+    assert counts["lost"] == []
 
 
 @pytest.mark.fuzz
 @pytest.mark.timeout(2 * 3600)
 def test_a_thousand_kills_lose_nothing() -> None:
     """It goes on where the last one was cut short: the state is in outputs/soak."""
-    found = soaked(REPO / "outputs" / "soak", "--kills", "1000")
-    assert found["sigkills"] >= 1000
-    assert all(found["injected"].values())
+    counts = soaked(REPO / "outputs" / "soak", "--kills", "1000")
+    assert counts["sigkills"] >= 1000
+    assert all(counts["injected"].values())
 
 
 def test_a_part_of_a_grid_of_the_twin_may_be_left() -> None:

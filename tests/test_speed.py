@@ -95,7 +95,7 @@ def test_an_even_drift_cancels_to_the_last_digit():
     assert fast is not None
     assert (control.mid, control.half_width) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
     assert [slow.exp().mid, fast.exp().mid] == [pytest.approx(1 / 1.1), pytest.approx(1 / 0.8)]
-    assert [verdict(one) for one in (slow, fast)] == ["worse", "better"]
+    assert [verdict(estimate) for estimate in (slow, fast)] == ["worse", "better"]
 
 
 # --- the verdicts -------------------------------------------------------------------------------------------
@@ -137,23 +137,23 @@ def test_words(times: Times, control: str, arm: str):
 def test_an_arm_that_failed_has_no_estimate_and_spoils_no_other():
     times = around(0, 0, 0.1, 0)
     times[5:, 3] = np.nan
-    found = estimates(times)
-    assert found[3] is None
-    assert found[2] is not None
-    assert verdict(found[2]) == "worse"
+    estimated = estimates(times)
+    assert estimated[3] is None
+    assert estimated[2] is not None
+    assert verdict(estimated[2]) == "worse"
 
 
 def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms():
     times = around(0, 0.02, 0.1, 0.1)
     logs = np.log(times.mean(axis=2))
-    found = estimates(times)[2]
-    assert found == of_pairs(
+    estimate = estimates(times)[2]
+    assert estimate == of_pairs(
         logs[:, 1] - logs[:, 2], bias=float(abs((logs[:, 1] - logs[:, 0]).mean())), comparisons=2
     )
     alone = estimates(times[:, :3])[2]
-    assert found is not None
+    assert estimate is not None
     assert alone is not None
-    assert found.half_width > alone.half_width > 0.02
+    assert estimate.half_width > alone.half_width > 0.02
 
 
 def gauss(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -183,9 +183,9 @@ def stopped(
         for n in range(3, 200)
         if all(each.half_width <= LIMIT[Device.cpu] for each in estimates(times[:n]) if each)
     )
-    found = estimates(times[: next(narrow, 200)])[2]
-    assert found is not None
-    return verdict(found)
+    estimate = estimates(times[: next(narrow, 200)])[2]
+    assert estimate is not None
+    return verdict(estimate)
 
 
 @pytest.mark.slow
@@ -501,7 +501,7 @@ def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPat
     assert {run.trainer.batch_tokens for run in arms} == {8 * 1024 if name == "gpu" else 512}
     plain, *others = map(step_config, arms)
     # an arm is one change
-    assert all(sum(one[group] != plain[group] for group in plain) == 1 for one in others)
+    assert all(sum(config[group] != plain[group] for group in plain) == 1 for config in others)
     assert {run.trainer.device.value for run in arms} == {"cuda" if name == "gpu" else "cpu"}
 
 
@@ -568,10 +568,10 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
     losses = [other.step() for _ in range(8)]
     for _ in range(7):
         own.step()
-    seen = other.built.seen
-    assert len(seen) == 1 + 3 + 8
-    assert all(torch.equal(a, b) for a, b in zip(seen, read, strict=False))
-    assert seen[0].dtype is torch.int64
+    batches = other.built.seen
+    assert len(batches) == 1 + 3 + 8
+    assert all(torch.equal(a, b) for a, b in zip(batches, read, strict=False))
+    assert batches[0].dtype is torch.int64
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)
     other.close()
     facts, table = other.facts, 257**2 * 4 / 2**20
@@ -824,13 +824,13 @@ def test_a_real_bench_on_a_gpu():
         ["model=small", "trainer.device=cuda", "trainer.compile=off"], ["", "model.n_layer=12"]
     )
     result = bench([TimedArm(label, run) for label, run in arms.items()], seconds=60, rounds=8)
-    one, two = result["arms"]
+    base, two = result["arms"]
     assert result["clock"] == "CUDA events"
     assert two["speed"]["high"] < 0.9
     assert (
         two["memory_mib"]["peak"]
-        > one["memory_mib"]["peak"]
-        > sum(one["memory_mib"][part] for part in ("parameters", "optimizer"))
+        > base["memory_mib"]["peak"]
+        > sum(base["memory_mib"][part] for part in ("parameters", "optimizer"))
     )
 
 

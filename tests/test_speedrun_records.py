@@ -180,15 +180,15 @@ BOARD_3 = """| # | Steps |
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
-    one, three = "records/track_1_short", "records/track_3_optimization"
-    new = f"{one}/2026-07-17_FP8DownProjection"
+    short, three = "records/track_1_short", "records/track_3_optimization"
+    new = f"{short}/2026-07-17_FP8DownProjection"
     files = {
         "README.md": BOARD_1,
         f"{three}/README.md": BOARD_3,
-        f"{one}/two/a.txt": log(3.27, gpus=8),
-        f"{one}/two/b.txt": log(3.28, ms=4000),
-        f"{one}/two/shorter.txt": log(3.5, steps=50),  # another recipe's
-        f"{one}/two/notes.md": "step:1/1 val_loss:cut",
+        f"{short}/two/a.txt": log(3.27, gpus=8),
+        f"{short}/two/b.txt": log(3.28, ms=4000),
+        f"{short}/two/shorter.txt": log(3.5, steps=50),  # another recipe's
+        f"{short}/two/notes.md": "step:1/1 val_loss:cut",
         **{
             f"{new}/{arm}/{name}.txt": log(3.2, ms=ms + i)
             for arm, ms in (("this_pr", 4000), ("baseline", 5000))
@@ -218,7 +218,7 @@ def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(
     assert figures.main([str(checkout.parent / "bare")]) == 0
     assert figures.FIGURES.read_text() == text
     rows = rows_of(figures.FIGURES)
-    found = {
+    by_arm = {
         (track, number, arm): [
             (row["loss"], row["step"], row["train_s"])
             for row in rows
@@ -230,7 +230,7 @@ def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(
         arm: [("3.2", "100", str(ms + i / 1000)) for i in range(3)]
         for arm, ms in (("record", 4.0), ("baseline", 5.0))
     }
-    assert found == {
+    assert by_arm == {
         ("1", "1", "record"): [("", "", "")],
         ("1", "2", "record"): [("3.27", "100", "5.0"), ("3.28", "100", "4.0")],
         ("1", "89", "record"): times["record"],
@@ -368,9 +368,9 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
 
 
 def values_of(records: ModuleType, number: str, key: str) -> Iterator[list[float]]:
-    (found,) = [each.record for each in records.beside() if each.record.number == number]
+    (matching,) = [each.record for each in records.beside() if each.record.number == number]
     for arm in ("record", "baseline"):
-        yield [float(row[key]) for row in found.runs(arm)]
+        yield [float(row[key]) for row in matching.runs(arm)]
 
 
 def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
@@ -378,8 +378,8 @@ def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
     ends = stats.ttest_ind(base, own, equal_var=False).confidence_interval(0.95)
     assert [round(100 * (math.exp(end) - 1), 2) for end in ends] == [1.16, 1.46]
     own_loss, base_loss = values_of(records, "89", "loss")
-    found = stats.ttest_ind(own_loss, base_loss, equal_var=False).confidence_interval(0.95)
-    assert [round(end, 4) for end in found] == [-0.0013, 0.0015]
+    interval = stats.ttest_ind(own_loss, base_loss, equal_var=False).confidence_interval(0.95)
+    assert [round(end, 4) for end in interval] == [-0.0013, 0.0015]
     strict = stats.ttest_ind(base, own, equal_var=False).confidence_interval(0.995)
     (judged,) = [each for each in records.beside() if each.record.number == "89"]
     assert (judged.time.low, judged.time.high) == pytest.approx(
@@ -423,11 +423,11 @@ def test_means_of_the_logs_are_those_that_the_board_states(records: ModuleType) 
 
 
 def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: ModuleType) -> None:
-    steps, found = records.chain(), records.beside()
+    steps, faster = records.chain(), records.beside()
     page = (HERE / "README.md").read_text()
-    for mark, rows in records.parts(steps, found).items():
+    for mark, rows in records.parts(steps, faster).items():
         assert page.split(f"<!-- {mark} -->")[1].strip().splitlines() == rows
-    for name, svg in records.pictures(steps, found).items():
+    for name, svg in records.pictures(steps, faster).items():
         assert (HERE / name).read_text() == svg
     ruled = records.of_the_rule(steps)
     words = [records.own_rule(step) for step in ruled]

@@ -191,12 +191,12 @@ class Life(RuleBasedStateMachine):
     def is_the_twin(self) -> None:
         """Its record is; and so is its last checkpoint, or whoever reads it is told that it was damaged."""
         assert steady(self.run_dir) == self.twin[1]
-        found = checkpoint.find(self.run_dir / "checkpoints")
-        if found.step == STEPS and not found.invalid:
+        latest = checkpoint.find(self.run_dir / "checkpoints")
+        if latest.step == STEPS and not latest.invalid:
             assert state_of(self.run_dir) == self.twin
             self.damaged.clear()
         else:
-            assert any("checkpoints" in path.parts for path in self.damaged), found
+            assert any("checkpoints" in path.parts for path in self.damaged), latest
 
 
 def lives(steps: int, examples: int) -> None:

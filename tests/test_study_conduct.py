@@ -84,7 +84,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab, tmp_path: Path, 
     assert len(lab.tasks) == len(tasks) + after
     again = lab.carry(**THREE)
     assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
-    timeless = [{name: {**row, "registered": ""} for name, row in one.items()} for one in (whole, again)]
+    timeless = [{name: {**row, "registered": ""} for name, row in rows.items()} for rows in (whole, again)]
     assert timeless[0] == timeless[1]
     results = [name_of(line) for line in lab.lines("run", "session")]
     assert sorted(results) == sorted(tasks)
@@ -187,7 +187,7 @@ def test_a_race_trains_shorter_schedules_each_with_its_own_whole_decay(lab: Lab)
         halves, key=lambda name: name.split(", ")[1]
     )
     assert [task for task in lab.tasks if "session" in task] == [f"pace session {n}" for n in (1, 2, 3)]
-    assert {key: sorted(of) for key, of in done.evidence.shorter.items()}["mha", 0] == [3, 6]
+    assert {key: sorted(by_steps) for key, by_steps in done.evidence.shorter.items()}["mha", 0] == [3, 6]
     long = lab.plan(
         claims=[RACE], overrides=[*STUDY["overrides"], "trainer.steps=100"], scales=at(lengths=[0.01, 0.5])
     )
@@ -205,8 +205,8 @@ def spans(lab: Lab) -> list[tuple[int, str, str]]:
     """Number, start and end of each session's file."""
     files = sorted(lab.root.glob("out/studies/made/cpu/sessions/*.json"))
     return [
-        (one["number"], one["started"], one["ended"])
-        for one in map(json.loads, (path.read_text() for path in files))
+        (session["number"], session["started"], session["ended"])
+        for session in map(json.loads, (path.read_text() for path in files))
     ]
 
 
@@ -241,7 +241,7 @@ def test_sessions_on_another_day_are_added(lab: Lab):
 def test_a_session_that_fails_is_named_and_its_place_has_no_more(lab: Lab, monkeypatch: pytest.MonkeyPatch):
     calls = list[int]()
 
-    def fails(one: Session, folder: Path, number: int) -> None:
+    def fails(session: Session, folder: Path, number: int) -> None:
         calls.append(number)
         raise FailedError("bench, session 1: no memory; see a.log")
 

@@ -49,8 +49,10 @@ def measured(
     claim: Claim, study: Study, evidence: Evidence, arm: str
 ) -> dict[int, tuple[float | None, Ending]]:
     """One arm's primary metric: seed → value and ending."""
-    found = [m for m in measurements(claim, study, evidence) if (m.arm, m.metric.name) == (arm, claim.metric)]
-    return {m.repeat: (m.value, m.ending) for m in found}
+    primary = [
+        m for m in measurements(claim, study, evidence) if (m.arm, m.metric.name) == (arm, claim.metric)
+    ]
+    return {m.repeat: (m.value, m.ending) for m in primary}
 
 
 # --- steps to a loss ----------------------------------------------------------------------------------------
@@ -64,28 +66,28 @@ def raced(claim: Claim, study: Study, evidence: Evidence) -> dict[str, list[floa
 
 
 def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
-    one = made(tmp_path, RACE, STEPS)
-    race, steps = one.claims
+    made_study = made(tmp_path, RACE, STEPS)
+    race, steps = made_study.claims
     evidence = both(by_law("mqa", worse=-0.1), by_law("mha"), pace=pace(1.1))
     needed = 400 * math.exp(-0.1 / B)  # where the arm's law meets the baseline's end
-    assert measured(steps, one, evidence, "mqa") == dict.fromkeys(
+    assert measured(steps, made_study, evidence, "mqa") == dict.fromkeys(
         range(3), (pytest.approx(needed), Ending.measured)
     )
-    assert measured(steps, one, evidence, "mha") == dict.fromkeys(range(3), (400.0, Ending.measured))
-    assert raced(race, one, evidence) == {
+    assert measured(steps, made_study, evidence, "mha") == dict.fromkeys(range(3), (400.0, Ending.measured))
+    assert raced(race, made_study, evidence) == {
         "mqa": pytest.approx([needed * 10 / 1.1 / 1e3] * 3),
         "mha": pytest.approx([4.0] * 3),
     }
     # then it is the baseline that gets there sooner
     never = both(by_law("mqa", worse=0.1), by_law("mha"), pace=pace(1.1))
-    assert raced(steps, one, never) == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
-    assert measured(race, one, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
-    plan = prepare(one, "cpu", output_dir="outputs")
+    assert raced(steps, made_study, never) == {"mqa": [400.0] * 3, "mha": pytest.approx([needed] * 3)}
+    assert measured(race, made_study, both(by_law("mqa"), by_law("mha")), "mqa") == {}  # not timed
+    plan = prepare(made_study, "cpu", output_dir="outputs")
     arms = {"train": {"mqa": [plan.train["mqa"], *shorter(plan, plan.train["mqa"])]}}
     # the missing lengths might have been the ones
-    assert measured(steps, one, replace(evidence, arms=arms), "mqa") == {}
+    assert measured(steps, made_study, replace(evidence, arms=arms), "mqa") == {}
     short = both(by_law("mqa", worse=-0.7), by_law("mha"))  # 400·e^-1.75 = 70 steps would have done
-    assert measured(steps, one, short, "mqa") == dict.fromkeys(
+    assert measured(steps, made_study, short, "mqa") == dict.fromkeys(
         range(3), (pytest.approx(100.0), Ending.at_most)
     )
 
@@ -93,36 +95,36 @@ def test_a_race_to_the_loss_that_both_arms_reach(tmp_path: Path):
 def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     """Six seeds and three sessions are three pairs, each with two seeds and a session of its own."""
     noise = {seed: 0.01 * seed for seed in range(6)}
-    one = made(tmp_path, RACE, seeds=list(noise))
+    made_study = made(tmp_path, RACE, seeds=list(noise))
     speeds = [1.0, 1.1, 1.3]
     paces = [session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate(speeds, start=1)]
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
-    found = measured(one.claims[0], one, evidence, "mqa")
-    assert found == {
+    times = measured(made_study.claims[0], made_study, evidence, "mqa")
+    assert times == {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
         for i, speed in enumerate(speeds, start=1)
     }
 
 
 def test_a_race_with_what_diverged(tmp_path: Path):
-    one = made(tmp_path, STEPS)
-    (steps,) = one.claims
+    made_study = made(tmp_path, STEPS)
+    (steps,) = made_study.claims
     evidence = both(by_law("mqa", diverged=1), by_law("mha", diverged=2))
-    assert measured(steps, one, evidence, "mqa") == {
+    assert measured(steps, made_study, evidence, "mqa") == {
         0: (pytest.approx(400), Ending.measured),
         1: DIVERGED,
         2: DIVERGED,
     }
-    assert measured(steps, one, evidence, "mha") == {
+    assert measured(steps, made_study, evidence, "mha") == {
         0: (400.0, Ending.measured),
         1: (400.0, Ending.measured),
         2: DIVERGED,
     }
-    assert measured(steps, one, Evidence(**by_law("mqa")), "mqa") == {}
+    assert measured(steps, made_study, Evidence(**by_law("mqa")), "mqa") == {}
     lost = both(by_law("mqa", worse=-0.1), by_law("mha"))
     lost.shorter["mqa", 1][200] = record("mqa", 1, 200, None)  # type: ignore[index]
     between = dict.fromkeys(range(3), (pytest.approx(400 * math.exp(-0.1 / B)), Ending.measured))
-    assert measured(steps, one, lost, "mqa") == between  # from 100 and 400 steps
+    assert measured(steps, made_study, lost, "mqa") == between  # from 100 and 400 steps
 
 
 # --- profiles -----------------------------------------------------------------------------------------------
@@ -150,11 +152,18 @@ PARTS: Json = {
 )
 def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
-    one = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
-    (found,) = measurements(one.claims[0], one, Evidence(sessions={"parts": [session({"mqa": PARTS})]}))
-    assert (found.arm, found.repeat, found.metric, found.when) == ("mqa", 1, METRICS[changed["metric"]], NOW)
-    assert found.value == pytest.approx(value)
-    assert found.per is (Per.session if changed["metric"] in ("share", "part_ms") else Per.exact)
+    made_study = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
+    (measurement,) = measurements(
+        made_study.claims[0], made_study, Evidence(sessions={"parts": [session({"mqa": PARTS})]})
+    )
+    assert (measurement.arm, measurement.repeat, measurement.metric, measurement.when) == (
+        "mqa",
+        1,
+        METRICS[changed["metric"]],
+        NOW,
+    )
+    assert measurement.value == pytest.approx(value)
+    assert measurement.per is (Per.session if changed["metric"] in ("share", "part_ms") else Per.exact)
 
 
 # --- bounds -------------------------------------------------------------------------------------------------
@@ -162,7 +171,9 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
 
 def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
     return Evidence(
-        sessions={"parts": [session({arm: one}, number=number) for (arm, number), one in profiles.items()]}
+        sessions={
+            "parts": [session({arm: profile}, number=number) for (arm, number), profile in profiles.items()]
+        }
     )
 
 
@@ -172,10 +183,10 @@ def bench(arms: dict[str, Any]) -> Evidence:
 
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:
     mechanism = {"rule": rule, "formula": "f", **({"parts": ["scores"]} if rule == "amdahl" else {})}
-    one = loaded(
+    made_study = loaded(
         tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[], **changed), LOSS])
     )
-    return bound(one.claims[0], one, evidence)
+    return bound(made_study.claims[0], made_study, evidence)
 
 
 def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Path):
@@ -187,14 +198,14 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     d12 = ("model=d12", "tokenizer=gpt2", "mlp=gelu4x", "trainer.device=cpu", "trainer.precision=fp32")
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
     flops = {name: component_flops(compose([*d12, *own.split()]), vocab_size=V) for name, own in arms.items()}
-    counted = {name: {"component_flops": of} for name, of in flops.items()}
+    counted = {name: {"component_flops": components} for name, components in flops.items()}
     assert bounded(tmp_path, "flops", bench(counted)) == pytest.approx(
         whole / (whole - 12 * 2 * d**2 * 2 / 3), rel=1e-9
     )
     assert bounded(tmp_path, "flops", Evidence(sessions={"pace": timed([1], counted)})) == pytest.approx(
         1.0764, abs=1e-4
     )
-    apart = parts({(name, 1): {**PARTS, "component_flops": of} for name, of in flops.items()})
+    apart = parts({(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()})
     by_parts = {"metric": "part_ms", "parts": ["qkv", "rotary", "scores", "attention_out"]}
     attention = 4 * d**2 + T * d
     assert bounded(tmp_path, "flops", apart, **by_parts) == pytest.approx(
@@ -241,25 +252,29 @@ def test_a_part_that_is_saved_in_part(tmp_path: Path):
         {("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}}
     )
     mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
-    one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
-    assert bound(one.claims[0], one, evidence) == pytest.approx(1 / (1 - 0.2))
+    made_study = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
+    assert bound(made_study.claims[0], made_study, evidence) == pytest.approx(1 / (1 - 0.2))
 
 
 def test_a_given_bound_is_given(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism={"bound": 1.08, "formula": "f"})]))
-    assert bound(one.claims[0], one, Evidence()) == 1.08
+    made_study = loaded(
+        tmp_path / "made", study(claims=[claim(SPEED, mechanism={"bound": 1.08, "formula": "f"})])
+    )
+    assert bound(made_study.claims[0], made_study, Evidence()) == 1.08
 
 
 # --- what a claim rests on ----------------------------------------------------------------------------------
 
 
 def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
-    one = made(tmp_path, RACE)
+    made_study = made(tmp_path, RACE)
     # 7 is no seed of the claim
     runs = {(arm, seed): record(arm, seed, 400, 3.0) for arm in ("mha", "mqa") for seed in (0, 1, 7)}
     short = {("mqa", 0): {200: record("mqa", 0, 200, 3.1, started="")}}
     sessions = {"pace": pace(1.0, numbers=[1]), "bench": timed([1], {"mqa": {}})}  # a race needs no bench
-    assert sorted(Evidence(runs=runs, shorter=short, sessions=sessions).used(one.claims[0], one)) == [
+    assert sorted(
+        Evidence(runs=runs, shorter=short, sessions=sessions).used(made_study.claims[0], made_study)
+    ) == [
         *(("mha, seed 0", "mha", NOW), ("mha, seed 1", "mha", NOW)),
         *(("mqa, seed 0", "mqa", NOW), ("mqa, seed 0, 200 steps", "mqa", ""), ("mqa, seed 1", "mqa", NOW)),
         *(("pace session 1", "mha", NOW), ("pace session 1", "mqa", NOW)),

@@ -34,7 +34,7 @@ AFTER_ALL = "registered after 3 runs and 3 sessions (bench session 1 and 5 more)
 
 
 def hashes(lab: Lab, folder: str = "made", **changed: Json) -> list[str]:
-    return [one.hash for one in registrations(lab.plan(folder=folder, **changed)).values()]
+    return [registration.hash for registration in registrations(lab.plan(folder=folder, **changed)).values()]
 
 
 DECIDES: dict[str, tuple[Json, Json]] = {
@@ -71,10 +71,13 @@ READ: dict[str, Json] = {
     "texts": {
         "question": "Is it?",
         "method": "So.",
-        "claims": [claim(one, statement="It helps.", source="a talk") for one in BOTH],
+        "claims": [claim(declared, statement="It helps.", source="a talk") for declared in BOTH],
     },
     "a formula": {
-        "claims": [claim(one, mechanism={**one["mechanism"], "formula": "better said"}) for one in BOTH]
+        "claims": [
+            claim(declared, mechanism={**declared["mechanism"], "formula": "better said"})
+            for declared in BOTH
+        ]
     },
     "the rest of a scale": {"scales": at(limitations="much", curve=[16, 32, 64], rounds=2, sessions=4)},
     "another scale": {"scales": {**at(), "gpu": at()["cpu"]}, "claims": [MARGINS, LOSS]},
@@ -365,7 +368,7 @@ def test_a_damaged_line_is_refused_by_its_number(
 
 def add_many(path: Path, name: str) -> None:
     for i in range(20):
-        append(path, [registered(one) for one in (f"{name}{i}", "once")], HERE, once=("claim",))
+        append(path, [registered(claim_id) for claim_id in (f"{name}{i}", "once")], HERE, once=("claim",))
 
 
 def test_processes_may_append_at_once(tmp_path: Path):

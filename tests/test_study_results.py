@@ -44,10 +44,13 @@ STANDS = Provenance(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=Non
 LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses"])
 
 
-def resulted(one: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> Json:
-    plan = prepare(one, "cpu", output_dir="outputs")
+def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> Json:
+    plan = prepare(made_study, "cpu", output_dir="outputs")
     done = Done(
-        part=plan, evidence=evidence, stands={claim.id: stands for claim in one.claims}, seeds=one.seeds
+        part=plan,
+        evidence=evidence,
+        stands={claim.id: stands for claim in made_study.claims},
+        seeds=made_study.seeds,
     )
     content = results(done, hardware=MACHINE, command="made")
     assert "host" not in content["hardware"]
@@ -71,8 +74,8 @@ FAST, SLOW = [1.25, 1.251, 1.252], [1.05, 1.051, 1.052]
 SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
-def rendered(one: Study, found: Json) -> str:
-    return pages.render(found, one)
+def rendered(made_study: Study, content: Json) -> str:
+    return pages.render(content, made_study)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +94,8 @@ def rendered(one: Study, found: Json) -> str:
 def test_what_is_said_of_each_verdict(
     tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
 ):
-    one = loaded(tmp_path / "made", study(claims=[SPEED]))
-    said = rendered(one, resulted(one, speeds(ratios, losses), stands=LATE))
+    made_study = loaded(tmp_path / "made", study(claims=[SPEED]))
+    said = rendered(made_study, resulted(made_study, speeds(ratios, losses), stands=LATE))
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
@@ -105,13 +108,13 @@ def test_what_is_said_of_each_verdict(
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
-    one = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
     evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
-    found = resulted(one, evidence)
-    mha, mqa = found["arms"]
+    content = resulted(made_study, evidence)
+    mha, mqa = content["arms"]
     assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
     assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
-    (line,) = (line for line in rendered(one, found).splitlines() if line.startswith("mqa "))
+    (line,) = (line for line in rendered(made_study, content).splitlines() if line.startswith("mqa "))
     assert ", 1 diverged" in line
 
 
@@ -128,10 +131,10 @@ NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     noise = {"val_loss": NOISE_OF_A_PAIR}
-    one = loaded(
+    made_study = loaded(
         tmp_path / "made", study(scales=at(noise=noise), claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
     )
-    content = resulted(one, speeds(FAST, SAME))
+    content = resulted(made_study, speeds(FAST, SAME))
     loss, speed = content["claims"]
     # as it was declared
     assert (loss["noise"], speed["noise"], speed["guards"][0]["noise"]) == (
@@ -178,9 +181,9 @@ def test_refused_noises(tmp_path: Path, noise: Json, reason: str):
 
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
-    one = loaded(folder, study(claims=[SPEED]))
-    confirmed, refuted = (resulted(one, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW))
-    assert [path.name for path in pages.write(one, folder, confirmed)] == [
+    made_study = loaded(folder, study(claims=[SPEED]))
+    confirmed, refuted = (resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW))
+    assert [path.name for path in pages.write(made_study, folder, confirmed)] == [
         "results.cpu.abc.json",
         "README.md",
     ]
@@ -196,14 +199,16 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 
     lessons = "It was fun.\n\n### Really\n\n| a | table |\n"
     (folder / "README.md").write_text(first.replace("Nothing is written here yet.\n", lessons))
-    pages.write(one, folder, refuted)
+    pages.write(made_study, folder, refuted)
     second = (folder / "README.md").read_text()
     assert second.startswith("# made: M.speed refuted (cpu, a CPU)\n")
     assert second.endswith(f"## What was learnt\n\n{lessons}")
-    pages.write(one, folder, refuted)
+    pages.write(made_study, folder, refuted)
     assert (folder / "README.md").read_text() == second
 
-    pages.write(one, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}})
+    pages.write(
+        made_study, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}}
+    )
     assert (
         (folder / "README.md")
         .read_text()
@@ -219,11 +224,11 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     experiments = tmp_path / "experiments"
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
-        one = loaded(experiments / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
+        made_study = loaded(experiments / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
         pages.write(
-            one,
+            made_study,
             experiments / name,
-            resulted(one, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))),
+            resulted(made_study, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))),
         )
     (experiments / "empty").mkdir()
     (experiments / "not_built.yaml").write_text(

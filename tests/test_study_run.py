@@ -127,7 +127,8 @@ def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
     assert (carried.process.code, carried.process.err) == (0, "")
     speed, loss = carried.results["claims"]
     assert [
-        (one["id"], one["exploratory"], one["notes"], one["missing"], one["n"]) for one in (speed, loss)
+        (verdict["id"], verdict["exploratory"], verdict["notes"], verdict["missing"], verdict["n"])
+        for verdict in (speed, loss)
     ] == [(name, None, [], [], 3) for name in ("M.speed", "M.loss")]
     assert loss["word"] == "confirmed"
     assert (speed["per"], loss["per"]) == ("session", "seed")
@@ -164,7 +165,7 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     log = read(carried.folder / FILE)
     assert log.broken == []
     registered = log.lines[:2]
-    assert {one["id"]: one["hash"] for one in carried.results["claims"]} == {
+    assert {verdict["id"]: verdict["hash"] for verdict in carried.results["claims"]} == {
         line["claim"]: line["hash"] for line in registered
     }
     assert [line["event"] for line in log.lines] == [
@@ -188,7 +189,7 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     began = [datetime.fromisoformat(line["started"]) for line in log.of("run", "session")]
     assert max(datetime.fromisoformat(line["at"]) for line in registered) <= min(began)
     assert [(line["claim"], line["word"]) for line in log.of("analysis")] == [
-        (one["id"], one["word"]) for one in carried.results["claims"]
+        (verdict["id"], verdict["word"]) for verdict in carried.results["claims"]
     ]
 
 
@@ -228,7 +229,7 @@ def test_a_claim_that_was_changed_after_its_runs_is_exploratory(
     assert main(asked(copied)) == 0
     labels = {name: "exploratory: " in text for name, text in shown(capsys.readouterr().out).items()}
     assert labels == {"M.speed": True, "M.loss": False, "M.late": True}
-    assert [one["exploratory"] is not None for one in copied.results["claims"]] == [*labels.values()]
+    assert [verdict["exploratory"] is not None for verdict in copied.results["claims"]] == [*labels.values()]
     assert (copied.folder / "README.md").read_text().count("exploratory: registered after ") == 2
     assert tree(copied.out / "runs", copied.place / "sessions") == before
     (copied.folder / FILE).unlink()
@@ -376,15 +377,15 @@ def test_a_study_that_is_killed_at_six_random_moments_ends_as_one_that_is_not(
         assert process.wait(soak.DEADLINE_S) == 0, root.with_suffix(".err").read_text()
         assert it.runs == carried.runs
         assert [path.name for path in it.sessions] == [path.name for path in carried.sessions]
-        log, twin = (read(one.folder / FILE) for one in (it, carried))
+        log, twin = (read(x.folder / FILE) for x in (it, carried))
         assert log.broken == []
         assert sorted(map(name_of, log.of("run", "session"))) == sorted(
             map(name_of, twin.of("run", "session"))
         )
-        losses = [{(line["identity"], line["val_loss"]) for line in one.of("run")} for one in (log, twin)]
+        losses = [{(line["identity"], line["val_loss"]) for line in x.of("run")} for x in (log, twin)]
         assert losses[0] == losses[1]
-        assert [(one["hash"], one["exploratory"], one["n"]) for one in it.results["claims"]] == [
-            (one["hash"], None, 3) for one in carried.results["claims"]
+        assert [(x["hash"], x["exploratory"], x["n"]) for x in it.results["claims"]] == [
+            (x["hash"], None, 3) for x in carried.results["claims"]
         ]
 
 
@@ -413,7 +414,9 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     # neither waited for the whole of the other
     assert max(map(min, began.values())) <= min(map(max, began.values()))
     files = map(json_of, tmp_path.glob("root/out/studies/*/cpu/sessions/*.json"))
-    spans = sorted([datetime.fromisoformat(one[end]) for end in ("started", "ended")] for one in files)
+    spans = sorted(
+        [datetime.fromisoformat(session[end]) for end in ("started", "ended")] for session in files
+    )
     assert len(spans) == 6
     assert all(first[1] <= then[0] for first, then in pairwise(spans))
     assert len(list((tmp_path / "root" / "out" / "runs").iterdir())) == 9

@@ -46,7 +46,7 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
         return real(arms, **how)
 
     monkeypatch.setattr(session, "bench", bench)
-    found = session.steps(
+    rows = session.steps(
         runs(
             mha="attention=flash",
             late="attention=flash schedule=cosine seed=7",
@@ -58,12 +58,12 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
-        assert [found[name][key] for key in timed] == [found[twin][key] for key in timed]
-    assert all(math.isfinite(one["tokens_per_s"]) and one["tokens_per_s"] > 0 for one in found.values())
-    assert found["mha"]["step_ms"] == pytest.approx(64 / found["mha"]["tokens_per_s"] * 1e3)
-    assert found["mha"]["kv_bytes"] / found["mqa"]["kv_bytes"] == HEADS
-    assert found["mha"]["kv_bytes"] == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
-    assert sum(found["mqa"]["component_flops"].values()) < sum(found["mha"]["component_flops"].values())
+        assert [rows[name][key] for key in timed] == [rows[twin][key] for key in timed]
+    assert all(math.isfinite(row["tokens_per_s"]) and row["tokens_per_s"] > 0 for row in rows.values())
+    assert rows["mha"]["step_ms"] == pytest.approx(64 / rows["mha"]["tokens_per_s"] * 1e3)
+    assert rows["mha"]["kv_bytes"] / rows["mqa"]["kv_bytes"] == HEADS
+    assert rows["mha"]["kv_bytes"] == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
+    assert sum(rows["mqa"]["component_flops"].values()) < sum(rows["mha"]["component_flops"].values())
 
 
 def test_a_windows_cache_is_its_window():
@@ -84,38 +84,36 @@ def test_parameters_by_part_are_all_parameters():
 
 @pytest.mark.slow
 def test_a_step_taken_apart():
-    found = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
-    assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(found["ms"])
-    assert all(math.isfinite(x) and x >= 0 for x in found["ms"].values())
-    assert (
-        0 < sum(found["ms"].values()) + found["unattributed_ms"] == pytest.approx(found["step_ms"], rel=0.05)
-    )
-    assert set(found["memory_mib"]) >= {"parameters", "gradients", "optimizer", "activations"}
-    assert found["mib"]["scores"] > 0
+    row = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
+    assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(row["ms"])
+    assert all(math.isfinite(x) and x >= 0 for x in row["ms"].values())
+    assert 0 < sum(row["ms"].values()) + row["unattributed_ms"] == pytest.approx(row["step_ms"], rel=0.05)
+    assert set(row["memory_mib"]) >= {"parameters", "gradients", "optimizer", "activations"}
+    assert row["mib"]["scores"] > 0
 
 
 @pytest.mark.slow
 def test_attention_over_lengths():
-    found = session.lengths(
+    rows = session.lengths(
         runs(mha="attention=mha", near="attention=sliding attention.window=8"), T=[32, 64, 128]
     )
-    for one, window in zip(found.values(), (None, 8), strict=True):
-        assert one["T"] == [32, 64, 128]
-        assert all(ms > 0 for ms in one["attention_ms"])
-        assert math.isfinite(one["exponent"])
-        assert one["window"] == window
+    for row, window in zip(rows.values(), (None, 8), strict=True):
+        assert row["T"] == [32, 64, 128]
+        assert all(ms > 0 for ms in row["attention_ms"])
+        assert math.isfinite(row["exponent"])
+        assert row["window"] == window
 
 
 def test_decoding_writes_one_text_with_every_engine():
     engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
     asked = runs(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
-    found = session.decoding(asked, engines=engines, prompt=4, new=6, vocab_size=64)
-    assert {name: one["engine"] for name, one in found.items()} == engines
-    for one in found.values():
-        assert one["decode_tokens_per_s"] > 0
-        assert one["decode_ms"] > 0
-        assert one["decode_mb"] > 0
-        assert one["collections"] >= 0
+    rows = session.decoding(asked, engines=engines, prompt=4, new=6, vocab_size=64)
+    assert {name: row["engine"] for name, row in rows.items()} == engines
+    for row in rows.values():
+        assert row["decode_tokens_per_s"] > 0
+        assert row["decode_ms"] > 0
+        assert row["decode_mb"] > 0
+        assert row["collections"] >= 0
 
 
 def test_decoding_refuses_engines_that_disagree(monkeypatch: pytest.MonkeyPatch):
@@ -142,15 +140,15 @@ def asked(*overrides: str, place: str = "parts") -> Session:
 
 
 def test_a_session_is_run_again_when_its_result_could_differ():
-    one = asked()
-    assert one.key == asked("schedule=cosine").key == asked("data=synthetic").key == asked("seed=3").key
+    original = asked()
+    assert original.key == asked("schedule=cosine").key == asked("data=synthetic").key == asked("seed=3").key
     assert (
         len(
             {
-                one.key,
+                original.key,
                 asked("attention=mqa").key,
                 asked(place="bench").key,
-                replace(one, how={"rounds": 2}).key,
+                replace(original, how={"rounds": 2}).key,
             }
         )
         == 4

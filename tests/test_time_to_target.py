@@ -40,8 +40,8 @@ def exact(gain: float, *lengths: int) -> dict[int, list[float]]:
     return {steps: [law(steps, gain)] * 3 for steps in (*lengths, WHOLE)}
 
 
-def gains(mine: Finish, theirs: Finish) -> list[float]:
-    return [math.log(b / a) for a, b in zip(mine.steps, theirs.steps, strict=True)]
+def gains(arm: Finish, base: Finish) -> list[float]:
+    return [math.log(b / a) for a, b in zip(arm.steps, base.steps, strict=True)]
 
 
 # --- the estimator ------------------------------------------------------------------------------------------
@@ -49,16 +49,16 @@ def gains(mine: Finish, theirs: Finish) -> list[float]:
 
 @pytest.mark.parametrize("gain", [1.0, 1.1, 1.5, 2.5, 3.9])
 def test_an_arms_steps_are_log_linear_between_two_lengths_and_the_other_arms_too(gain: float):
-    mine, theirs = race(exact(gain, 100, 200), exact(1.0, 100, 200))
-    assert (mine, theirs) == (Finish(steps=pytest.approx([WHOLE / gain] * 3)), Finish(steps=[WHOLE] * 3))
+    arm, base = race(exact(gain, 100, 200), exact(1.0, 100, 200))
+    assert (arm, base) == (Finish(steps=pytest.approx([WHOLE / gain] * 3)), Finish(steps=[WHOLE] * 3))
     slow, quick = race(exact(1.0, 100, 200), exact(gain, 100, 200))  # and the other way round
     assert (slow.steps, quick.steps) == (pytest.approx([WHOLE] * 3), pytest.approx([WHOLE / gain] * 3))
 
 
 def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
     noise = np.array([-0.02, 0.0, 0.02])
-    mine = {steps: (law(steps, 2.5) + noise).tolist() for steps in (300, WHOLE)}
-    first, last = race(mine, exact(1.0))
+    losses = {steps: (law(steps, 2.5) + noise).tolist() for steps in (300, WHOLE)}
+    first, last = race(losses, exact(1.0))
     assert first.ending is Ending.at_most
     # with the noise that the loss there has
     assert np.log(first.steps) == pytest.approx(math.log(300) + noise / B)
@@ -67,18 +67,18 @@ def test_below_its_shortest_schedule_an_arms_steps_are_at_most_that():
 
 def test_longer_runs_that_end_higher_count_as_one_length():
     bumpy = {100: [4.0] * 3, 200: [3.4] * 3, 400: [3.5] * 3}  # 3.45 at √(200·400)
-    mine, _ = race(bumpy, {400: [3.7] * 3})
+    arm, _ = race(bumpy, {400: [3.7] * 3})
     middle = (math.log(100) * 0.25 + math.log(math.sqrt(200 * 400)) * 0.30) / 0.55
-    assert np.log(mine.steps) == pytest.approx(middle)
+    assert np.log(arm.steps) == pytest.approx(middle)
     flat, _ = race({200: [3.0] * 3, 400: [3.1] * 3}, {400: [3.7] * 3})  # its loss does not fall at all
     assert flat == Finish(steps=[400.0] * 3, ending=Ending.at_most)
 
 
 def test_each_seed_has_the_noise_of_its_three_losses():
     rng = np.random.default_rng(4)
-    mine, base = curve(rng, gain=1.5, lengths=(0.5,), sd=0.01), curve(rng, gain=1.0, lengths=(), sd=0.01)
-    first, _ = race(mine, base)
-    high, low, goal = (np.array(of) for of in (mine[200], mine[400], base[400]))
+    arm, base = curve(rng, gain=1.5, lengths=(0.5,), sd=0.01), curve(rng, gain=1.0, lengths=(), sd=0.01)
+    first, _ = race(arm, base)
+    high, low, goal = (np.array(losses) for losses in (arm[200], arm[400], base[400]))
     share = (goal.mean() - low.mean()) / (high.mean() - low.mean())
     slope = (high.mean() - low.mean()) / math.log(2)
     by_hand = (
@@ -92,16 +92,16 @@ def test_each_seed_has_the_noise_of_its_three_losses():
 
 def simulated(studies: int, *, gain: float, lengths: Sequence[float], sd: float) -> tuple[float, float]:
     """Geometric mean of the gains, and how many of the 95% t-intervals hold the true one."""
-    rng, found, held = np.random.default_rng(11), [], 0
+    rng, means, covered = np.random.default_rng(11), [], 0
     for _ in range(studies):
-        mine, theirs = race(*(curve(rng, gain=one, lengths=lengths, sd=sd) for one in (gain, 1.0)))
-        assert {mine.ending, theirs.ending} == {Ending.measured}
-        each = np.array(gains(mine, theirs))
-        found.append(each.mean())
-        held += abs(each.mean() - math.log(gain)) <= scipy_stats.t.ppf(0.975, 2) * each.std(
+        arm, base = race(*(curve(rng, gain=true_gain, lengths=lengths, sd=sd) for true_gain in (gain, 1.0)))
+        assert {arm.ending, base.ending} == {Ending.measured}
+        each = np.array(gains(arm, base))
+        means.append(each.mean())
+        covered += abs(each.mean() - math.log(gain)) <= scipy_stats.t.ppf(0.975, 2) * each.std(
             ddof=1
         ) / math.sqrt(3)
-    return math.exp(float(np.mean(found))), held / studies
+    return math.exp(float(np.mean(means))), covered / studies
 
 
 @pytest.mark.parametrize(("lengths", "sd"), [((0.375, 0.5, 0.75), 0.025), ((0.25, 0.5), 0.003)])
@@ -124,7 +124,7 @@ def test_a_gain_is_found_and_covered(gain: float):
 # --- the judge ----------------------------------------------------------------------------------------------
 
 
-def judged(mine: Finish, theirs: Finish, *, low: float) -> Verdict:
+def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
     made: dict[str, Any] = {
         "id": "r",
         "statement": "s",
@@ -136,14 +136,14 @@ def judged(mine: Finish, theirs: Finish, *, low: float) -> Verdict:
     claim = Claim(
         **made, scale=Scale.ratio, expected=[low, None], mechanism=Mechanism(formula="none"), seeds=[0, 1, 2]
     )
-    found = [
+    measurements = [
         Measurement(
             arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending
         )
-        for arm, finish in (("arm", mine), ("base", theirs))
+        for arm, finish in (("arm", own), ("base", base))
         for seed, steps in enumerate(finish.steps)
     ]
-    return judge(claim, found, against="base", at="cpu")
+    return judge(claim, measurements, against="base", at="cpu")
 
 
 def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
@@ -154,9 +154,9 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
         finishes = race(
             curve(rng, gain=2.5, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003)
         )
-        found = judged(*finishes, low=1.5)
-        assert found.word is Word.inconclusive
-        assert found.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
+        verdict = judged(*finishes, low=1.5)
+        assert verdict.word is Word.inconclusive
+        assert verdict.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
         assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
         bracketed = race(
             curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003),
@@ -167,13 +167,13 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
-    mine, base = (
+    arm, base = (
         curve(rng, gain=0.4, lengths=(0.75,), sd=0.003),
         curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
     )
-    found = judged(*race(mine, base), low=1.0)
-    assert (found.word, found.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
-    assert judged(*race(mine, base), low=0.5).word is Word.inconclusive
+    verdict = judged(*race(arm, base), low=1.0)
+    assert (verdict.word, verdict.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
+    assert judged(*race(arm, base), low=0.5).word is Word.inconclusive
 
 
 # --- on a curve ---------------------------------------------------------------------------------------------

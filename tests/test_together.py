@@ -69,21 +69,21 @@ def covering(names: Iterable[str], apart: frozenset[Set] = frozenset(), tries: i
         (a, b, *states) for a, b in itertools.combinations(names, 2) for states in ((1, 0), (0, 1), (1, 1))
     }
     missing -= {(*sorted(pair), 1, 1) for pair in apart}
-    found: list[Set] = []
+    sets: list[Set] = []
     while missing:
         grown = [_grown(chance.sample(names, len(names)), missing, apart, chance) for _ in range(tries)]
-        best = max(grown, key=lambda one: len(missing & _met(one, names)))
+        best = max(grown, key=lambda candidate: len(missing & _met(candidate, names)))
         a, b, with_a, with_b = min(missing)
         # nothing was asked for where it could be given: give the first what it asks
         if not missing & _met(best, names):
             best = frozenset([*[a] * with_a, *[b] * with_b])
         missing -= _met(best, names)
-        found.append(best)
-    return found
+        sets.append(best)
+    return sets
 
 
-def _met(one: Set, names: list[str]) -> set[tuple[str, str, int, int]]:
-    return {(a, b, int(a in one), int(b in one)) for a, b in itertools.combinations(names, 2)}
+def _met(members: Set, names: list[str]) -> set[tuple[str, str, int, int]]:
+    return {(a, b, int(a in members), int(b in members)) for a, b in itertools.combinations(names, 2)}
 
 
 def _grown(order: list[str], missing: set[Any], apart: frozenset[Set], chance: random.Random) -> Set:
@@ -108,10 +108,10 @@ def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
     apart = frozenset(frozenset(names[i : i + 2]) for i in range(0, n - 1, 5))
     sets = covering(names, apart)
     for a, b in itertools.combinations(names, 2):
-        seen = {(a in one, b in one) for one in sets}
+        meetings = {(a in members, b in members) for members in sets}
         both = frozenset((a, b)) not in apart
-        assert {(True, False), (False, True)} <= seen
-        assert ((True, True) in seen) == both
+        assert {(True, False), (False, True)} <= meetings
+        assert ((True, True) in meetings) == both
     assert len(sets) <= 14
     assert covering(names, apart) == sets
 
@@ -191,12 +191,12 @@ def as_many_as_fit(ideas: Sequence[str] = tuple(IDEAS)) -> list[str]:
 def sets_of_all() -> list[list[str]]:
     """Each idea that can be used without a key in one set, all of a set together."""
     left = [name for name in IDEAS if refusal([name]) is None]
-    found = []
+    sets = []
     while left:
-        found.append(as_many_as_fit(left))
-        left = [name for name in left if name not in found[-1]]
-    assert len(found) <= 4
-    return found
+        sets.append(as_many_as_fit(left))
+        left = [name for name in left if name not in sets[-1]]
+    assert len(sets) <= 4
+    return sets
 
 
 @pytest.mark.parametrize("name", ["plain", "é" * 100], ids=["short", "long"])

@@ -60,9 +60,9 @@ print(json.dumps(found))
 """
     done = child(BOTH + read, run_dir, TRACKIO_DIR=str(tmp_path / "trackio"))
     assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
-    board, rows = found["board"], found["trackio"]["rows"]
+    stored: dict[str, Any] = json.loads(done.stdout)
+    assert stored["hint"] == f"tensorboard --logdir {tmp_path}; trackio show --project nocap"
+    board, rows = stored["board"], stored["trackio"]["rows"]
     assert (
         board["val/loss"]
         == [[1, 2.0], [3, 0.0]]
@@ -76,7 +76,7 @@ print(json.dumps(found))
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
     assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")} == ends
     assert rows[-1] == {**ends, "step": 3}
-    assert (found["trackio"]["name"], found["trackio"]["options"]) == (
+    assert (stored["trackio"]["name"], stored["trackio"]["options"]) == (
         "gqa lr=0.1 s0 0123ab",
         {"attention": "gqa"},
     )
@@ -146,5 +146,5 @@ def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
     """An agent of W&B types `${args_no_hyphens}` as KEY=VALUE."""
     sweep = yaml.safe_load((REPO / "conf" / "sweep.wandb.yaml").read_text())
     assert sweep["command"][-1] == "${args_no_hyphens}"
-    run = compose([f"{key}={one['values'][-1]}" for key, one in sweep["parameters"].items()])
+    run = compose([f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()])
     assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (True, 0.003, 2)

@@ -250,9 +250,9 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
         for arm in (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     ]
     grid = check(cells, swept=("optimizer.lr", "ideas", "seed"), compose=compose.composed, log=print)
-    found = [run_facts(cell.plan.run, cell.plan.run_dir, manifest(cell.plan, [])) for cell in grid.cells]
-    assert [facts.name for facts in found] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
-    assert [facts.swept for facts in found] == [
+    told = [run_facts(cell.plan.run, cell.plan.run_dir, manifest(cell.plan, [])) for cell in grid.cells]
+    assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
+    assert [facts.swept for facts in told] == [
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
         {"lr": 0.003, "ideas": "none", "seed": 0},
     ]
@@ -263,8 +263,8 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(tmp_path: Path) -> None:
         "attention=flash",
         "data=synthetic",
         "model=nano",
-    } <= {*found[0].tags}
-    assert "tracker" not in found[0].options
+    } <= {*told[0].tags}
+    assert "tracker" not in told[0].options
 
 
 def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
@@ -433,13 +433,13 @@ print(json.dumps([[a["label"], a["n"], a["val_loss"], verdict] for a, verdict in
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
     assert (run["run_group"], run["job_type"]) == ("grid", "comparison")
-    held = [
+    paths = [
         entry["path"]
         for record in records
         if record["type"] == "artifact"
         for entry in record["artifact"]["manifest"]["contents"]
     ]
-    assert "report.html" in held
+    assert "report.html" in paths
 
 
 def test_disabled_and_none_import_nothing(run_dir: Path) -> None:

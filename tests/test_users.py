@@ -37,9 +37,9 @@ def _read(path: Path) -> Any:
 
 def _words(comparison: Path) -> dict[str, str | None]:
     """The verdict of each arm but the baseline."""
-    found = _read(comparison)
-    assert found["baseline"] == found["arms"][0]["arm"]
-    return {arm["label"]: arm["difference"]["verdict"] for arm in found["arms"][1:]}
+    content = _read(comparison)
+    assert content["baseline"] == content["arms"][0]["arm"]
+    return {arm["label"]: arm["difference"]["verdict"] for arm in content["arms"][1:]}
 
 
 def _reader(where: Path, said: str) -> None:

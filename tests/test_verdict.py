@@ -75,13 +75,13 @@ def judge(
     **how: Any,
 ) -> Verdict:
     """The verdict on made measurements: metric, values of gqa, values of the baseline."""
-    found = [
+    measurements = [
         m
         for name, *sides in metrics
-        for arm, of in zip(("gqa", "mha"), sides, strict=True)
-        for m in measured(arm, name, of, **how)
+        for arm, values in zip(("gqa", "mha"), sides, strict=True)
+        for m in measured(arm, name, values, **how)
     ]
-    return verdict.judge(made, found, against="mha", at=at, noise=noise)
+    return verdict.judge(made, measurements, against="mha", at=at, noise=noise)
 
 
 def speeds(gains: Values, base: Values | None = None) -> tuple[str, Values, Values]:
@@ -100,12 +100,12 @@ def around(mid: float, spread: float = 0.0001) -> list[float]:
     return [mid - spread, mid, mid + spread]
 
 
-def shown(found: Verdict) -> tuple[Word, Reason | None]:
-    return found.word, found.reason
+def shown(judged: Verdict) -> tuple[Word, Reason | None]:
+    return judged.word, judged.reason
 
 
-def ends(found: Estimate) -> tuple[float, float]:
-    return found.low, found.high
+def ends(estimate: Estimate) -> tuple[float, float]:
+    return estimate.low, estimate.high
 
 
 def half(values: Any, *, analysis: int = 1, bias: float = 0.0) -> float:
@@ -215,16 +215,16 @@ seeds: [1, 2, 3]
 
 def test_a_claim_is_read_from_yaml_and_checked():
     def read(text: str) -> Claim:
-        found = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Claim), OmegaConf.create(text)))
-        assert isinstance(found, Claim)
-        return found
+        parsed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Claim), OmegaConf.create(text)))
+        assert isinstance(parsed, Claim)
+        return parsed
 
     def with_line(line: str) -> str:
         key = line.split(":")[0]
         return "\n".join([*(other for other in YAML.splitlines() if not other.startswith(f"{key}:")), line])
 
-    found = read(YAML)
-    assert (found.metric, found.expected, found.guards[0].margin("cpu")) == (
+    parsed = read(YAML)
+    assert (parsed.metric, parsed.expected, parsed.guards[0].margin("cpu")) == (
         "tokens_per_s",
         [1.2, None],
         0.01,
@@ -247,7 +247,7 @@ def test_a_claim_is_read_from_yaml_and_checked():
 @pytest.mark.parametrize("two_sided", [False, True])
 @pytest.mark.parametrize("metric", ["tokens_per_s", "step_ms"])
 def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
-    rng, seen = np.random.default_rng(5), set()
+    rng, outcomes = np.random.default_rng(5), set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
     for _ in range(300):
         gain, better = (
@@ -256,11 +256,11 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
         )
         base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
-        found = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
+        judged = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
         low, high = gain.mean() - half(gain, bias=0.005), gain.mean() + half(gain, bias=0.005)
-        assert ends(found.primary.interval()) == pytest.approx((low, high))
+        assert ends(judged.primary.interval()) == pytest.approx((low, high))
         least, most = better.mean() - half(better), better.mean() + half(better)
-        assert ends(found.guards[0].interval()) == pytest.approx((least, most))
+        assert ends(judged.guards[0].interval()) == pytest.approx((least, most))
         expected: tuple[Word, Reason | None] = (INCONCLUSIVE, Reason.undecided)
         if most < -0.01:
             expected = REFUTED, Reason.guard
@@ -272,10 +272,10 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
             expected = EXCEEDED, None
         elif least >= -0.01 and low >= math.log(1.2) and high <= math.log(1.3):
             expected = CONFIRMED, None
-        assert shown(found) == expected
-        assert found.failed == (["val_loss"] if most < -0.01 else [])
-        seen.add(shown(found))
-    assert seen == {
+        assert shown(judged) == expected
+        assert judged.failed == (["val_loss"] if most < -0.01 else [])
+        outcomes.add(shown(judged))
+    assert outcomes == {
         (CONFIRMED, None),
         (REFUTED, Reason.above) if two_sided else (EXCEEDED, None),
         *((REFUTED, reason) for reason in (Reason.below, Reason.guard)),
@@ -335,8 +335,8 @@ def test_above_what_arithmetic_allows():
 def test_each_scale_of_a_study_has_its_margin():
     made, metrics = claim(guards=[LOSS_GUARD]), (speeds(IN), losses(-0.0075, -0.0076, -0.0074))
     assert judge(made, *metrics).word is CONFIRMED
-    found = judge(made, *metrics, at="gpu")
-    assert (*shown(found), found.failed) == (REFUTED, Reason.guard, ["val_loss"])
+    judged = judge(made, *metrics, at="gpu")
+    assert (*shown(judged), judged.failed) == (REFUTED, Reason.guard, ["val_loss"])
     with pytest.raises(ValueError, match=r"guard val_loss\.margins must name the scale slurm, got cpu, gpu"):
         judge(made, *metrics, at="slurm")
     ratio = claim(guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.01})])
@@ -362,9 +362,9 @@ def test_what_agrees_but_for_rounding_is_within():
 
 def test_what_is_counted_needs_one_value_and_has_no_noise():
     made = claim(metric="kv_bytes", expected=[4.0, None])
-    found = judge(made, ("kv_bytes", [128.0], [512.0]), per=Per.exact)
-    assert (found.word, found.n, found.primary.per) == (CONFIRMED, 1, Per.exact)
-    assert ends(found.primary.interval()) == pytest.approx((math.log(4), math.log(4)))
+    judged = judge(made, ("kv_bytes", [128.0], [512.0]), per=Per.exact)
+    assert (judged.word, judged.n, judged.primary.per) == (CONFIRMED, 1, Per.exact)
+    assert ends(judged.primary.interval()) == pytest.approx((math.log(4), math.log(4)))
     assert judge(made, ("kv_bytes", [128.0, 128.0], [512.0, 512.0]), per=Per.exact).n == 1
     assert judge(made, ("kv_bytes", [129.0], [512.0]), per=Per.exact).word is REFUTED
     assert shown(judge(made, ("kv_bytes", [128.0], []), per=Per.exact)) == (INCONCLUSIVE, Reason.missing)
@@ -376,10 +376,10 @@ def test_what_is_counted_needs_one_value_and_has_no_noise():
 def test_pairs_are_analysed_at_three_six_and_twelve_and_at_no_other_number():
     gains = [0.010, 0.011, 0.012, 0.2, -0.2, 0.3, 0.01]
     for n, counted, analysis in ((3, 3, 1), (4, 3, 1), (5, 3, 1), (6, 6, 2), (7, 6, 2)):
-        found = judge(claim(9, **LOSS), losses(*gains[:n]))
-        assert (found.n, found.primary.analysis, found.missing) == (counted, analysis, [])
-        assert found.primary.interval().half_width == pytest.approx(half(gains[:counted], analysis=analysis))
-        assert found.word is (CONFIRMED if n < 6 else INCONCLUSIVE)
+        judged = judge(claim(9, **LOSS), losses(*gains[:n]))
+        assert (judged.n, judged.primary.analysis, judged.missing) == (counted, analysis, [])
+        assert judged.primary.interval().half_width == pytest.approx(half(gains[:counted], analysis=analysis))
+        assert judged.word is (CONFIRMED if n < 6 else INCONCLUSIVE)
 
 
 def test_pairs_count_in_their_order_and_none_is_passed_over():
@@ -390,10 +390,10 @@ def test_pairs_count_in_their_order_and_none_is_passed_over():
     assert [(without(*lost).word, without(*lost).n) for lost in ((), (6,), (4, 5))] == [
         (CONFIRMED, n) for n in (6, 3, 3)
     ]
-    found = without(2)  # five pairs are there, and the second is not
-    assert (*shown(found), found.n, found.primary.enough) == (INCONCLUSIVE, Reason.missing, 1, False)
-    assert found.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
-    assert not math.isfinite(found.primary.interval().high)
+    judged = without(2)  # five pairs are there, and the second is not
+    assert (*shown(judged), judged.n, judged.primary.enough) == (INCONCLUSIVE, Reason.missing, 1, False)
+    assert judged.missing == [Missing(metric="val_loss", arm="gqa", per="seed", repeat=2)]
+    assert not math.isfinite(judged.primary.interval().high)
 
 
 def test_what_is_missing_is_named_and_decides_nothing():
@@ -415,9 +415,14 @@ def test_what_is_missing_is_named_and_decides_nothing():
 
 
 def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
-    found = judge(claim(), speeds([1.25, 1.26, None]))
-    assert (*shown(found), found.n, found.endings["diverged"]) == (REFUTED, Reason.below, 3, ["gqa, seed 3"])
-    assert math.isnan(found.primary.interval().mid)
+    judged = judge(claim(), speeds([1.25, 1.26, None]))
+    assert (*shown(judged), judged.n, judged.endings["diverged"]) == (
+        REFUTED,
+        Reason.below,
+        3,
+        ["gqa, seed 3"],
+    )
+    assert math.isnan(judged.primary.interval().mid)
     # a baseline that breaks is no gain of the arm's
     for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
         assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (INCONCLUSIVE, Reason.undecided)
@@ -432,9 +437,9 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
 
 def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     def word(arm: Values, base: Values, low: float = 1.2, high: float | None = None) -> Word:
-        found = judge(claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0)
-        assert bool(found.endings["at_most"]) == (200.0 in (*arm, *base))
-        return found.word
+        judged = judge(claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0)
+        assert bool(judged.endings["at_most"]) == (200.0 in (*arm, *base))
+        return judged.word
 
     early, quick, slow = (200.0, 200.0, 190.0), (500.0, 501.0, 502.0), (960.0, 961.0, 962.0)
     assert word(quick, slow) is CONFIRMED
@@ -508,10 +513,10 @@ def test_a_value_needs_no_baseline():
 def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing():
     times = [2.0, 4.0, 12.0]
     value = claim(metric="decode_ms", scale=Scale.value, expected=[None, 100.0], mechanism=NO_BOUND)
-    found = judge(value, ("decode_ms", times, [])).primary.interval()
+    interval = judge(value, ("decode_ms", times, [])).primary.interval()
     logs = np.log(times)
     # no bias: no second instance
-    assert ends(found) == pytest.approx((logs.mean() - half(logs), logs.mean() + half(logs)))
+    assert ends(interval) == pytest.approx((logs.mean() - half(logs), logs.mean() + half(logs)))
     plain = judge(claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])).primary.interval()
     assert plain.mid == pytest.approx(0.4)
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
@@ -568,8 +573,8 @@ def test_a_declared_noise_is_translated_to_the_claims_scale(metric: str, scale: 
     )
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
-    found = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
-    assert (found.declared and found.declared.sd) == (sd if sd is None else pytest.approx(sd))
+    primary = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
+    assert (primary.declared and primary.declared.sd) == (sd if sd is None else pytest.approx(sd))
 
 
 def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
@@ -591,10 +596,10 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
         (1.01e-4, "pairs, noise declared"),
         (9.9e-5, "pairs"),
     ):
-        found = judge(claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET).primary.interval()
-        assert found.method == method  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
+        interval = judge(claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET).primary.interval()
+        assert interval.method == method  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
         if method == "pairs":
-            assert found.half_width == pytest.approx(half(around(0.1, spread)))
+            assert interval.half_width == pytest.approx(half(around(0.1, spread)))
 
 
 @pytest.mark.parametrize(
@@ -619,9 +624,9 @@ def test_how_many_more_pairs_would_decide():
     ten."""
 
     def more(expected: list[float | None], **changed: Any) -> int | None:
-        found = judge(claim(**{**LOSS, "expected": expected, **changed}), losses(0.0, 1.0, 2.0))
-        assert found.word is INCONCLUSIVE
-        return (found.more() or {}).get("seed")
+        judged = judge(claim(**{**LOSS, "expected": expected, **changed}), losses(0.0, 1.0, 2.0))
+        assert judged.word is INCONCLUSIVE
+        return (judged.more() or {}).get("seed")
 
     def wanted(distance: float) -> int:
         return next(
@@ -659,11 +664,11 @@ def test_seeds_and_sessions_that_would_decide_are_counted_apart():
 
     def more(*speed: float) -> dict[str, int] | None:
         timed = [*measured("gqa", "tokens_per_s", speed), *measured("mha", "tokens_per_s", [1.0] * 3)]
-        found = verdict.judge(
-            made, [*(replace(one, per=Per.session) for one in timed), *rows], against="mha", at="cpu"
+        judged = verdict.judge(
+            made, [*(replace(row, per=Per.session) for row in timed), *rows], against="mha", at="cpu"
         )
-        assert found.word is INCONCLUSIVE
-        return found.more()
+        assert judged.word is INCONCLUSIVE
+        return judged.more()
 
     sure, unsure = more(1.4, 1.401, 1.402), more(1.3, 1.4, 1.5)
     assert sure is not None

@@ -30,6 +30,6 @@ def test_every_mutant_dies(module: str) -> None:
 
 
 def test_each_mutant_is_a_change_of_the_source() -> None:
-    for one in mutants.MUTANTS:
-        mutants.Mutated(*one)  # says which one is not in the source any more
-    assert all(one in mutants.MUTANTS for one in mutants.EQUIVALENT)
+    for mutant in mutants.MUTANTS:
+        mutants.Mutated(*mutant)  # says which one is not in the source any more
+    assert all(mutant in mutants.MUTANTS for mutant in mutants.EQUIVALENT)

@@ -115,11 +115,11 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
     """
     overrides = overrides_of(words)
-    for one in overrides:
+    for override in overrides:
         rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
-        require(not one.is_sweep_override(), one.key_or_group, rule, one.input_line)
+        require(not override.is_sweep_override(), override.key_or_group, rule, override.input_line)
     chosen, choices = _chosen(
-        tuple(str(one.input_line) for one in overrides if is_choice(one)),
+        tuple(str(override.input_line) for override in overrides if is_choice(override)),
         # a folder that is used again has new modules
         (outside.state(), *(file.load() for file in outside.files())),
         tuple(
@@ -129,10 +129,10 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
         ),
     )
     config = copy.deepcopy(chosen)
-    for one in overrides:
-        if not is_choice(one):
-            key, value = one.key_or_group, one.value()
-            require(not one.is_delete(), key, "stay: a key cannot be taken out", one.input_line)
+    for override in overrides:
+        if not is_choice(override):
+            key, value = override.key_or_group, override.value()
+            require(not override.is_delete(), key, "stay: a key cannot be taken out", override.input_line)
             require(
                 not isinstance(value, int) or abs(value) < 2**1023,
                 key,
@@ -157,17 +157,17 @@ def as_in(
     if baseline is None:
         return compose(overrides)
     with hardware.unmeasured():  # what it would get by default counts for nothing
-        found = compose(overrides)
-    mine, theirs = found.run.trainer, baseline.run.trainer
+        arm = compose(overrides)
+    arm_trainer, base_trainer = arm.run.trainer, baseline.run.trainer
     keys = [
         key
         for key in ("precision", "compile")
-        if key in found.defaults and getattr(mine, key) is not getattr(theirs, key)
+        if key in arm.defaults and getattr(arm_trainer, key) is not getattr(base_trainer, key)
     ]
     return (
-        compose((*overrides, *(f"trainer.{key}={getattr(theirs, key).value}" for key in keys)))
+        compose((*overrides, *(f"trainer.{key}={getattr(base_trainer, key).value}" for key in keys)))
         if keys
-        else found
+        else arm
     )
 
 
@@ -179,9 +179,9 @@ def compose_measured(overrides: Sequence[str]) -> Run:
     Errors:
         ValueError: as for `compose`.
     """
-    found = composed(["trainer.threads=1", *overrides])
-    left = "compile" in found.defaults and found.run.trainer.device is Device.cpu
-    return compose([*found.overrides, "trainer.compile=off"]) if left else found.run
+    composition = composed(["trainer.threads=1", *overrides])
+    left = "compile" in composition.defaults and composition.run.trainer.device is Device.cpu
+    return compose([*composition.overrides, "trainer.compile=off"]) if left else composition.run
 
 
 # --- what Hydra does ----------------------------------------------------------------------------------------
@@ -194,10 +194,12 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
         ValueError: the first wrong one.
     """
     overrides = [parsed(word) for word in words]
-    for one in overrides:
-        ok = not re.search(r"\bhydra\b", f"{one.key_or_group} {one.package}") or (grid and is_launcher(one))
+    for override in overrides:
+        ok = not re.search(r"\bhydra\b", f"{override.key_or_group} {override.package}") or (
+            grid and is_launcher(override)
+        )
         rule = "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun"
-        require(ok, one.key_or_group, rule, one.input_line)
+        require(ok, override.key_or_group, rule, override.input_line)
     return overrides
 
 
@@ -248,9 +250,9 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     """
     return by_hydra(
         [
-            str(one.input_line)
-            for one in overrides
-            if is_launcher(one) or (is_choice(one) and not one.is_sweep_override())
+            str(override.input_line)
+            for override in overrides
+            if is_launcher(override) or (is_choice(override) and not override.is_sweep_override())
         ]
     )
 
@@ -274,9 +276,9 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     Errors:
         ValueError: an unknown option, or a yaml that cannot be composed.
     """
-    for one in map(parsed, words):
-        if is_choice(one) and not one.is_delete():
-            named(one)
+    for override in map(parsed, words):
+        if is_choice(override) and not override.is_delete():
+            named(override)
     for path in (
         path
         for folder in outside.folders()

@@ -103,13 +103,13 @@ def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int)
 def reasons(run: Run) -> dict[str, str]:
     """`trainer` key → what a run of this shape gets by default, and why. Without what is not measured yet."""
     t = run.trainer
-    found = {
+    defaults = {
         "precision": precision(t.device, run.model, run.tokenizer, t.micro_batch, t.threads, run.cache_dir),
         "compile": compilation(
             t.device, run.model, run.tokenizer, t.steps * t.batch_tokens // (t.threads * t.devices)
         ),
     }
-    return {key: f"{choice.value}: {why}" for key, (choice, why) in found.items() if why}
+    return {key: f"{choice.value}: {why}" for key, (choice, why) in defaults.items() if why}
 
 
 # --- what a yaml may ask for --------------------------------------------------------------------------------

@@ -134,7 +134,10 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
     for group in (*outside.groups(), "experiment"):
         lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group))))
     lines += ["", *([SWEEPS, ""] if everything else []), KEYS]
-    asked, known = {re.split(r"[./]", one.key_or_group)[0] for one in overrides_of(words)}, set[str]()
+    asked, known = (
+        {re.split(r"[./]", override.key_or_group)[0] for override in overrides_of(words)},
+        set[str](),
+    )
     for title, place, schema, plain in [("search", "search", Search, {}), *_sections(words)]:
         kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
         for f in dataclasses.fields(schema):
@@ -162,14 +165,14 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
         group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()
     }
     chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
-    for one in filter(is_choice, overrides_of(words)):
+    for override in filter(is_choice, overrides_of(words)):
         require(
-            one.key_or_group != "experiment",
+            override.key_or_group != "experiment",
             "experiment",
             "be left out of --help: --cfg job prints what it sets",
-            one.input_line,
+            override.input_line,
         )
-        chosen[one.key_or_group] = named(one)
+        chosen[override.key_or_group] = named(override)
     for group in outside.groups():
         names = chosen[outside.place(group)]
         for name in names if isinstance(names, list) else [names]:
@@ -213,8 +216,10 @@ def _meaning(kind: Any, text: str, whole: bool) -> str:
         return text
     meanings = comments_of(kind)
     choices = [
-        f"{one.value} ({meanings[one.name]})" if whole and meanings.get(one.name) else str(one.value)
-        for one in kind
+        f"{member.value} ({meanings[member.name]})"
+        if whole and meanings.get(member.name)
+        else str(member.value)
+        for member in kind
     ]
     return ": ".join(filter(None, [text, ", ".join(choices)]))
 
@@ -222,15 +227,15 @@ def _meaning(kind: Any, text: str, whole: bool) -> str:
 @cache
 def comments_of(schema: type) -> dict[str, str]:
     """Field or member → the comment on its line, or that on the lines above it."""
-    found: dict[str, str] = {}
+    comments: dict[str, str] = {}
     for cls in reversed([cls for cls in schema.__mro__ if cls.__module__.startswith("nocap.")]):
         above = list[str]()
         for line in inspect.getsource(cls).splitlines():
             code, _, beside = line.partition("  # ")
             if (name := re.match(r"    (\w+)(: | = )", code)) and (beside or above):
-                found[name[1]] = beside or " ".join(above)
+                comments[name[1]] = beside or " ".join(above)
             above = [*above, line.strip(" #")] if line.startswith("    #") else []
-    return found
+    return comments
 
 
 def _wrapped(head: str, text: str) -> str:
@@ -265,7 +270,9 @@ def answer(flags: argparse.Namespace) -> None:
         os.environ["COMP_LINE"] = " ".join(["nocap", *search_path(), last])
         name, sys.argv[1:] = "completion", ["--shell-completion", *flags.overrides]
     else:
-        choices = [str(one.input_line) for one in overrides_of(flags.overrides) if is_choice(one)]
+        choices = [
+            str(override.input_line) for override in overrides_of(flags.overrides) if is_choice(override)
+        ]
         name, sys.argv[1:] = "train", [f"--info={flags.info}", *choices, *search_path()]
     prepare_hydra()
     hydra.main(config_path=str(conf_dir()), config_name=name, **HYDRA)(lambda config: None)()

@@ -124,10 +124,10 @@ def capability() -> tuple[int, int] | None:
     not say."""
     if not is_here() or not cuda_devices():
         return None
-    driver, found = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
+    driver, major_minor = ctypes.CDLL("libcuda.so.1"), (ctypes.c_int(), ctypes.c_int())
     # the driver's numbers of both
-    codes = [driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0) for i, part in enumerate(found)]
-    return (found[0].value, found[1].value) if not any(codes) else None
+    codes = [driver.cuDeviceGetAttribute(ctypes.byref(part), 75 + i, 0) for i, part in enumerate(major_minor)]
+    return (major_minor[0].value, major_minor[1].value) if not any(codes) else None
 
 
 def torch_build() -> dict[str, str | None]:
@@ -143,8 +143,8 @@ def _installed_torch() -> dict[str, str | None]:
     if spec is None or spec.origin is None:
         raise ValueError("torch is not installed: pip install 'torch>=2.11'")
     source = Path(spec.origin).with_name("version.py").read_text()
-    found = {key: re.search(rf"^{key}\b[^=]*= *'([^']*)'", source, re.M) for key in ("__version__", "cuda")}
-    return {key.strip("_"): match.group(1) if match else None for key, match in found.items()}
+    matches = {key: re.search(rf"^{key}\b[^=]*= *'([^']*)'", source, re.M) for key in ("__version__", "cuda")}
+    return {key.strip("_"): match.group(1) if match else None for key, match in matches.items()}
 
 
 def check_device(device: Device, devices: int, *, key: str = "trainer.device") -> None:
@@ -240,7 +240,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 def describe(device: Device, threads: int) -> dict[str, object]:
     """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the
     host too."""
-    found: dict[str, object] = {
+    facts: dict[str, object] = {
         "device": device.value,
         "name": device_name(device),
         "cpu": _cpu()[0],
@@ -251,8 +251,8 @@ def describe(device: Device, threads: int) -> dict[str, object]:
         "torch": torch_build()["version"],
         "cuda": torch_build()["cuda"] if device is Device.cuda else None,
     }
-    found["fingerprint"] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:12]
-    return found
+    facts["fingerprint"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+    return facts
 
 
 def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]:

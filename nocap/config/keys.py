@@ -85,11 +85,11 @@ def check_keys(place: str, option: Any) -> None:
         # an interpolation can lead anywhere
         ok = isinstance(value, list) or not str(f.type).startswith("list")
         require(ok, name, "be a list", type(value).__name__)
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, str) and not f.metadata.get("free"):
-                check_text(name, one)
-            elif isinstance(one, int | float) and not isinstance(one, bool):
-                _check_number(name, one, f)
+        for element in value if isinstance(value, list) else [value]:
+            if isinstance(element, str) and not f.metadata.get("free"):
+                check_text(name, element)
+            elif isinstance(element, int | float) and not isinstance(element, bool):
+                _check_number(name, element, f)
 
 
 def _check_number(name: str, value: float, f: Any) -> None:
@@ -116,16 +116,18 @@ _UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 
 def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:
     """Of a dataclass's plain form, the keys that count for `what`, nested as they are."""
-    found: dict[str, Any] = {}
+    counted: dict[str, Any] = {}
     for f in fields(option):
         value, counts = getattr(option, f.name), f.metadata.get(what)
         if counts is None and is_dataclass(value):
-            found[f.name] = counting(value, what, plain[f.name])
+            counted[f.name] = counting(value, what, plain[f.name])
         elif counts is None and isinstance(value, dict) and all(map(is_dataclass, value.values())):
-            found[f.name] = {name: counting(one, what, plain[f.name][name]) for name, one in value.items()}
+            counted[f.name] = {
+                name: counting(nested, what, plain[f.name][name]) for name, nested in value.items()
+            }
         elif COUNTS[what] if counts is None else counts:
-            found[f.name] = plain[f.name]
-    return found
+            counted[f.name] = plain[f.name]
+    return counted
 
 
 def flat(tree: Mapping[str, Any], joint: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -55,5 +55,5 @@ def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callabl
         return next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
 
     builds = (of,) if isinstance(of, str) else of
-    found = level(fact) < len(order) and all(level(fact) <= level(name) for name in builds)
-    return getattr(option, fact) if found else None
+    applies = level(fact) < len(order) and all(level(fact) <= level(name) for name in builds)
+    return getattr(option, fact) if applies else None

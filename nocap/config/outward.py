@@ -63,7 +63,7 @@ def _walk(value: Any, secrets: list[tuple[str, str]]) -> Any:
 def _of_environment() -> list[tuple[str, str]]:
     """The values of the secret variables, as they may be spelt, with the variables' names. The longest first:
     it goes as a whole."""
-    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in filter(is_secret_name, os.environ):
         value = os.environ[name]
         for part in {
@@ -71,12 +71,12 @@ def _of_environment() -> list[tuple[str, str]]:
             *(line.strip() for line in value.splitlines() if len(line.strip()) >= LONG_LINE),
         }:
             if len(part) >= SHORTEST and not (_WORD.fullmatch(part) and part in _own_words()):
-                found |= {
+                spellings |= {
                     part: name,
                     quote(part, safe="", errors="surrogatepass"): name,
                     json.dumps(part)[1:-1]: name,
                 }
-    return sorted(found.items(), key=lambda item: -len(item[0]))
+    return sorted(spellings.items(), key=lambda item: -len(item[0]))
 
 
 @cache
@@ -111,7 +111,7 @@ _OWN_STYLE = re.compile(r"(\x1b\[[01]m)")  # bold and plain: the head of a table
 def visible(text: str) -> str:
     r"""The text with `\x1b` for the escape character, and so on: whatever a name in a record holds, it does
     nothing to a terminal."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class _Guard:

@@ -50,7 +50,7 @@ def typed(plain: Any) -> DictConfig:
         group: OmegaConf.structured(outside.option(group, group, plain.get(group))) for group in groups
     }
     ideas = plain.get("ideas")
-    ok = isinstance(ideas, dict) and all(isinstance(one, dict) for one in ideas.values())
+    ok = isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values())
     require(
         ok,
         "ideas",
@@ -59,7 +59,7 @@ def typed(plain: Any) -> DictConfig:
     )
     of_ideas = cast(dict[str, Any], ideas).items()
     parts["ideas"] = {
-        name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", one)) for name, one in of_ideas
+        name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", idea)) for name, idea in of_ideas
     }
     return cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Run), parts, plain))
 

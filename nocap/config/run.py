@@ -170,7 +170,7 @@ class Run:
 
 def keys_that_count(what: str) -> list[str]:
     """`group.key` of every key that is declared to count for `what`, of all options and the trainer."""
-    found: list[str] = []
+    full_keys: list[str] = []
     for f in fields(Run):
         kinds = (
             [*outside.options(f.name).values()]
@@ -185,5 +185,5 @@ def keys_that_count(what: str) -> list[str]:
             for key in fields(kind)
             if f.metadata.get(what) or key.metadata.get(what)
         )
-        found += [f"{f.name}.{key}" for key in keys]
-    return found
+        full_keys += [f"{f.name}.{key}" for key in keys]
+    return full_keys

@@ -95,8 +95,8 @@ def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     hashes = {part: [digest(twin.all[0].parts.get(part)) for twin in twins] for part in ("source", "data")}
     return [
         f"{part}:{digest(arm.all[0].parts.get(part))[:6]}"
-        for part, found in hashes.items()
-        if len(set(found)) > 1
+        for part, digests in hashes.items()
+        if len(set(digests)) > 1
     ]
 
 
@@ -121,8 +121,8 @@ def machines_differ(arm: Arm, base: Arm) -> str | None:
             return f"{what} are from {len(side.machines)} machines: {shorten(side.machines.values(), most=3)}"
     if not arm.machines or not base.machines:
         return "no run of it finished"
-    (mine, name), (theirs, base_name) = (next(iter(side.machines.items())) for side in (arm, base))
-    return None if mine == theirs else f"other hardware: {name}; the baseline: {base_name}"
+    (machine, name), (base_machine, base_name) = (next(iter(side.machines.items())) for side in (arm, base))
+    return None if machine == base_machine else f"other hardware: {name}; the baseline: {base_name}"
 
 
 def changes(arm: Arm, base: Arm) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     short = short_keys(swept_keys(arm.config for arm in arms))
     labelled = []
     for arm, head in zip(arms, heads, strict=True):
-        alike = [other for other, theirs in zip(arms, heads, strict=True) if theirs == head]
+        alike = [other for other, other_head in zip(arms, heads, strict=True) if other_head == head]
         differing = swept_keys(other.config for other in alike)
         typed = dict.fromkeys(key for other in alike for run in other.all for key in _typed(run))
         groups = [group for group in typed if len({_option(other, group) for other in alike}) > 1]
@@ -209,17 +209,17 @@ def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
         for arm in arms
         if wanted in {arm.id, arm.label, *(x for r in arm.all for x in (r.identity, r.name, r.folder.name))}
     ]
-    found = exact or [
+    matches = exact or [
         arm for arm in arms if all(has(arm.all[0], part) for part in wanted.replace(",", " ").split())
     ]
-    if not found:
+    if not matches:
         with suppress(ValueError):
             folder = find_one(wanted).name
-            found = [arm for arm in arms if folder in {run.folder.name for run in arm.all}]
-    if len(found) != 1:
-        have = shorten((repr(arm.label) for arm in (found or arms)), most=12)
+            matches = [arm for arm in arms if folder in {run.folder.name for run in arm.all}]
+    if len(matches) != 1:
+        have = shorten((repr(arm.label) for arm in (matches or arms)), most=12)
         raise ValueError(f"--baseline must name one arm ({have}), got {wanted!r}")
-    return found[0]
+    return matches[0]
 
 
 def has(run: Record, part: str) -> bool:
@@ -268,7 +268,7 @@ def covers(allowed: str, key: str) -> bool:
 def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
     """What differs between two arms besides the config keys that are asked about, and was not declared."""
     changed = set(changes(arm, base))
-    found = {
+    differs = {
         "kernel": _kernel_differs(arm, base, changed),
         # Another amount or source of training data may be the very question, and then the config says so.
         "data": _differ(arm, base, lambda run: run.tokens_hash("train"))
@@ -278,7 +278,7 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
             arm, base, lambda run: str(dig(run.parts, "environment", "torch")).partition("+")[0]
         ),
     }
-    return [key for key in CONFOUNDERS if found[key] and not any(covers(a, key) for a in allowed)]
+    return [key for key in CONFOUNDERS if differs[key] and not any(covers(a, key) for a in allowed)]
 
 
 def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
@@ -288,8 +288,9 @@ def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
 def _source_differs(arm: Arm, base: Arm) -> bool:
     """Whether a module that both use is not the same. What only one of them uses is the option that was asked
     about, or comes with it."""
-    mine, theirs = (side.all[0].parts.get("source") or {} for side in (arm, base))  # an arm's runs have one
-    return any(mine[module] != theirs[module] for module in mine.keys() & theirs.keys())
+    # an arm's runs have one
+    hashes, base_hashes = (side.all[0].parts.get("source") or {} for side in (arm, base))
+    return any(hashes[module] != base_hashes[module] for module in hashes.keys() & base_hashes.keys())
 
 
 def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
@@ -299,8 +300,8 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     the configured kernel being the same. So `sliding` against `flash` is fair, and `gqa` against the
     materialised `mha` is not.
     """
-    mine, theirs = arm.summary("kernel"), base.summary("kernel")
-    if not mine or not theirs or mine == theirs:
+    kernel, base_kernel = arm.summary("kernel"), base.summary("kernel")
+    if not kernel or not base_kernel or kernel == base_kernel:
         return False
     asked = bool(changed & _KERNEL_KEYS) and changed <= _KERNEL_KEYS
     kernels = {setting(side.config, "attention.kernel") for side in (arm, base)}
@@ -313,7 +314,7 @@ def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
 
 
 def select(
-    found: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()
+    runs: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()
 ) -> Found:
     """The runs of one group, whose losses measure the same: of that with the id `wanted`, else of the largest
     that has the baseline. What `allow` declares parts no runs. A line names each group left out, and what was
@@ -330,11 +331,11 @@ def select(
     declared = [key for key in MEASURED if any(covers(allowed, key) for allowed in allow)]
     strict = [key for key in MEASURED if key not in declared]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
-    for record in found.records:
+    for record in runs.records:
         groups.setdefault(digest({key: MEASURED[key](record) for key in strict})[:6], []).append(record)
     ranked = sorted(
         groups,
-        key=lambda name: (sum(one.status == "finished" for one in groups[name]), len(groups[name])),
+        key=lambda name: (sum(run.status == "finished" for run in groups[name]), len(groups[name])),
         reverse=True,
     )
     require(wanted is None or wanted in ranked, "--group", f"be one of {', '.join(ranked)}", repr(wanted))
@@ -344,10 +345,10 @@ def select(
         if (name == wanted if wanted else baseline is None or _has(groups[name], baseline))
     ]
     if not groups:
-        return found
+        return runs
     chosen = groups[(suitable or ranked)[0]]
     lines = [_left_out(name, groups[name], chosen, strict) for name in ranked if groups[name] is not chosen]
-    return replace(found, records=chosen, problems=[*found.problems, *lines, *_declared(declared, chosen)])
+    return replace(runs, records=chosen, problems=[*runs.problems, *lines, *_declared(declared, chosen)])
 
 
 def _has(records: Sequence[Record], baseline: str) -> bool:
@@ -371,9 +372,7 @@ def _declared(keys: Sequence[str], records: Sequence[Record]) -> Iterator[str]:
 
 def _left_out(name: str, other: Sequence[Record], chosen: Sequence[Record], keys: Sequence[str]) -> str:
     pairs = {key: (MEASURED[key](other[0]), MEASURED[key](chosen[0])) for key in keys}
-    differ = {
-        key: f"{key} is {theirs}, not {ours}" for key, (theirs, ours) in pairs.items() if theirs != ours
-    }
+    differ = {key: f"{key} is {value}, not {ours}" for key, (value, ours) in pairs.items() if value != ours}
     names = shorten((record.folder.name for record in other), most=2)
     flags = " ".join(f"--allow {key}" for key in differ)
     return (

@@ -37,7 +37,7 @@ class Guard:
     def __post_init__(self) -> None:
         check_metric("guard metric", self.metric)
         least = 1.0 if self.scale is Scale.ratio else 0.0
-        of = f"be a finite number of at least {least:g} for a {self.scale.value}"
+        limit = f"be a finite number of at least {least:g} for a {self.scale.value}"
         rules: list[Check] = [
             (
                 METRICS[self.metric].better is not Better.neither,
@@ -48,7 +48,7 @@ class Guard:
             (self.scale is not Scale.value, ".scale", "be ratio or difference", self.scale.value),
             (bool(self.margins), ".margins", "name a scale of the study, as in {cpu: 0.02}", self.margins),
             *(
-                (least <= margin < math.inf, f".margins.{name}", of, margin)
+                (least <= margin < math.inf, f".margins.{name}", limit, margin)
                 for name, margin in self.margins.items()
             ),
         ]

@@ -192,7 +192,9 @@ class Comparison:
             "arms": [row.json() for row in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
             "measurements": [
-                {**one.json(), "arm": arm.id} for run, arm in self.runs for one in measurements(run)
+                {**measurement.json(), "arm": arm.id}
+                for run, arm in self.runs
+                for measurement in measurements(run)
             ],
             "problems": self.problems,
             "not_compared": [{"name": name, "status": status} for name, status in self.not_compared],
@@ -200,7 +202,7 @@ class Comparison:
 
 
 def compare(
-    found: Found,
+    runs: Found,
     *,
     baseline: str | None = None,
     target_loss: float | None = None,
@@ -213,11 +215,11 @@ def compare(
         ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met
             before the first step.
     """
-    found = select(found, wanted=group, baseline=baseline, allow=allow)
-    arms = grouped(found.records)
+    runs = select(runs, wanted=group, baseline=baseline, allow=allow)
+    arms = grouped(runs.records)
     if not any(arm.runs for arm in arms):
-        open_ = [f"{record.folder.name}: {record.status}" for record in found.records]
-        have = shorten([*(f"{name}: {why}" for name, why in found.unreadable.items()), *open_])
+        open_ = [f"{record.folder.name}: {record.status}" for record in runs.records]
+        have = shorten([*(f"{name}: {why}" for name, why in runs.unreadable.items()), *open_])
         raise ValueError(
             f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})"
         )
@@ -229,22 +231,22 @@ def compare(
     others = [arm for arm in arms if arm is not base]
     rows = [_row(arm, base, others, metric=metric, target_loss=target_loss, allow=allow) for arm in arms]
     compared = {run.identity for arm in arms for run in arm.all}
-    left_out = [record for record in found.records if record.identity not in compared]
+    left_out = [record for record in runs.records if record.identity not in compared]
     return Comparison(
         arms=rows,
         baseline=next(row for row in rows if row.arm is base),
         target=target_loss,
         metric=metric,
         swept=swept_keys(arm.config for arm in arms),
-        problems=[*found.problems, *_doubts(rows, base, allow=allow)],
+        problems=[*runs.problems, *_doubts(rows, base, allow=allow)],
         not_compared=[
             *(
                 (record.name if record.imported else record.folder.name, _status(record))
                 for record in left_out
             ),
-            *((name, f"unreadable: {why}") for name, why in found.unreadable.items()),
+            *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
         ],
-        records=found.records,
+        records=runs.records,
     )
 
 
@@ -308,14 +310,17 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     """With an interval for all arms together, which the noise of the other arms narrows."""
     groups = []
     for other in others:
-        values, theirs = other.values[metric], base.values[metric]
+        values, base_values = other.values[metric], base.values[metric]
         if (
             other is not arm
-            and values.keys() == theirs.keys()
-            and (not log or min([*values.values(), *theirs.values()], default=0) > 0)
+            and values.keys() == base_values.keys()
+            and (not log or min([*values.values(), *base_values.values()], default=0) > 0)
         ):
             groups.append(
-                [math.log(x / theirs[seed]) if log else x - theirs[seed] for seed, x in values.items()]
+                [
+                    math.log(x / base_values[seed]) if log else x - base_values[seed]
+                    for seed, x in values.items()
+                ]
             )
     bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
     sides = arm.values[metric], base.values[metric]
@@ -333,9 +338,9 @@ def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = 
 
 def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
     """What an interval shows of an arm's number less the baseline's."""
-    found = outcome(estimate, better=METRICS[metric].better, tie=floor)
+    decision = outcome(estimate, better=METRICS[metric].better, tie=floor)
     return Difference(
-        estimate=estimate, outcome=found, reason=f"n={estimate.n}" if found is Outcome.undecided else ""
+        estimate=estimate, outcome=decision, reason=f"n={estimate.n}" if decision is Outcome.undecided else ""
     )
 
 

@@ -73,9 +73,9 @@ class Estimate:
 
     def json(self) -> dict[str, Any]:
         """An endless end and what is unknown are null."""
-        found = {"mean": self.mid, "low": self.low, "high": self.high, "sd": self.sd}
+        numbers = {"mean": self.mid, "low": self.low, "high": self.high, "sd": self.sd}
         return {
-            **{key: x if math.isfinite(x) else None for key, x in found.items()},
+            **{key: x if math.isfinite(x) else None for key, x in numbers.items()},
             "n": self.n,
             "method": self.method,
         }
@@ -202,12 +202,12 @@ def between(
     scaled = [{seed: math.log(x) if log else x for seed, x in side.items()} for side in (a, b)]
     if seeds := shared(a, b):
         pairs = [scaled[0][seed] - scaled[1][seed] for seed in seeds]
-        found = of_pairs(pairs, declared=declared, bias=bias, comparisons=comparisons)
+        estimate = of_pairs(pairs, declared=declared, bias=bias, comparisons=comparisons)
     else:
-        found = of_samples(
+        estimate = of_samples(
             list(scaled[0].values()), list(scaled[1].values()), bias=bias, comparisons=comparisons
         )
-    return found.exp() if log else found
+    return estimate.exp() if log else estimate
 
 
 # --- analyses -----------------------------------------------------------------------------------------------

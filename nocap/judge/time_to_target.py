@@ -82,7 +82,9 @@ def _falling(curve: Curve) -> tuple[_Rows, _Rows]:
     edges = isotonic_regression(losses.mean(axis=1), increasing=False).blocks
     merged = [slice(first, last) for first, last in pairwise(edges)]
     x = np.log(np.array(order, dtype=np.float64))
-    return np.array([x[of].mean() for of in merged]), np.array([losses[of].mean(axis=0) for of in merged])
+    return np.array([x[block].mean() for block in merged]), np.array(
+        [losses[block].mean(axis=0) for block in merged]
+    )
 
 
 # --- on the curve -------------------------------------------------------------------------------------------
@@ -109,15 +111,20 @@ def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
 
 
 def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
-    times, theirs = (_times(side, axis=axis, goal=goal) for side in (arm, base))
+    times, base_times = (_times(side, axis=axis, goal=goal) for side in (arm, base))
     reached, budget = (
         sum(ok for _, ok in times.values()),
         max((time for time, _ in times.values()), default=None),
     )
     if axis == "train_s" and (refused := machines_differ(arm, base)):
         return Reach(reached=reached, n=len(times), refused=refused)
-    whole = arm is not base and times and theirs and all(ok for _, ok in [*times.values(), *theirs.values()])
-    sides = ({seed: time for seed, (time, _) in side.items()} for side in (times, theirs))
+    whole = (
+        arm is not base
+        and times
+        and base_times
+        and all(ok for _, ok in [*times.values(), *base_times.values()])
+    )
+    sides = ({seed: time for seed, (time, _) in side.items()} for side in (times, base_times))
     middle = median(time if ok else np.inf for time, ok in times.values()) if times else np.inf
     return Reach(
         median=float(middle) if np.isfinite(middle) else None,
@@ -146,16 +153,16 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> float 
 def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]:
     """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its
     first run."""
-    found: dict[int, tuple[float, bool]] = {}
+    by_seed: dict[int, tuple[float, bool]] = {}
     for run in arm.all:
         x = [float(at) for at in getattr(run.curve, AXES[axis]) if at is not None]
-        if x and len(x) == len(run.curve.val_loss) and run.seed not in found:
+        if x and len(x) == len(run.curve.val_loss) and run.seed not in by_seed:
             at = crossing(x, run.curve.val_loss, target=goal)
-            found[run.seed] = (max(x), False) if at is None else (at, True)
+            by_seed[run.seed] = (max(x), False) if at is None else (at, True)
     # A run that diverged will never reach it: its budget is the arm's.
-    longest = max((time for time, _ in found.values()), default=0.0)
+    longest = max((time for time, _ in by_seed.values()), default=0.0)
     diverged = {run.seed for run in arm.diverged}
     return {
         seed: (longest, False) if seed in diverged and not ok else (time, ok)
-        for seed, (time, ok) in found.items()
+        for seed, (time, ok) in by_seed.items()
     }

@@ -110,11 +110,13 @@ class Gain:
         or none can be said."""
         if not self.measured or not self.enough or self.place() != 2:
             return None
-        found = self.interval()
-        outside = [end for end, side in zip(self.ends, (-1, 1), strict=True) if (found.mid - end) * side > 0]
-        distance = min(abs(found.mid - end) for end in (outside or self.ends))
+        estimate = self.interval()
+        outside = [
+            end for end, side in zip(self.ends, (-1, 1), strict=True) if (estimate.mid - end) * side > 0
+        ]
+        distance = min(abs(estimate.mid - end) for end in (outside or self.ends))
         wanted = pairs_to_decide(
-            distance, sd=found.sd, n=len(self.least), declared=self.declared, bias=self.bias
+            distance, sd=estimate.sd, n=len(self.least), declared=self.declared, bias=self.bias
         )
         return None if wanted is None else wanted - len(self.least)
 

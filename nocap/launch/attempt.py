@@ -87,7 +87,7 @@ def train(
     if (summary := sound(plan)) is not None:
         clean(plan)
         return Result(summary=summary)
-    with hold(plan, wait_s=wait_s) as held:
+    with hold(plan, wait_s=wait_s) as run_lease:
         if (summary := sound(plan)) is not None:  # its holder has brought it to its end
             return Result(summary=summary)
         for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
@@ -100,7 +100,7 @@ def train(
                 attempt.stop()
 
         with stop_handler(stop):
-            running.append(attempt := Attempt(plan, held, started=started, quiet=quiet))
+            running.append(attempt := Attempt(plan, run_lease, started=started, quiet=quiet))
             if signals:
                 attempt.stop()
             code = attempt.wait()
@@ -142,7 +142,7 @@ class Attempt:
     def __init__(
         self,
         plan: Plan,
-        held: lease.Lease,
+        run_lease: lease.Lease,
         *,
         started: float,
         quiet: bool = False,
@@ -151,7 +151,7 @@ class Attempt:
         """With `quiet`, output goes to `train.log` only."""
         self.plan, self.held, self._quiet, self._share = (
             plan,
-            held,
+            run_lease,
             quiet,
             share or Share(device=plan.run.trainer.device),
         )
@@ -324,11 +324,13 @@ class Attempt:
         """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost
         nothing."""
         run, run_dir = self.plan.run, self.plan.run_dir
-        mine = self.held.beat()
-        found = read_json(run_dir / "summary.json") if mine else None
-        if found is not None and not (self._hang and found["status"] == "failed"):
-            return found
-        error = ("" if mine else lease.taken(self._stage.parent)) or self._hang or self._said or self._error
+        holding = self.held.beat()
+        written = read_json(run_dir / "summary.json") if holding else None
+        if written is not None and not (self._hang and written["status"] == "failed"):
+            return written
+        error = (
+            ("" if holding else lease.taken(self._stage.parent)) or self._hang or self._said or self._error
+        )
         preempted = self._stopping and not self._hang and not self._said
         if not preempted:
             self._log(error)

@@ -130,12 +130,12 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
         "hold the same files, which import the same, on every rank",
         outside.state(),
     )
-    held, problem, summary = None, None, None
+    run_lease, problem, summary = None, None, None
     if world.is_main:
         try:
             if (summary := sound(plan)) is None:
-                held = attempt.hold(plan)
-                stage = held.stage()
+                run_lease = attempt.hold(plan)
+                stage = run_lease.stage()
                 os.environ["NOCAP_STAGE"] = str(stage)
                 write_record_head(plan, stage)
                 Heartbeat.create(plan.run_dir, ranks=world.size)
@@ -156,8 +156,8 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     if status in ("preempted", "diverged"):
         # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
         world.from_main(status)
-    if held is not None:
-        held.close()
+    if run_lease is not None:
+        run_lease.close()
     leave(EXIT_CODES[status])
 
 

@@ -139,10 +139,10 @@ def dataset_of(run: Run, known: Datasets) -> Dataset:
             known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
         except ValueError as error:
             known[key] = error
-    found = known[key]
-    if isinstance(found, ValueError):
-        raise found
-    return found
+    dataset_or_error = known[key]
+    if isinstance(dataset_or_error, ValueError):
+        raise dataset_or_error
+    return dataset_or_error
 
 
 def check(
@@ -160,7 +160,7 @@ def check(
         ValueError: at least one cell is invalid; a line for each. Nothing has been written but the data's
             cache.
     """
-    found, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
+    valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), {} if datasets is None else datasets
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
@@ -175,16 +175,16 @@ def check(
             continue
         for notice in planned.notices:
             log(f"note: {notice}")
-        found.append(Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned))
+        valid.append(Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned))
         experiments.add(composed.choices.get("experiment"))
-    if len(outputs := {cell.plan.run.output_dir for cell in found}) > 1:
+    if len(outputs := {cell.plan.run.output_dir for cell in valid}) > 1:
         bad.append(
             (f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid")
         )
     if bad:
         raise ValueError("\n".join(_refusal(bad, len(cells))))
-    seeds = list(dict.fromkeys(cell.plan.run.seed for cell in found))
-    ordered = _distinct(sorted(found, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
+    seeds = list(dict.fromkeys(cell.plan.run.seed for cell in valid))
+    ordered = _distinct(sorted(valid, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     named = tuple(
         replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered

@@ -77,7 +77,7 @@ def multirun(
         "another launcher",
     )
     swept, cells = (
-        [one.key_or_group for one in asked if one.is_sweep_override()],
+        [override.key_or_group for override in asked if override.is_sweep_override()],
         expand(asked, zipped=zipped),
     )
     grid = (
@@ -125,11 +125,13 @@ def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: 
 
     with hardware.target(target.name, target.torch):
         grid = check(cells, swept=swept, compose=compose, log=print)
-    found = [(cell, {name: getattr(cell.plan.run.trainer, name) for name in MACHINE}) for cell in grid.cells]
+    by_cell = [
+        (cell, {name: getattr(cell.plan.run.trainer, name) for name in MACHINE}) for cell in grid.cells
+    ]
     return replace(
         grid,
         cells=tuple(
-            replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in found
+            replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in by_cell
         ),
     )
 
@@ -190,9 +192,9 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     rule = "be basic or pool in a search, which begins a trial on this machine when another ends"
     require(launcher is None or isinstance(launcher, Pool), "hydra/launcher", rule, "another")
     rule = f"be left to search.seed={searched.seed} in a search"
-    require(all(one.key_or_group != "seed" for one in overrides), "seed", rule, "seed=…")
-    swept = search.space_of([one for one in overrides if one.is_sweep_override()])
-    fixed = [str(one.input_line) for one in overrides if not one.is_sweep_override()]
+    require(all(override.key_or_group != "seed" for override in overrides), "seed", rule, "seed=…")
+    swept = search.space_of([override for override in overrides if override.is_sweep_override()])
+    fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
     searching.run(Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time())
@@ -273,7 +275,7 @@ def _compare(grid: Grid) -> None:
         print(f"\n{render(comparison)}\n")
         written = path.stat().st_mtime_ns if path.is_file() else 0
         summaries = [cell.plan.run_dir / SUMMARY for cell in grid.cells]
-        if any(one.is_file() and one.stat().st_mtime_ns > written for one in summaries):
+        if any(summary.is_file() and summary.stat().st_mtime_ns > written for summary in summaries):
             report.write(comparison, path)
             if message := track_grid(grid, comparison.json(), report=path):
                 print(f"tracker: {message}")

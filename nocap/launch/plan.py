@@ -104,8 +104,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         .rstrip("-._")
     )
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
-    if found := teachers(run):
-        parts["teachers"] = {option: teacher.part for option, teacher in found.items()}
+    if teacher_sources := teachers(run):
+        parts["teachers"] = {option: teacher.part for option, teacher in teacher_sources.items()}
     if (init := init_checkpoint(run, parts)) is not None:
         parts["init"] = init.part
     identity = digest(parts)
@@ -124,7 +124,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         identity=identity,
         run_dir=run_dir,
         init=init,
-        teachers=found,
+        teachers=teacher_sources,
         options=_options(run, choices),
         notices=tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)),
     )
@@ -138,14 +138,18 @@ def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Compose
         ValueError: as for `compose`, or the run cannot be planned.
     """
     with hardware.unmeasured():
-        found = compose(overrides)
-    if not hardware.is_here() or "precision" not in found.defaults or "precision" in reasons(found.run):
-        return found
+        composition = compose(overrides)
+    if (
+        not hardware.is_here()
+        or "precision" not in composition.defaults
+        or "precision" in reasons(composition.run)
+    ):
+        return composition
     words = list[str]()
     for precision in Precision:
-        found.run.trainer.precision = precision
+        composition.run.trainer.precision = precision
         words += [f"trainer.precision={precision.value}"] * plan(
-            found.run, choices=found.choices
+            composition.run, choices=composition.choices
         ).run_dir.exists()
     return compose((*overrides, *words) if len(words) == 1 else overrides)
 
@@ -191,12 +195,12 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
         ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is
             another run's.
     """
-    theirs = (read_json(folder / "manifest.json") or {}).get("identity", identity)
+    recorded = (read_json(folder / "manifest.json") or {}).get("identity", identity)
     require(
-        theirs == identity,
+        recorded == identity,
         f"{folder}/manifest.json",
         f"be of the run in the folder's name, {identity}",
-        theirs,
+        recorded,
     )
     try:
         return read_ended(folder, identity=identity), None

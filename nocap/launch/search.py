@@ -72,7 +72,7 @@ def space_of(sweeps: Sequence[Override]) -> Space:
     Errors:
         ValueError: a sweep that nothing can be drawn from.
     """
-    return {one.get_key_element(): _distribution(one) for one in sweeps}
+    return {sweep.get_key_element(): _distribution(sweep) for sweep in sweeps}
 
 
 def _distribution(override: Override) -> BaseDistribution:
@@ -341,7 +341,11 @@ class Searching:
                 trial.loss = math.inf if end["status"] == "diverged" or value is None else float(value)
         return sorted(
             self._trials,
-            key=lambda one: (one.status == "refused", math.inf if one.loss is None else one.loss, one.number),
+            key=lambda candidate: (
+                candidate.status == "refused",
+                math.inf if candidate.loss is None else candidate.loss,
+                candidate.number,
+            ),
         )
 
     def cells(self) -> list[Cell]:

@@ -114,13 +114,15 @@ def _check_program(name: str, words: Sequence[str], at: Path) -> None:
 
 def _environment(program: str) -> str:
     """What of the machine's software a run depends on: a Python's packages, or which file the program is."""
-    found = shutil.which(program) or program
-    if "python" not in Path(found).name:
-        return found
-    if os.path.realpath(found) == os.path.realpath(sys.executable):
-        versions = sorted(f"{one.name} {one.version}" for one in importlib.metadata.distributions())
+    path = shutil.which(program) or program
+    if "python" not in Path(path).name:
+        return path
+    if os.path.realpath(path) == os.path.realpath(sys.executable):
+        versions = sorted(
+            f"{package.name} {package.version}" for package in importlib.metadata.distributions()
+        )
         return " ".join([platform.python_version(), *versions])
-    return subprocess.run([found, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout
+    return subprocess.run([path, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout
 
 
 # --- versions -----------------------------------------------------------------------------------------------
@@ -342,14 +344,14 @@ def digest_of_locked(trees: Mapping[str, str], patterns: Sequence[str], top: Pat
     Errors:
         ValueError: a pattern that matches nothing, or a file that is not the same in two arms.
     """
-    of: dict[str, dict[str, str]] = {}
+    files_by_arm: dict[str, dict[str, str]] = {}
     for name, tree in trees.items():
         every = files_of(tree, top)
         for pattern in patterns:
             files = {path: blob for path, blob in every.items() if fnmatch(path, pattern)}
             require(bool(files), "--locked", f"match a file of {name}", pattern)
-            of.setdefault(name, {}).update(files)
-    first, *others = of.items() if of else [("", {})]
+            files_by_arm.setdefault(name, {}).update(files)
+    first, *others = files_by_arm.items() if files_by_arm else [("", {})]
     for name, files in others:
         differing = sorted(path for path in {*first[1], *files} if first[1].get(path) != files.get(path))
         require(not differing, "--locked", f"be equal in {first[0]} and {name}", ", ".join(differing[:3]))

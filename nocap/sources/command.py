@@ -106,7 +106,7 @@ class Reading:
         """
         if self.file:
             return [(step, value, math.nan) for step, value in _of_file(_kept(folder, self.file), self.what)]
-        found, pattern = [], self.pattern
+        points, pattern = [], self.pattern
         for seconds, line in lines(folder):
             require(
                 line != CUT,
@@ -117,8 +117,8 @@ class Reading:
             for match in pattern.finditer(line):
                 text = match["value"] if "value" in pattern.groupindex else match[1]
                 step = number(match["step"], self.what) if "step" in pattern.groupindex else None
-                found.append((step, number(text, self.name), seconds))
-        return found
+                points.append((step, number(text, self.name), seconds))
+        return points
 
     def value(self, folder: Path, *, finite: bool = True) -> float:
         """The last match.
@@ -373,6 +373,6 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
-    for one in away:
+    for child in away:
         with suppress(psutil.Error):
-            one.kill()
+            child.kill()

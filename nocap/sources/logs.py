@@ -182,11 +182,11 @@ def load(
         else f"runs of nocap's own, or logs ({', '.join(BUILT_IN)}, or a --format of yours)"
     )
     require(any(there.values()), shorten(paths), f"hold {kind}", "none")
-    found = _found(
+    loaded = _found(
         list({log.path: log for logs in there.values() for log in logs}.values()), columns or {}, hardware
     )
-    found.problems += [f"{path}: left out, it holds no log" for path in paths if not there[path]]
-    return found
+    loaded.problems += [f"{path}: left out, it holds no log" for path in paths if not there[path]]
+    return loaded
 
 
 def _format(name: str) -> Mapping[str, Any]:
@@ -276,7 +276,7 @@ def _arm(folder: Path, place: Path) -> str:
 
 
 def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found:
-    found, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
+    loaded, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
     folders = Counter(name for name, _ in {(log.arm, log.folder) for log in logs})
     for log in logs:
         shown = str(log.path.relative_to(Path.cwd()) if log.path.is_relative_to(Path.cwd()) else log.path)
@@ -284,29 +284,29 @@ def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found
         try:
             records, lines = records_of(replace(log, arm=arm), columns=columns, hardware=hardware)
         except ValueError as error:
-            found.unreadable[shown] = str(error)
+            loaded.unreadable[shown] = str(error)
             continue
-        found.problems += [f"{shown}: {line}" for line in lines]
+        loaded.problems += [f"{shown}: {line}" for line in lines]
         for record in records:
             # which it shares with no other
             own = record if record.seed >= 0 else replace(record, seed=next(seeds))
             if (twin := by_identity.setdefault(own.identity, own)) is not own:
-                found.problems.append(f"{shown}: left out, it is the same as {twin.name}")
-    found.records = list(by_identity.values())
-    for repeat, first in _repeats(found.records):
-        found.records.remove(repeat)
-        found.problems.append(
+                loaded.problems.append(f"{shown}: left out, it is the same as {twin.name}")
+    loaded.records = list(by_identity.values())
+    for repeat, first in _repeats(loaded.records):
+        loaded.records.remove(repeat)
+        loaded.problems.append(
             f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a "
             "trainer that takes no seed"
         )
-    for arm in dict.fromkeys(record.arm for record in found.records):
-        ends = {record.summary["steps"] for record in found.records if record.arm == arm} - {None}
+    for arm in dict.fromkeys(record.arm for record in loaded.records):
+        ends = {record.summary["steps"] for record in loaded.records if record.arm == arm} - {None}
         if len(ends) > 1:
             span = f"{min(ends):,} to {max(ends):,}"
-            found.problems.append(
+            loaded.problems.append(
                 f"{arm}: its runs end at steps {span}; one that was cut off counts as it stands"
             )
-    return found
+    return loaded
 
 
 def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:

@@ -126,19 +126,19 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
     offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
     for key, (name, _) in columns.items():
         require(name in names, f"--columns {key}", f"be one of its columns, {offered}", name)
-    every = list({id(one): one for one in several.values()}.values())
-    with_loss = [one for one in every if one.points]
+    every = list({id(logged): logged for logged in several.values()}.values())
+    with_loss = [logged for logged in every if logged.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
     lines += [
-        f"{title(one.facts)}: left out, no row of it has a loss"
-        for one in every
-        if not one.points and one.facts.keys() & {*TOLD}
+        f"{title(logged.facts)}: left out, no row of it has a loss"
+        for logged in every
+        if not logged.points and logged.facts.keys() & {*TOLD}
     ]
-    if any(one.twice for one in with_loss):
+    if any(logged.twice for logged in with_loss):
         lines.append("a step has several losses: the last of each counts")
-    if any(not one.clock for one in with_loss):
+    if any(not logged.clock for logged in with_loss):
         lines.append("its seconds go back, as where a run was resumed: they are not compared")
-    if any(len(one.points) > 1 and one.last("step") is None for one in with_loss):
+    if any(len(logged.points) > 1 and logged.last("step") is None for logged in with_loss):
         lines.append(
             "of several rows without a step the last is a run's end; a table of runs needs a "
             "column seed or run (--columns)"

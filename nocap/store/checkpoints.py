@@ -25,8 +25,8 @@ def name_of(step: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """The step that a checkpoint's name has; `None` for any other name."""
-    found = re.fullmatch(r"step-(\d{8,18})", path.name)
-    return int(found[1]) if found and path.name == name_of(int(found[1])) else None
+    match = re.fullmatch(r"step-(\d{8,18})", path.name)
+    return int(match[1]) if match and path.name == name_of(int(match[1])) else None
 
 
 def newest_first(root: Path) -> list[Path]:

@@ -82,7 +82,7 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
         for key in keys
         if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE
     ]
-    found = {
+    reasons = {
         name: f"{name} ({a.get(key)}, now {b.get(key)})"
         for key in machine
         for name in [key.rpartition(".")[2]]
@@ -90,12 +90,12 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     if others := [
         key for key in keys if key not in machine and key != "data" and not key.startswith("source.")
     ]:
-        found["config"] = ", ".join(others)
+        reasons["config"] = ", ".join(others)
     if code:
-        found["code"] = f"code ({shorten(code)})"
+        reasons["code"] = f"code ({shorten(code)})"
     if "data" in keys:
-        found["data"] = "data"
-    return found
+        reasons["data"] = "data"
+    return reasons
 
 
 # --- source -------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
     return closure
 
 
-def _of_options(run: Run, of: str) -> list[str]:
-    without = {*HASHED_OTHERWISE, *(f.name for f in fields(Run) if f.metadata.get(of) is False)}
+def _of_options(run: Run, what: str) -> list[str]:
+    without = {*HASHED_OTHERWISE, *(f.name for f in fields(Run) if f.metadata.get(what) is False)}
     chosen = [option for name, option in run.options() if name.partition(".")[0] not in without]
     return [cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object]
 

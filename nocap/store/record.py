@@ -155,8 +155,8 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
     if value is not None and not right:
         raise ValueError(f"{path}: {key or 'it'} must be {_WORDS[kind]}, got {str(value)[:80]!r}")
     if isinstance(shape, list) and isinstance(value, list):
-        for number, one in enumerate(value):
-            check_shape(one, shape[0], path, f"{key}[{number}]")
+        for number, element in enumerate(value):
+            check_shape(element, shape[0], path, f"{key}[{number}]")
     elif isinstance(shape, dict) and isinstance(value, dict):
         for name in shape if isinstance(shape, Whole) else ():
             if name not in value or (value[name] is None and shape[name] not in (int, float)):
@@ -218,12 +218,12 @@ class Metrics:
 
     def put_back(self, content: bytes, *, source: str) -> list[str]:
         """Make the file hold these rows and no more; a line where they were not in it as they should."""
-        found, self._known = self._read(), [content]
-        if found != content or self.path.is_symlink():
+        on_disk, self._known = self._read(), [content]
+        if on_disk != content or self.path.is_symlink():
             write_file(self.path, content, stage=self._stage)
         return (
             []
-            if found.startswith(content)
+            if on_disk.startswith(content)
             else [f"{self.path}: damaged; its rows are put back from {source}"]
         )
 

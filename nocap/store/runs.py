@@ -183,28 +183,28 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
     Errors:
         ValueError: a path that is nothing; no path holds a run.
     """
-    found, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
+    runs, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
     for path in places:
         try:
             folders |= {folder.resolve(): folder for folder in find(path, outputs=outputs)}
         except ValueError:
             if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
                 raise
-            found.problems.append(f"{path}: left out, it holds no run of nocap's own")
+            runs.problems.append(f"{path}: left out, it holds no run of nocap's own")
     by_identity = dict[str, Record]()
     for folder in folders.values():
         try:
             record = read(folder, rows=rows)
         except ValueError as error:
-            found.unreadable[folder.name] = str(error)
+            runs.unreadable[folder.name] = str(error)
             continue
         if (twin := by_identity.setdefault(record.identity, record)) is not record:
-            found.problems.append(
+            runs.problems.append(
                 f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})"
             )
-    found.records = list(by_identity.values())
-    found.problems += [line for path in places for line in without_record(expanded(path))]
-    return found
+    runs.records = list(by_identity.values())
+    runs.problems += [line for path in places for line in without_record(expanded(path))]
+    return runs
 
 
 def read(folder: Path, *, rows: bool = True) -> Record:

@@ -51,8 +51,8 @@ def _each(tracker: Tracker) -> list[Tracker]:
     """The chosen tracker and those beside it, without secrets in their keys."""
     kinds = outside.options("tracker")
     return [
-        _clean(one)
-        for one in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))
+        _clean(any_tracker)
+        for any_tracker in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))
     ]
 
 
@@ -99,8 +99,10 @@ def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[
         Iterable[type[Tracker]],
         outside.options("tracker").values() if tracker is None else map(type, _each(tracker)),
     )
-    found = {kind.uploader: [place for folder in folders for place in kind.offline(folder)] for kind in kinds}
-    return {uploader: places for uploader, places in found.items() if places}
+    by_uploader = {
+        kind.uploader: [place for folder in folders for place in kind.offline(folder)] for kind in kinds
+    }
+    return {uploader: places for uploader, places in by_uploader.items() if places}
 
 
 def _clean(facts: T) -> T:

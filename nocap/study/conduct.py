@@ -143,8 +143,13 @@ class _Conductor:
         registration."""
         made = registrations(self.plan).items()
         lines = [
-            {"event": "registration", "claim": name, "hash": one.hash, "subject": one.subject}
-            for name, one in made
+            {
+                "event": "registration",
+                "claim": name,
+                "hash": registration.hash,
+                "subject": registration.subject,
+            }
+            for name, registration in made
         ]
         self._add(lines, once=("hash", "machine"))
 
@@ -284,7 +289,7 @@ class _Conductor:
         for session in asked:
             files.setdefault(session.place, []).extend(session.results(plan.folder))
         self._add(
-            [self._session_line(one, arms) for place in files.values() for one in place],
+            [self._session_line(result, arms) for place in files.values() for result in place],
             once=("key", "number", "started"),
         )
         composed = {
@@ -302,7 +307,10 @@ class _Conductor:
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
             before = [
-                one["ended"] for other in asked for one in other.results(plan.folder) if one["number"] < n
+                result["ended"]
+                for other in asked
+                for result in other.results(plan.folder)
+                if result["number"] < n
             ]
             rest = (
                 datetime.now().astimezone() - max(map(datetime.fromisoformat, before))
@@ -333,12 +341,17 @@ class _Conductor:
                     "stopped; what was trained and timed is kept, and the same command goes on"
                 ) from stop
 
-    def _session_line(self, one: Mapping[str, Any], train: Mapping[str, Composed]) -> Line:
+    def _session_line(self, result: Mapping[str, Any], train: Mapping[str, Composed]) -> Line:
         """Of a session's file."""
-        arms = train if one["place"] == "pace" else self.plan.bench
-        contents = {name: content_of(self.plan, arms[name], one["place"]) for name in one["arms"]}
+        arms = train if result["place"] == "pace" else self.plan.bench
+        contents = {name: content_of(self.plan, arms[name], result["place"]) for name in result["arms"]}
         measured = {
-            name: number(dig(row, FIGURE[one["kind"]])) for name, row in one["measured"]["arms"].items()
+            name: number(dig(row, FIGURE[result["kind"]])) for name, row in result["measured"]["arms"].items()
         }
-        names = {"place": one["place"], "number": one["number"], "key": one["key"], "contents": contents}
-        return {"event": "session", **names, "started": one["started"], "measured": measured}
+        names = {
+            "place": result["place"],
+            "number": result["number"],
+            "key": result["key"],
+            "contents": contents,
+        }
+        return {"event": "session", **names, "started": result["started"], "measured": measured}

@@ -39,8 +39,8 @@ class Evidence:
 
     def of_arm(self, place: str, arm: str) -> list[tuple[Json, Json]]:
         """The sessions of a place that have the arm, each with what it measured of it."""
-        rows = [(one, dig(one, "measured", "arms", arm)) for one in self.sessions.get(place, ())]
-        return [(one, row) for one, row in rows if isinstance(row, Mapping)]
+        rows = [(session, dig(session, "measured", "arms", arm)) for session in self.sessions.get(place, ())]
+        return [(session, row) for session, row in rows if isinstance(row, Mapping)]
 
     def first(self, place: str, arm: str) -> Json | None:
         """Of the first session; what is counted is equal in all."""
@@ -48,7 +48,7 @@ class Evidence:
 
     def whole(self, arm: str, seed: int) -> bool:
         """Whether all its shorter runs are there: one that is missing might have been the one."""
-        wanted = [one.run.trainer.steps for one in self.arms.get("train", {}).get(arm, ())[1:]]
+        wanted = [composed.run.trainer.steps for composed in self.arms.get("train", {}).get(arm, ())[1:]]
         return all(steps in self.shorter.get((arm, seed), {}) for steps in wanted)
 
     def used(self, claim: Claim, study: Study) -> Iterator[tuple[str, str, str]]:
@@ -60,8 +60,8 @@ class Evidence:
                     yield f"{arm}, seed {seed}, {steps} steps", arm, short.started
         for place in sorted(places(claim)):
             for arm in study.sides(claim):
-                for one, _ in self.of_arm(place, arm):
-                    yield f"{place} session {one['number']}", arm, str(one.get("started", ""))
+                for session, _ in self.of_arm(place, arm):
+                    yield f"{place} session {session['number']}", arm, str(session.get("started", ""))
 
 
 def places(claim: Claim) -> set[str]:
@@ -167,34 +167,36 @@ def _timed(
     """What is timed, one a session that has both arms; a count once, if all sessions agree on it."""
     read = {
         arm: [
-            (one, x)
-            for one, row in evidence.of_arm(place, arm)
+            (session, x)
+            for session, row in evidence.of_arm(place, arm)
             if (x := _value(row, claim, metric)) is not None
         ]
         for arm in sides
     }
     counted = is_count(
         metric,
-        on_cuda=any(dig(one, "hardware", "device") == "cuda" for rows in read.values() for one, _ in rows),
+        on_cuda=any(
+            dig(session, "hardware", "device") == "cuda" for rows in read.values() for session, _ in rows
+        ),
     )
     if counted and all(len({x for _, x in rows}) <= 1 for rows in read.values()):
         return [
             _of_session(arm, metric, *rows[0], repeat=1, per=Per.exact) for arm, rows in read.items() if rows
         ]
-    numbers = [{one["number"] for one, _ in rows} for rows in read.values() if rows]
+    numbers = [{session["number"] for session, _ in rows} for rows in read.values() if rows]
     paired = sorted(set[int].intersection(*numbers)) if numbers else []
     return [
-        _of_session(arm, metric, one, x, repeat=paired.index(one["number"]) + 1)
+        _of_session(arm, metric, session, x, repeat=paired.index(session["number"]) + 1)
         for arm, rows in read.items()
-        for one, x in rows
-        if one["number"] in paired
+        for session, x in rows
+        if session["number"] in paired
     ]
 
 
 def _of_session(
-    arm: str, metric: Metric, one: Json, value: float, *, repeat: int, per: Per = Per.session
+    arm: str, metric: Metric, session: Json, value: float, *, repeat: int, per: Per = Per.session
 ) -> Measurement:
-    where, when = str(dig(one, "hardware", "fingerprint") or ""), str(one.get("started", ""))
+    where, when = str(dig(session, "hardware", "fingerprint") or ""), str(session.get("started", ""))
     return Measurement(arm=arm, repeat=repeat, metric=metric, value=value, where=where, when=when, per=per)
 
 
@@ -218,20 +220,20 @@ def _times(
     """Steps are seeds', the time of a step is a session's: both are dealt into as many groups as there are of
     the fewer."""
     step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
-    paces, rows = {arm: [one for one in step_ms if one.arm == arm] for arm in sides}, []
+    paces, rows = {arm: [m for m in step_ms if m.arm == arm] for arm in sides}, []
     groups = min(len(claim.seeds), *map(len, paces.values()))
     for arm, pace in paces.items():
-        ends = [one for one in steps if one.arm == arm]
+        ends = [m for m in steps if m.arm == arm]
         if len(ends) < len(claim.seeds):
             continue
-        ms = group_means([math.log(one.value) for one in pace if one.value], groups)
+        ms = group_means([math.log(m.value) for m in pace if m.value], groups)
         for group in range(groups):
             dealt = ends[group::groups]
-            endings = {one.ending for one in dealt}
+            endings = {m.ending for m in dealt}
             ending = next(
                 (end for end in (Ending.diverged, Ending.at_most) if end in endings), Ending.measured
             )
-            logs = [math.log(one.value) for one in dealt if one.value is not None]
+            logs = [math.log(m.value) for m in dealt if m.value is not None]
             value = None if ending is Ending.diverged else math.exp(fmean(logs) + ms[group]) / 1e3
             rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
     return rows
@@ -277,10 +279,14 @@ def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list
         for seed in seeds
     ]
     ends = [
-        {n: run.val_loss for n, run in one.items() if run.status == "finished" and run.val_loss is not None}
-        for one in lengths
+        {
+            n: run.val_loss
+            for n, run in by_steps.items()
+            if run.status == "finished" and run.val_loss is not None
+        }
+        for by_steps in lengths
     ]
-    return {n: [one[n] for one in ends] for n in ends[0] if all(n in one for one in ends)}
+    return {n: [by_steps[n] for by_steps in ends] for n in ends[0] if all(n in by_steps for by_steps in ends)}
 
 
 def steps_of(run: Record) -> int:

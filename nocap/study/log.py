@@ -90,17 +90,19 @@ def read(path: Path) -> Log:
     ]
     places, broken, named, after = dict[str, int](), list[int](), set[str](), list[frozenset[int]]()
     for i, (line, raw) in enumerate(zip(lines, text.splitlines(), strict=True)):
-        previous = [places[one] for one in line["previous"] if one in places]
+        previous = [places[earlier] for earlier in line["previous"] if earlier in places]
         merged = i > 0 and line["machine"] != lines[i - 1]["machine"]
         whole = len(previous) == len(line["previous"]) and (bool(previous) or i == 0)
-        dated = all(_at(line) >= _at(lines[one]) for one in previous)
+        dated = all(_at(line) >= _at(lines[earlier]) for earlier in previous)
         if not whole or not dated or not (i == 0 or i - 1 in previous or merged):
             broken.append(i + 1)
-        own = {one for one in previous if lines[one]["event"] == "registration"}
-        after.append(frozenset(own).union(*(after[one] for one in previous)))
+        own = {earlier for earlier in previous if lines[earlier]["event"] == "registration"}
+        after.append(frozenset(own).union(*(after[earlier] for earlier in previous)))
         named.update(line["previous"])
         places[_digest(raw)] = i
-    return Log(lines=lines, broken=broken, heads=[one for one in places if one not in named], after=after)
+    return Log(
+        lines=lines, broken=broken, heads=[earlier for earlier in places if earlier not in named], after=after
+    )
 
 
 def _at(line: Line) -> datetime:
@@ -148,7 +150,7 @@ def append(
         heads, at = list(log.heads), now()
         for line in ({**common, **line} for line in lines):
             there = log.of(line["event"], **{key: line[key] for key in once})[-1:] if once else []
-            if any(one[key] != line[key] for one in there for key in says) or not there:
+            if any(logged[key] != line[key] for logged in there for key in says) or not there:
                 raw = json.dumps(
                     redact({"event": line["event"], "at": at, **line, "previous": heads}), allow_nan=False
                 )

@@ -69,7 +69,7 @@ def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], s
     return Table(
         title="",
         columns=[Column(title=name) for name in names],
-        rows=[[one[name] or None for name in names] for one in cells],
+        rows=[[by_column[name] or None for name in names] for by_column in cells],
     )
 
 
@@ -150,10 +150,10 @@ def all_results(folder: Path) -> list[dict[str, Any]]:
     """
     known, some = log.read(folder / log.FILE), []
     for path in sorted(folder.glob("results.*.json")):
-        one = redact(read_json(path) or {})
-        if one.get("kind") == "study":
+        results = redact(read_json(path) or {})
+        if results.get("kind") == "study":
             try:
-                some.append(judged(one, known))
+                some.append(judged(results, known))
                 _section(some[-1], rows(some[-1:], {}))
             except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
                 why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -176,15 +176,15 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
     """The README anew from these results; the author's part stays."""
     path, heads, sections = folder / "README.md", list[str](), list[str]()
     shown = rows(every, {study.name: study})
-    for one in every:
-        some = [row for row in shown if row.one is one]
+    for results in every:
+        some = [row for row in shown if row.one is results]
         words = (
             counted(some)
             if len(some) > HEADLINE
             else ", ".join(f"{row.claim['id']} {row.word}" for row in some)
         )
-        heads.append(f"{words} ({one['scale']}, {one['hardware']['name']})")
-        sections += _section(one, some)
+        heads.append(f"{words} ({results['scale']}, {results['hardware']['name']})")
+        sections += _section(results, some)
     lines = [
         f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
         "",
@@ -240,7 +240,7 @@ def board(folder: Path) -> dict[Path, str]:
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
     results = {place.name: all_results(place) for place in places}
-    every = [one for some in results.values() for one in some]
+    every = [scale_results for some in results.values() for scale_results in some]
     require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
     path = folder / NOT_BUILT
     shown, missing = in_order(rows(every, studies)), parse_yaml(read_text(path)) if path.exists() else []
@@ -305,7 +305,7 @@ def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, st
         "bound": "arithmetic allows",
         "why": "why",
     }
-    cells = [[one.get(key) for key in columns] for one in missing]
+    cells = [[claim.get(key) for key in columns] for claim in missing]
     table = Table(
         title="Not built, or nothing to measure",
         columns=[Column(title=name) for name in columns.values()],
@@ -354,12 +354,12 @@ def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
 
 def _unit(row: Row) -> str:
     """What an axis counts, and which way is better. Rows of one unit share a plot."""
-    of, scale = METRICS[row.claim["metric"]], Scale(row.claim["scale"])
+    metric, scale = METRICS[row.claim["metric"]], Scale(row.claim["scale"])
     if scale is Scale.value:
-        return of.title if of.unit in of.title else f"{of.title}, {of.unit}"
+        return metric.title if metric.unit in metric.title else f"{metric.title}, {metric.unit}"
     if scale is Scale.difference:
-        return f"{of.title}: {of.gain}, {of.unit}; right is better"
-    fast = of.gain.startswith("faster") or of.gain == "less time"
+        return f"{metric.title}: {metric.gain}, {metric.unit}; right is better"
+    fast = metric.gain.startswith("faster") or metric.gain == "less time"
     return (
         "times as fast as the baseline; right is faster"
         if fast
@@ -368,9 +368,9 @@ def _unit(row: Row) -> str:
 
 
 def _plot(title: str, some: Sequence[Row]) -> Markup:
-    of, scale = METRICS[some[0].claim["metric"]], Scale(some[0].claim["scale"])
+    metric, scale = METRICS[some[0].claim["metric"]], Scale(some[0].claim["scale"])
     if scale is Scale.value:
-        return forest.svg(list(map(_line, some)), title=title, tick=partial(amount, metric=of))
+        return forest.svg(list(map(_line, some)), title=title, tick=partial(amount, metric=metric))
     return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
 
 

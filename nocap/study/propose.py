@@ -90,15 +90,15 @@ class Campaign:
         gains: list[float] = []
         for seeds in self.rules.batches:
             missing = [seed for seed in seeds if (arm, seed) not in self._gains]
-            for seed, (mine, theirs) in (measure(missing) if missing else {}).items():
-                base = self._baseline.get((against, seed), _plain(theirs))
+            for seed, (loss, baseline_loss) in (measure(missing) if missing else {}).items():
+                base = self._baseline.get((against, seed), _plain(baseline_loss))
                 self._add(
                     {
                         "event": "pair",
                         "arm": arm,
                         "against": against,
                         "seed": seed,
-                        "loss": _plain(mine),
+                        "loss": _plain(loss),
                         "baseline": base,
                     }
                 )
@@ -245,12 +245,14 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
     proposal = as_in(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
-    mine, theirs = (side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline))
+    tokens, baseline_tokens = (
+        side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline)
+    )
     require(
-        mine == theirs,
+        tokens == baseline_tokens,
         "trainer.steps × trainer.batch_tokens",
-        f"be the baseline's {theirs:,} tokens",
-        f"{mine:,}",
+        f"be the baseline's {baseline_tokens:,} tokens",
+        f"{tokens:,}",
     )
     if rules.flops is not None:
         from nocap.model.flops import component_flops  # torch

@@ -100,9 +100,11 @@ def provenance(
     plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[Log], *, machine: str
 ) -> Provenance:
     """`logs`: the study's own, then those of the studies beside it."""
-    own, mine, known, others = logs[0], _registration(plan, claim), list[str](), set[str]()
+    own, registration, known, others = logs[0], _registration(plan, claim), list[str](), set[str]()
     kept = {
-        i for i, line in enumerate(own.lines) if line["event"] == "registration" and line["hash"] == mine.hash
+        i
+        for i, line in enumerate(own.lines)
+        if line["event"] == "registration" and line["hash"] == registration.hash
     }
     first = own.lines[min(kept)] if kept else None
     at = first["at"] if first else None
@@ -121,8 +123,8 @@ def provenance(
                 known.append(name_of({**line, "arm": claim.arm}))
             elif (
                 line["event"] == "registration"
-                and line["subject"] == mine.subject
-                and line["hash"] != mine.hash
+                and line["subject"] == registration.subject
+                and line["hash"] != registration.hash
             ):
                 # knowing nothing
                 together = first is not None and (line["at"], line["machine"]) == (
@@ -150,9 +152,9 @@ def provenance(
     notes = [f"older baseline: {shorten(baseline, most=2)}"] if baseline else []
     notes += [
         *_again(claim, own.of("run", "session", machine=machine), contents),
-        *_said(own.of("analysis", hash=mine.hash), machine),
+        *_said(own.of("analysis", hash=registration.hash), machine),
     ]
-    return Provenance(hash=mine.hash, at=at, exploratory="; ".join(reasons) or None, notes=notes)
+    return Provenance(hash=registration.hash, at=at, exploratory="; ".join(reasons) or None, notes=notes)
 
 
 def _again(claim: Claim, lines: Sequence[Line], contents: Mapping[str, set[str]]) -> list[str]:

@@ -46,9 +46,9 @@ def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results
         "seeds": done.seeds,
         "claims": [_claim(claim, plan, done) for claim in study.claims],
         "measurements": [
-            {"claim": claim.id, **one.json()}
+            {"claim": claim.id, **measurement.json()}
             for claim in study.claims
-            for one in measurements(claim, study, done.evidence)
+            for measurement in measurements(claim, study, done.evidence)
         ],
         "arms": [_arm(name, plan, done) for name in study.arms],
         "trials": done.trials,
@@ -132,8 +132,11 @@ def verdict_json(
         ],
         "beyond_bound": verdict.beyond_bound,
         "missing": [
-            {**asdict(one), "damaged": (one.arm, one.repeat) in damaged and one.per == Per.seed.value}
-            for one in verdict.missing
+            {
+                **asdict(missing),
+                "damaged": (missing.arm, missing.repeat) in damaged and missing.per == Per.seed.value,
+            }
+            for missing in verdict.missing
         ],
         **verdict.endings,
         "more": verdict.more(),
@@ -143,9 +146,9 @@ def verdict_json(
 def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
     """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown.
     `noise`: where it was used."""
-    found = gain.interval() if gain.enough else None
-    used = noise[gain.metric.name].json() if found and found.method.endswith("declared") else None
-    shown = found.exp() if found and is_log(gain.metric, gain.scale) else found
+    interval = gain.interval() if gain.enough else None
+    used = noise[gain.metric.name].json() if interval and interval.method.endswith("declared") else None
+    shown = interval.exp() if interval and is_log(gain.metric, gain.scale) else interval
     ends = (
         {"mid": shown.mid, "low": shown.low, "high": shown.high}
         if shown and math.isfinite(shown.mid)
@@ -165,19 +168,19 @@ def _where(
 ) -> dict[str, list[Results]]:
     """The shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm, and of
     the one it is compared with where that is another."""
-    instruments, found = {metric.made_by for metric in claim.metrics}, dict[str, list[Results]]()
+    instruments, shapes_by_place = {metric.made_by for metric in claim.metrics}, dict[str, list[Results]]()
     bench = [shape(arms["bench"][name]) for name in sides if name in arms["bench"]]
     if "lengths" in instruments and bench:
-        found["timed"] = [{**bench[0], "layers": 1, "T": at.curve, "batch_tokens": None}]
+        shapes_by_place["timed"] = [{**bench[0], "layers": 1, "T": at.curve, "batch_tokens": None}]
     elif "decoding" in instruments and bench:
-        found["timed"] = [{**one, "batch_tokens": None} for one in bench]
+        shapes_by_place["timed"] = [{**arm_shape, "batch_tokens": None} for arm_shape in bench]
     elif instruments - {"train"} and bench:
-        found["timed"] = bench
+        shapes_by_place["timed"] = bench
     if "train" in instruments:
-        found["trained"] = [shape(arms["train"][name]) for name in sides if name in arms["train"]]
+        shapes_by_place["trained"] = [shape(arms["train"][name]) for name in sides if name in arms["train"]]
     return {
-        place: [one for i, one in enumerate(shapes) if one not in shapes[:i]]
-        for place, shapes in found.items()
+        place: [arm_shape for i, arm_shape in enumerate(shapes) if arm_shape not in shapes[:i]]
+        for place, shapes in shapes_by_place.items()
     }
 
 
@@ -226,15 +229,15 @@ def _measurement(row: Mapping[str, Any]) -> Measurement:
     )
 
 
-def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: str) -> Results:
+def _judged(claim: Mapping[str, Any], measured: Sequence[Measurement], baseline: str) -> Results:
     """The verdict on a claim as it is stored."""
     effects = [claim, *claim["guards"]]
     noise = {
-        one["metric"]: Declared(**{**known, "df": known["df"] or math.inf})
-        for one in effects
-        if (known := one["noise"])
+        effect["metric"]: Declared(**{**known, "df": known["df"] or math.inf})
+        for effect in effects
+        if (known := effect["noise"])
     }
-    seeds = sorted({m.repeat for m in found if m.per is Per.seed})
+    seeds = sorted({m.repeat for m in measured if m.per is Per.seed})
     stated = Claim(
         **{
             key: claim[key]
@@ -253,15 +256,15 @@ def _judged(claim: Mapping[str, Any], found: Sequence[Measurement], baseline: st
         },
         scale=Scale(claim["scale"]),
         guards=[
-            Guard(metric=one["metric"], scale=Scale(one["scale"]), margins={"": one["margin"]})
-            for one in claim["guards"]
+            Guard(metric=effect["metric"], scale=Scale(effect["scale"]), margins={"": effect["margin"]})
+            for effect in claim["guards"]
         ],
         mechanism=Mechanism(bound=claim["bound"], formula=claim["bound_formula"]),
         seeds=seeds if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
     )
     return verdict_json(
         stated,
-        judge_anew(stated, found, against=claim["baseline"] or baseline, at="", noise=noise),
+        judge_anew(stated, measured, against=claim["baseline"] or baseline, at="", noise=noise),
         "",
         noise,
     )

@@ -89,8 +89,8 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
 def counts(run: Run) -> dict[str, Any]:
     """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
     m, T = run.model, run.model.seq_len
-    held = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    slots = sum(held(layer, T) for layer in range(m.n_layer)) if held else None
+    cache_slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
+    slots = sum(cache_slots(layer, T) for layer in range(m.n_layer)) if cache_slots else None
     kv = None if slots is None else 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
     return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}
 
@@ -106,16 +106,16 @@ def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     }
 
 
-def _parts(run: Run, seen: Mapping[str, Any]) -> dict[str, Any]:
-    memory = seen["memory_mib"]["measured"]
+def _parts(run: Run, profiled: Mapping[str, Any]) -> dict[str, Any]:
+    memory = profiled["memory_mib"]["measured"]
     return {
-        "ms": {row["part"]: row["ms"] for row in seen["parts"]},
+        "ms": {row["part"]: row["ms"] for row in profiled["parts"]},
         "mib": memory["kept"],
         "memory_mib": {key: value for key, value in memory.items() if key != "kept"},
         "params": part_params(run),
-        "step_ms": seen["step"]["ms"],
-        "unattributed_ms": seen["step"]["unattributed_ms"],
-        "kernel": seen["kernel"],
+        "step_ms": profiled["step"]["ms"],
+        "unattributed_ms": profiled["step"]["unattributed_ms"],
+        "kernel": profiled["kernel"],
         "component_flops": counts(run)["component_flops"],
     }
 
@@ -124,31 +124,31 @@ def part_params(run: Run) -> dict[str, int]:
     """Parameters by part, a tied head's with the embedding."""
     with torch.device("meta"):
         model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    modules, found = dict(model.named_modules()), dict[str, int]()
+    modules, params = dict(model.named_modules()), dict[str, int]()
     for name, p in model.named_parameters():
         path = name.rpartition(".")[0]
         while (part := part_of(run, path, modules)) is None:
             path = path.rpartition(".")[0]
-        found[part] = found.get(part, 0) + p.numel()
-    return found
+        params[part] = params.get(part, 0) + p.numel()
+    return params
 
 
 def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward.
     A window does not grow."""
-    found: Seen = {}
+    figures: Seen = {}
     for name, run in runs.items():
         window = first_window(run)
         ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
         known = {"params": sum(part_params(run).values()), "kernel": kernel_name(run, run.trainer.precision)}
-        found[name] = {
+        figures[name] = {
             "T": list(T),
             "attention_ms": ms,
             "exponent": exponent(T, ms),
             "window": window,
             **known,
         }
-    return found
+    return figures
 
 
 # --- decoding -----------------------------------------------------------------------------------------------
@@ -196,14 +196,14 @@ def decoding(
             before = _collections()
             texts[name].append(write(engine, text))
             collections[name].append(_collections() - before)
-    found: Seen = {}
+    figures: Seen = {}
     for name, engine in built.items():
         alike = [other for other in built if repr(runs[other]) == repr(runs[name])]
         same = all(
             [tokens for tokens, _ in texts[other]] == [tokens for tokens, _ in texts[name]] for other in alike
         )
         assert same, "engines of one model must write the same text"
-        found[name] = {
+        figures[name] = {
             "decode_tokens_per_s": new / median(sum(token_s) for _, token_s in texts[name]),
             "decode_ms": median(second for _, token_s in texts[name] for second in token_s) * 1e3,
             "decode_mb": allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
@@ -212,7 +212,7 @@ def decoding(
             "params": sum(p.numel() for p in models[name].parameters()),
             "kernel": kernel_name(runs[name], runs[name].trainer.precision),
         }
-    return found
+    return figures
 
 
 def _collections() -> int:

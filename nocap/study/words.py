@@ -47,36 +47,36 @@ def allowed(claim: Json) -> str:
     )
 
 
-def measured(one: Json) -> str:
+def measured(effect: Json) -> str:
     """A claim's or a guard's gain with its interval over so many pairs, or that it was counted."""
     drawn = (
         NONE
-        if one["measured"] is None
-        else str(words.measured(Estimate(**one["measured"], n=one["n"]), *_of(one)))
+        if effect["measured"] is None
+        else str(words.measured(Estimate(**effect["measured"], n=effect["n"]), *_of(effect)))
     )
-    per = " sessions" if one["per"] == Per.session.value else ""
-    return f"{drawn}, exact" if is_exact(one) else f"{drawn}, n={one['n']}{per}"
+    per = " sessions" if effect["per"] == Per.session.value else ""
+    return f"{drawn}, exact" if is_exact(effect) else f"{drawn}, n={effect['n']}{per}"
 
 
-def is_exact(one: Json) -> bool:
+def is_exact(effect: Json) -> bool:
     """Whether its figure was counted, and is the same each time: there is no noise for an interval to
     hold."""
-    return bool(one["per"] == Per.exact.value and one["measured"])
+    return bool(effect["per"] == Per.exact.value and effect["measured"])
 
 
-def guard(one: Json) -> str:
+def guard(effect: Json) -> str:
     """How much better or worse the arm is, beside how much worse it may be, and the declared noise that this
     rests on."""
-    metric, scale = _of(one)
-    worst = 1 / one["margin"] if scale is Scale.ratio else -one["margin"]
+    metric, scale = _of(effect)
+    worst = 1 / effect["margin"] if scale is Scale.ratio else -effect["margin"]
     return (
-        f"{metric.title}: {measured(one)}, allowed: "
-        f"{words.limit(worst, metric, scale, least=True)}{noise(one)}"
+        f"{metric.title}: {measured(effect)}, allowed: "
+        f"{words.limit(worst, metric, scale, least=True)}{noise(effect)}"
     )
 
 
-def noise(one: Json) -> str:
-    if not (known := one["noise"]):
+def noise(effect: Json) -> str:
+    if not (known := effect["noise"]):
         return ""
     freedom = "no limit to its" if known["df"] is None else f"{known['df']:.3g}"
     return (
@@ -85,8 +85,8 @@ def noise(one: Json) -> str:
     )
 
 
-def _of(one: Json) -> tuple[Metric, Scale]:
-    return METRICS[one["metric"]], Scale(one["scale"])
+def _of(effect: Json) -> tuple[Metric, Scale]:
+    return METRICS[effect["metric"]], Scale(effect["scale"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,11 @@ class Row:
     @property
     def measures(self) -> str:
         """What the claim measures, parts and all."""
-        parts, of = (" + ".join(map(part_title, self.claim[key])) for key in ("parts", "of"))
+        parts, whole = (" + ".join(map(part_title, self.claim[key])) for key in ("parts", "of"))
         return (
             METRICS[self.claim["metric"]].title
             + (f" of {parts}" if parts else "")
-            + (f", of {of}" if of else "")
+            + (f", of {whole}" if whole else "")
         )
 
     @property
@@ -161,7 +161,7 @@ class Row:
             return f"its {', '.join(METRICS[name].title for name in claim['failed'])} is worse"
         if reason == "missing":
             said = list(dict.fromkeys(map(_missing, claim["missing"])))
-            damaged = sum(one["damaged"] for one in claim["missing"])
+            damaged = sum(measurement["damaged"] for measurement in claim["missing"])
             counts = [
                 f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n
             ]
@@ -193,7 +193,7 @@ class Row:
     @cached_property
     def cells(self) -> dict[str, str]:
         """All that a table can say of it, by column."""
-        claim, one = self.claim, self.one
+        claim, results = self.claim, self.one
         return {
             "claim": str(claim["id"]),
             "statement": str(claim["statement"]),
@@ -204,37 +204,39 @@ class Row:
             "verdict": self.verdict,
             "notes": "; ".join(self.notes),
             "where": self.where,
-            "machine, date": f"{one['hardware']['name']}, {one['date']}",
-            "command": f"`{one_line(one['command'])}`",
+            "machine, date": f"{results['hardware']['name']}, {results['date']}",
+            "command": f"`{one_line(results['command'])}`",
         }
 
 
-def _missing(one: Json) -> str:
+def _missing(measurement: Json) -> str:
     """A session times all arms."""
     return (
-        f"{one['metric']}{'' if one['per'] == 'session' else ' of ' + one['arm']}, "
-        f"{one['per']} {one['repeat']}"
+        f"{measurement['metric']}{'' if measurement['per'] == 'session' else ' of ' + measurement['arm']}, "
+        f"{measurement['per']} {measurement['repeat']}"
     )
 
 
-def _shape(one: Json) -> str:
+def _shape(shape: Json) -> str:
     """`12 layers, 768 wide, T=512, gpt2 tokens, 2,048 a step, bf16, cpu`."""
-    T, batch = one["T"], one["batch_tokens"]
+    T, batch = shape["T"], shape["batch_tokens"]
     parts = [
-        plural(one["layers"], "layer"),
-        f"{one['width']} wide",
+        plural(shape["layers"], "layer"),
+        f"{shape['width']} wide",
         f"T={T[0]}" + (f" to {T[-1]}" if len(T) > 1 else ""),
     ]
-    parts += [f"{one['tokenizer']} tokens", f"{batch:,} a step"] if batch else []
-    return ", ".join([*parts, *filter(None, (one["precision"], one["device"]))])
+    parts += [f"{shape['tokenizer']} tokens", f"{batch:,} a step"] if batch else []
+    return ", ".join([*parts, *filter(None, (shape["precision"], shape["device"]))])
 
 
 def rows(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Row]:
     """Every claim of these results, in their order. `studies`: as their folders have them now."""
     some = []
-    for one in every:
-        notes = studies[one["study"]].notes if one["study"] in studies else {}
-        some += [Row(one=one, claim=claim, caution=notes.get(claim["id"], "")) for claim in one["claims"]]
+    for results in every:
+        notes = studies[results["study"]].notes if results["study"] in studies else {}
+        some += [
+            Row(one=results, claim=claim, caution=notes.get(claim["id"], "")) for claim in results["claims"]
+        ]
     return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
 
 

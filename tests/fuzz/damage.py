@@ -253,14 +253,14 @@ def shut(path: Path, rng: random.Random) -> bool:
 
 def others(path: Path, rng: random.Random) -> bool:
     """The file or folder of the same name of another run, or of the same run's other checkpoint."""
-    found = sorted(
+    candidates = sorted(
         other
         for other in Path().glob(f"**/{path.name}")
         if other != path and other.is_file() == path.is_file() and path not in other.parents
     )
-    if not found or not path.exists() or path == Path("outputs"):
+    if not candidates or not path.exists() or path == Path("outputs"):
         return False
-    other = rng.choice(found)
+    other = rng.choice(candidates)
     if other in path.parents or not other.exists():
         return False
     aside = OUTSIDE / f".aside-{rng.randrange(10**6)}"
@@ -459,18 +459,18 @@ def in_tensors(path: Path, rng: random.Random) -> bool:
         return False
     tensors = load_file(path)
     name = rng.choice(sorted(tensors))
-    one = tensors.pop(name) if rng.random() < 0.2 else tensors[name]
+    tensor = tensors.pop(name) if rng.random() < 0.2 else tensors[name]
     changed = (
-        one.reshape(-1)[: max(1, one.numel() // 2)].clone(),
-        one.double(),
-        one.half(),
-        one.reshape(1, *one.shape),
-        torch.full_like(one, float("nan")) if one.is_floating_point() else one * 0,
-        one + 1,
+        tensor.reshape(-1)[: max(1, tensor.numel() // 2)].clone(),
+        tensor.double(),
+        tensor.half(),
+        tensor.reshape(1, *tensor.shape),
+        torch.full_like(tensor, float("nan")) if tensor.is_floating_point() else tensor * 0,
+        tensor + 1,
         torch.zeros(0),
     )
     if rng.random() < 0.2:
-        tensors[rng.choice((*HOSTILE[:8], "0/x/y", "9/lm_head.weight/exp_avg", "/", "0//"))] = one.clone()
+        tensors[rng.choice((*HOSTILE[:8], "0/x/y", "9/lm_head.weight/exp_avg", "/", "0//"))] = tensor.clone()
     elif name in tensors:
         tensors[name] = rng.choice(changed)
     save_file(tensors, path)

@@ -129,7 +129,7 @@ def _of_json(file: str) -> Callable[[Answer], Numbers]:
 
 
 def _records(done: Answer) -> Numbers:
-    found: list[Record] = done.value
+    records: list[Record] = done.value
     return {
         run.identity: {
             "status": run.status,
@@ -137,7 +137,7 @@ def _records(done: Answer) -> Numbers:
             "curve": asdict(run.curve),
             "config": run.config,
         }
-        for run in found
+        for run in records
     }
 
 
@@ -167,7 +167,7 @@ def _compare(*words: str) -> Callable[[], Any]:
 
 def _doors() -> Sequence[Door]:
     def runs(*what: str) -> tuple[str, ...]:
-        return tuple(f"outputs/runs/{name}" for one in what for name in RUNS[one])
+        return tuple(f"outputs/runs/{name}" for kind in what for name in RUNS[kind])
 
     (half,), two = RUNS["half"], RUNS["grid"]
     ran = ("outputs/runs", *runs("done", "half", "grid"))

@@ -164,8 +164,8 @@ class Judge:
             return Verdict("hang", _last_places(said.trace))
         if said.crash is not None or "Traceback" in said.err:
             return Verdict("traceback", said.crash or said.err)
-        if found := CONTROL.search(said.out.replace("\r\n", "\n") + said.err):
-            return Verdict("escape", repr(found.group()))
+        if control := CONTROL.search(said.out.replace("\r\n", "\n") + said.err):
+            return Verdict("escape", repr(control.group()))
         if wrote := self._wrote(before, after):
             return Verdict("wrote", wrote)
         for page in (path for glob in self.door.pages for path in Path().glob(glob) if path.is_file()):
@@ -282,11 +282,11 @@ class Judge:
         )
 
 
-def _equal(expected: Any, found: Any) -> bool:
+def _equal(expected: Any, actual: Any) -> bool:
     """What was not trained now has no state to compare."""
-    if isinstance(found, dict) and isinstance(expected, dict) and found.get("state", 0) is None:
-        return {**expected, "state": None} == found
-    return bool(expected == found)
+    if isinstance(actual, dict) and isinstance(expected, dict) and actual.get("state", 0) is None:
+        return {**expected, "state": None} == actual
+    return bool(expected == actual)
 
 
 def _status(record: Any) -> Any:
@@ -310,16 +310,16 @@ def _is_gone(identity: str) -> bool:
 def _problems(content: dict[str, Any]) -> list[str]:
     return [
         *content.get("problems", ()),
-        *(f"{one['name']}: {one['status']}" for one in content.get("not_compared", ())),
+        *(f"{row['name']}: {row['status']}" for row in content.get("not_compared", ())),
     ]
 
 
 def _last_places(trace: str) -> str:
-    found = re.findall(
+    places = re.findall(
         r'File ".*?/(?:nocap|site-packages|lib/python3\.\d+)/(\S+?)", line \d+, in (\S+)', trace
     )
-    found = [(file, name) for file, name in found if "fuzz" not in file and "contextlib" not in file]
-    return " < ".join(f"{file}:{name}" for file, name in found[-2:][::-1])
+    places = [(file, name) for file, name in places if "fuzz" not in file and "contextlib" not in file]
+    return " < ".join(f"{file}:{name}" for file, name in places[-2:][::-1])
 
 
 def _difference(key: str, old: Any, new: Any) -> str:

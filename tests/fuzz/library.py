@@ -59,8 +59,8 @@ CANARY = Path("outside/canary.txt")
 def train(*words: str) -> int:
     """The command, its overrides composed once a process."""
     with refusals():
-        one = composed((*TINY, *words))
-        return attempt.start(plan(one.run, choices=one.choices), started=time.monotonic())
+        composition = composed((*TINY, *words))
+        return attempt.start(plan(composition.run, choices=composition.choices), started=time.monotonic())
 
 
 def make(root: Path, *, whole: bool = True) -> None:

@@ -190,8 +190,8 @@ class _Ended:
 def _session(command: Sequence[str], *, input: str, **ignored: object) -> _Ended:
     """A study's measurement, here; of its later seeds, the first one's."""
     result = Path(command[3])
-    if found := next(result.parent.glob("[!.]*.json"), None):
-        result.write_text(json.dumps({**json.loads(found.read_text()), **json.loads(input)}))
+    if earlier := next(result.parent.glob("[!.]*.json"), None):
+        result.write_text(json.dumps({**json.loads(earlier.read_text()), **json.loads(input)}))
     else:
         every_session(command, input=input)
     return _Ended()

@@ -93,14 +93,14 @@ def busy_profile(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
 
 
 def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Profiled) -> None:
-    found, said = busy_profile
+    profile, said = busy_profile
     inner = ("", ".q_proj", ".k_proj", ".v_proj", ".mixer", ".out_proj")
     block = {"blocks.*", "blocks.*.norm", "blocks.*.mlp", "blocks.*.mlp.up", "blocks.*.mlp.down"}
     block |= {f"blocks.*.attention{name}" for name in inner}
-    parts = {row["part"]: row for row in found["parts"]}
+    parts = {row["part"]: row for row in profile["parts"]}
     around = {"accumulate", "reduction", "clip", "optimizer", "data", "other"}
     assert parts.keys() - around == {"embedding", "norm", "head", "loss", *block}
-    assert {row["part"] for row in found["layers"]} == block
+    assert {row["part"] for row in profile["layers"]} == block
     products = {"q_proj", "k_proj", "v_proj", "mixer", "out_proj", "up", "down"}
     assert {part.rpartition(".")[2] for part in block if parts[part]["flops"]} == products
     assert parts["embedding"]["bytes"] < min(parts[part]["bytes"] for part in block)
@@ -108,9 +108,9 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
 
 
 def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(busy_profile: Profiled) -> None:
-    found, said = busy_profile
-    doubts = {doubt["doubt"]: doubt for doubt in found["doubts"]}
-    assert not found["trusted"]
+    profile, said = busy_profile
+    doubts = {doubt["doubt"]: doubt for doubt in profile["doubts"]}
+    assert not profile["trusted"]
     assert 0 < doubts["core"]["value"] < doubts["core"]["limit"] == 0.8
     assert said[0].startswith("not to be trusted")
     assert f"{doubts['core']['value']:.2f} of its core" in said[0]

@@ -159,9 +159,9 @@ def test_the_record_names_all_that_an_option_imports(door: Door, tmp_path: Path)
     path = ":".join(map(str, (REPO, site, package.parent)))
     done = door(*asked, env={"PYTHONPATH": path})
     assert done.code == 0, done.err
-    found = manifest(the_run(tmp_path / "outputs"))["parts"]["source"]
-    assert found.pop("pinned-package") == "1.5"
-    own = {name for name in found if not name.startswith("nocap.")}
+    modules = manifest(the_run(tmp_path / "outputs"))["parts"]["source"]
+    assert modules.pop("pinned-package") == "1.5"
+    own = {name for name in modules if not name.startswith("nocap.")}
     assert own == {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
 
 

@@ -198,14 +198,14 @@ def survives(module: str, mutant: tuple[str, str, str] | None = None) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     load_libraries()
-    chosen = [one for one in MUTANTS if all(word in (one[0], *one[1].split()) for word in argv)]
-    for module in {one[0] for one in chosen}:
+    chosen = [mutant for mutant in MUTANTS if all(word in (mutant[0], *mutant[1].split()) for word in argv)]
+    for module in {mutant[0] for mutant in chosen}:
         assert survives(module), f"the tests of {module} fail without any mutant"
     alive = []
-    for one in chosen:
-        if one not in EQUIVALENT and survives(one[0], one):
-            alive.append(one)
-            print(f"alive: {one[0]}: {one[1]!r} as {one[2]!r}", flush=True)
+    for mutant in chosen:
+        if mutant not in EQUIVALENT and survives(mutant[0], mutant):
+            alive.append(mutant)
+            print(f"alive: {mutant[0]}: {mutant[1]!r} as {mutant[2]!r}", flush=True)
     print(f"{len(chosen) - len(alive)} of {len(chosen)} mutants died")
     return int(bool(alive))
 

@@ -70,7 +70,7 @@ def pages(root: Path = ROOT) -> list[Path]:
 
 
 def blocks(page: Path, root: Path = ROOT) -> list[Block]:
-    text, found = page.read_text(), []
+    text, page_blocks = page.read_text(), []
     fences = list(FENCE.finditer(text))
     for i, fence in enumerate(fences):
         if fence[2] not in ("sh", "bash", "python"):
@@ -81,7 +81,7 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
         commands = (
             [f"python - <<'EOF'\n{fence[3]}EOF"] if fence[2] == "python" else list(split_commands(fence[3]))
         )
-        found.append(
+        page_blocks.append(
             Block(
                 page=str(page.relative_to(root)),
                 line=text.count("\n", 0, fence.start()) + 1,
@@ -92,19 +92,19 @@ def blocks(page: Path, root: Path = ROOT) -> list[Block]:
                 shown=after[3] if after is not None and follows else None,
             )
         )
-    return found
+    return page_blocks
 
 
 def _settings(before: str) -> dict[str, str]:
     """Those of the comments that stand between the last text and the block."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     while (comment := before.rstrip().rfind("<!--")) >= 0 and before.rstrip().endswith("-->"):
         match = SETTING.match(before.rstrip()[comment + 4 : -3].strip())
         if match is None:
             break
-        found[match[1]] = match[2].strip()
+        settings[match[1]] = match[2].strip()
         before = before[:comment]
-    return found
+    return settings
 
 
 def split_commands(script: str) -> Iterator[str]:
@@ -130,13 +130,13 @@ def simple_commands(command: str) -> list[list[str]]:
         command.replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=";|&"
     )
     lexer.whitespace_split = True
-    found: list[list[str]] = [[]]
+    commands: list[list[str]] = [[]]
     for word in lexer:
         if set(word) <= set(";|&") or word in ("do", "then", "done"):
-            found.append([])
+            commands.append([])
         else:
-            found[-1].append(word)
-    return [words for words in found if words and words[0] != "for"]
+            commands[-1].append(word)
+    return [words for words in commands if words and words[0] != "for"]
 
 
 def matches(shown: str, output: str, *, numbers: bool = True) -> bool:

@@ -126,12 +126,12 @@ def record(repo: Path, jobs: int) -> dict[str, Any]:
             "OMP_NUM_THREADS": "1",
         }
         env |= {"WANDB_MODE": "disabled", "TORCHINDUCTOR_CACHE_DIR": str(root / "inductor")}
-        found = subprocess.run(
+        paths = subprocess.run(
             [sys.executable, "-c", FIND], cwd=root, env=env, capture_output=True, text=True, check=True
         ).stdout
         strange = [
             path
-            for path in found.splitlines()
+            for path in paths.splitlines()
             if not path.startswith(f"{repo}{os.sep}") and "site-packages" not in path
         ]
         assert not strange, f"{repo} would run with {strange}"

@@ -104,7 +104,7 @@ def srun(state: Path, *words: str) -> None:
     while command[0].startswith("--"):
         key = command.pop(0)
         if key in ("--output", "--error"):
-            options[key] = re.sub("%[jtAa]", lambda found: job[found[0]], command.pop(0))
+            options[key] = re.sub("%[jtAa]", lambda match: job[match[0]], command.pop(0))
     for descriptor, key in ((1, "--output"), (2, "--error")):
         while not Path(options[key]).parent.is_dir():  # submitit makes it once it knows the job's number
             time.sleep(0.05)
