@@ -106,17 +106,20 @@ def render(plan: StudyPlan) -> str:
     part = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
     study, trials = part.study, compose_trials(plan.study, plan.train)
     short = {
-        f"{arm} at {one.run.trainer.steps} steps": one
+        f"{arm} at {composed.run.trainer.steps} steps": composed
         for arm in study.racing
-        for one in shorter(plan, plan.train[arm])
+        for composed in shorter(plan, plan.train[arm])
     }
     seeds = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()} | {
         seed: [*trials] for seed in study.tune.seeds
     }
     runs = trainings({**trials, **plan.train, **short}, seeds)
     asked, numbers = sessions(part, plan.train), range(1, plan.at.sessions + 1)
-    done = [str(sum(one.path(plan.folder, n).exists() for n in numbers)) for one in asked]
-    rows = [[one.name, ", ".join(one.arms), str(len(numbers)), n] for one, n in zip(asked, done, strict=True)]
+    done = [str(sum(session.path(plan.folder, n).exists() for n in numbers)) for session in asked]
+    rows = [
+        [session.name, ", ".join(session.arms), str(len(numbers)), n]
+        for session, n in zip(asked, done, strict=True)
+    ]
     noise = sigma(
         {
             (run.arm, run.seed): record
