@@ -106,25 +106,24 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
         ValueError: nothing can be swept so.
     """
     words = [
-        [f"{one.get_key_element()}={value}" for value in values_of(one)]
-        if one.is_sweep_override()
-        else [str(one.input_line)]
-        for one in overrides
+        [f"{override.get_key_element()}={value}" for value in values_of(override)]
+        if override.is_sweep_override()
+        else [str(override.input_line)]
+        for override in overrides
     ]
-    paired = [zipped and one.is_sweep_override() and one.key_or_group != "seed" for one in overrides]
-    lists, rest = (
-        list(itertools.compress(words, paired)),
-        [values for values, pair in zip(words, paired, strict=True) if not pair],
-    )
+    paired = [
+        zipped and override.is_sweep_override() and override.key_or_group != "seed" for override in overrides
+    ]
+    lists = list(itertools.compress(words, paired))
+    rest = [values for values, pair in zip(words, paired, strict=True) if not pair]
     lengths = [len(values) for values in lists]
     require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
     total = math.prod(map(len, rest)) * (lengths or [1])[0]
     require(total <= MOST_CELLS, "a grid", f"have at most {MOST_CELLS:,} cells", f"{total:,}")
-    return (
-        list(itertools.product(*words))
-        if not lists
-        else [(*one, *row) for row in zip(*lists, strict=True) for one in itertools.product(*rest)]
-    )
+    if not lists:
+        return list(itertools.product(*words))
+    rows = zip(*lists, strict=True)
+    return [(*combination, *row) for row in rows for combination in itertools.product(*rest)]
 
 
 # --- checked ------------------------------------------------------------------------------------------------

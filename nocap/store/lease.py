@@ -176,7 +176,7 @@ def _claim(root: Path) -> Lease | None:
     # a holder who ends has cleared the place, or a new one took this for dead
     with suppress(FileNotFoundError), ExitStack() as undo:
         lease = undo.enter_context(Lease(root / secrets.token_hex(6)))
-        if _holder(root, mine=lease.claim) is None:
+        if _holder(root, own=lease.claim) is None:
             for other in root.iterdir():
                 if other != lease.claim:
                     _remove(other)
@@ -186,8 +186,8 @@ def _claim(root: Path) -> Lease | None:
     return None
 
 
-def _holder(root: Path, mine: Path | None = None) -> str | None:
-    """Who has a claim that is alive, and not `mine`.
+def _holder(root: Path, own: Path | None = None) -> str | None:
+    """Who has a claim that is alive, and not `own`.
 
     Errors:
         ValueError: something else is in the place of the claims.
@@ -199,7 +199,7 @@ def _holder(root: Path, mine: Path | None = None) -> str | None:
             "be a folder of leases, or not be there",
             "something else",
         )
-        if claims := [path for path in root.iterdir() if path != mine and not path.name.startswith(".")]:
+        if claims := [path for path in root.iterdir() if path != own and not path.name.startswith(".")]:
             os.utime(root)  # by the file system's own clock
             now = root.stat().st_mtime
             return next(filter(None, (_alive(claim, now) for claim in claims)), None)
