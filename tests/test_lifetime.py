@@ -28,14 +28,17 @@ from nocap.training.world import World
 from tests.attempts import attempt, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, the_run
 from tests.in_process import planned
+from tests.studies import LOSS, study, written
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to write to")
 
 
-def shell(script: str, cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def shell(
+    script: str, cwd: Path, *words: str, module: str = "nocap.train"
+) -> subprocess.CompletedProcess[str]:
     """A bash script in which "$@" is the command with these words."""
-    command = [sys.executable, "-m", "nocap.train", *words]
+    command = [sys.executable, "-m", module, *words]
     env = {**os.environ, "PYTHONPATH": str(REPO)}
     return subprocess.run(
         ["bash", "-c", script, "bash", *command],
@@ -72,6 +75,13 @@ def test_a_grid_goes_on_without_a_reader(tmp_path: Path) -> None:
     done = shell('"$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "out/runs").glob("*/summary.json"))) == 2
+
+
+@pytest.mark.parametrize("script", ['"$@" | true; exit ${PIPESTATUS[0]}', '"$@" >&-'])
+def test_a_study_goes_on_without_a_reader(tmp_path: Path, script: str) -> None:
+    written(tmp_path / "made", study(claims=[LOSS]))
+    done = shell(script, tmp_path, "made", "scale=cpu", "--plan", module="nocap.study")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_stream_without_a_reader_goes_quiet() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nocap.config.keys import require
 from nocap.store.command import command
+from nocap.training.terminal import outlive_readers
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second
@@ -24,6 +25,7 @@ not there is read from the package and, when it is carried out, written there. A
 
 
 def main(argv: list[str] | None = None) -> int:
+    outlive_readers()  # now: a stream that `refusals` guards it leaves as it is
     return command(_parser(), _study, argv, answer="each answer or study, a line each,", lines=True)
 
 
@@ -43,10 +45,7 @@ def _study(asked: argparse.Namespace) -> int:
         runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows
     )
     from nocap.study import command as carry_out
-    from nocap.training.terminal import outlive_readers
 
-    if asked.overrides:
-        outlive_readers()
     return (
         carry_out.board(asked.board)
         if asked.board
