@@ -97,6 +97,15 @@ def test_a_damaged_run_is_named_and_one_that_trains_is_running(
         assert "running" in said(capsys)
 
 
+def test_a_run_that_has_not_ended_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write_run(here / "outputs")
+    (folder / "summary.json").unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "teachers": {"ideas.distill": None}}))
+    first, *_ = said(capsys, "show", "last").splitlines()
+    assert first.split() == ["run", "gpt2-flash-gelu4x-s0", "not", "finished"]
+
+
 def test_nothing_goes_without_yes_and_never_what_trains_or_lies_elsewhere(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
 from nocap.store.record import ENDED, MANIFEST
-from nocap.store.runs import GRID, Record, find_one, load, read, run_folders
+from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folders
 from nocap.store.tracking import offline
 from nocap.study import log
 from nocap.training.terminal import table
@@ -108,7 +108,8 @@ def show(options: argparse.Namespace) -> int:
     result = f"  {'run':<11} {run.name}  {run.status}\n  {'record':<11} {run.folder}"
     used_by = _used_by(options).get(run.identity, [])
     facts = [f"  {label:<11} {text}" for label, text in _facts(run, used_by) if text]
-    print("\n".join([table(run.summary, run_dir=run.folder) if run.summary else result, *facts]))
+    ended = "status" in run.summary  # it has its objects, though empty, before there is one
+    print("\n".join([table(run.summary, run_dir=run.folder) if ended else result, *facts]))
     options.answer(
         {"folder": str(run.folder), "used_by": used_by, "manifest": run.manifest, "summary": run.summary}
     )
@@ -138,7 +139,7 @@ def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
         ),
         ("disk", f"{size(size_of(run.folder))}{kept}"),
         ("begins from", str(run.manifest["init"].get("path") or "")),
-        ("learns from", ", ".join(str(teacher.get("path")) for teacher in run.manifest["teachers"].values())),
+        ("learns from", ", ".join(str(dig(one, "path")) for one in run.manifest["teachers"].values())),
         ("used by", shorten(used_by, most=8) if used_by else ""),
     ]
 
