@@ -246,6 +246,7 @@ def test_a_hub_that_does_not_give_it_is_one_line(hub, door):
     assert "fineweb_val_000000.bin of someone/fineweb at main cannot be fetched" in refused(door())
 
 
-def test_a_hub_without_hashes_is_refused(hub, door):
+def test_a_hub_without_hashes_is_refused_at_the_first_file(hub, door):
     hub.harm["fineweb_val_000000.bin"] = "no sha256"
     assert "data.repo must be on a hub that gives each file's sha256" in refused(door())
+    assert {line.split()[1] for line in hub.seen} == {"fineweb_val_000000.bin"}

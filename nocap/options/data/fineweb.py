@@ -1,9 +1,9 @@
 """FineWeb-10B, already in GPT-2 tokens, from the Hugging Face hub: the challenge's data, 100M tokens a shard.
 
 The shards stay in the hub client's own cache (`$HF_HOME`), where other programs find them too. That cache
-also knows which commit the revision was when it was first asked, and names each file by its sha256: a run
-started later, or without a network, reads the same bytes. To follow a branch that moved, name the commit in
-`data.revision`.
+also knows which commit the revision was when the hub was last asked for it, and names each file by its
+sha256: a run started later, or without a network, reads the same bytes, unless another program has asked
+anew for a branch that moved. To follow such a branch, or never to, name the commit in `data.revision`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ class Fineweb(Data):
             "fineweb_val_000000.bin",
             *(f"fineweb_train_{index:06d}.bin" for index in range(1, self.train_shards + 1)),
         ]
-        paths, commit = list[Path](), self.revision
+        expected, commit = dict[Path, str](), self.revision
         for name in names:
-            paths.append(self._fetch(name, commit))
-            commit = paths[-1].parent.name  # all files of one commit
+            path = self._fetch(name, commit)
+            expected[path] = _sha256(path)
+            commit = path.parent.name  # all files of one commit
+        val, *train = expected
         return ShardSet(
-            train=tuple(paths[1:]),
-            val=(paths[0],),
+            train=tuple(train),
+            val=(val,),
             source={
                 "kind": "fineweb",
                 "text": True,
@@ -58,10 +60,10 @@ class Fineweb(Data):
                 "revision": self.revision,
                 "commit": commit,
             },
-            expected={path: _sha256(path) for path in paths},
+            expected=expected,
             # The hub's cache shows files as links; with the link alone removed, the client would link the
             # same bytes again.
-            remedy={path: f"remove {path.resolve()} and run again" for path in paths},
+            remedy={path: f"remove {path.resolve()} and run again" for path in expected},
         )
 
     def _fetch(self, name: str, revision: str) -> Path:
