@@ -120,13 +120,16 @@ def dump(plain: Mapping[str, Any]) -> str:
 
 @contextmanager
 def explained(place: str = "") -> Iterator[None]:
-    """What OmegaConf and yaml say of bad input becomes a ValueError of one line, which begins with
-    `place`."""
+    """What OmegaConf and yaml say of bad input becomes a ValueError of one line, which begins with `place`.
+    An option that exits would end the command as if nothing were wrong with its input."""
     try:
         yield
     # the last: an integer that no float holds
     except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:
         raise ValueError(f"{place}{explain(error)}") from error
+    except SystemExit as error:
+        text = f"{place}an option's checks must raise ValueError, got SystemExit: {error}"
+        raise ValueError(text) from error
 
 
 def explain(error: BaseException) -> str:
