@@ -241,6 +241,13 @@ def test_what_the_hub_has_not_is_refused(door, overrides, words):
     assert re.search(words, refused(door("prepare", *overrides)))
 
 
+def test_no_hub_is_one_line(door):
+    done = door(HF_ENDPOINT="http://127.0.0.1:9")
+    line = "fineweb_val_000000.bin of someone/fineweb at main cannot be fetched from the hub: [Errno 111]"
+    assert line in refused(done)
+    assert len(done.err.splitlines()) == 1  # no retries, of which the hub's client tells
+
+
 def test_a_hub_that_does_not_give_it_is_one_line(hub, door):
     hub.harm["fineweb_val_000000.bin"] = "kept back"
     assert "fineweb_val_000000.bin of someone/fineweb at main cannot be fetched" in refused(door())

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from nocap.data.shards import ShardSet
     from nocap.options.tokenizer import Tokenizer
 
+HEAD_TIMEOUT_S = 10.0
+
 
 @dataclass(kw_only=True, slots=True)
 class Fineweb(Data):
@@ -72,7 +74,7 @@ class Fineweb(Data):
         Errors:
             ValueError: the hub has it not, or cannot be reached.
         """
-        from huggingface_hub import errors, hf_hub_download
+        from huggingface_hub import errors, get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         where, shards = f"{self.repo} at {self.revision}", self.train_shards
         messages: dict[type[Exception], str] = {
@@ -95,6 +97,10 @@ class Fineweb(Data):
                     )
                 )
             except errors.LocalEntryNotFoundError:
+                # One question, whose answer has the reason: the download asks for half a minute, and says of
+                # a network that is not there only that there is none.
+                url = hf_hub_url(self.repo, name, repo_type="dataset", revision=revision)
+                get_hf_file_metadata(url, timeout=HEAD_TIMEOUT_S)
                 return Path(hf_hub_download(self.repo, name, repo_type="dataset", revision=revision))
         except known as error:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
