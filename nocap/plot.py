@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def main(argv: list[str] | None = None) -> int:
 def _plot(options: argparse.Namespace) -> int:
     loaded = load(options.runs, outputs=options.output_dir, rows=False)
     require(not loaded.unreadable, "RUN", "have a sound record", "; ".join(loaded.unreadable.values()))
+    for line in loaded.problems:
+        print(f"nocap: {line}", file=sys.stderr)
     runs = loaded.records
     points = {run.identity: rows for run in runs if (rows := _points(run, options))}
     after = options.after if options.after is not None else _parting(points) if len(points) > 1 else 0

@@ -2,20 +2,24 @@
 is refused in one line."""
 
 import dataclasses
+import itertools
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+from enum import Enum
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap import outside
@@ -30,6 +34,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision, Trainer
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
+from nocap.options.schedule import Schedule
 from nocap.training.optimizer import build_optimizers, set_lr
 from tests.conftest import REPO
 
@@ -298,6 +303,37 @@ def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.M
     )
     same = as_in(first, ["model=nano", "trainer.device=cpu", "attention=mqa"])
     assert same.overrides == ("model=nano", "trainer.device=cpu", "attention=mqa")
+
+
+def test_all_cells_and_trials_have_one_now(monkeypatch: pytest.MonkeyPatch):
+    ticks = map(str, itertools.count())
+    clock = SimpleNamespace(strftime=lambda form: next(ticks))
+    monkeypatch.setattr("nocap.config.compose.time", clock)
+    monkeypatch.setattr("hydra.core.utils.datetime", SimpleNamespace(now=lambda: clock))
+    words = ["model=nano", "output_dir=at-${now:%S of this test}"]
+    assert len({compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}) == 1
+
+
+class Part(Enum):
+    head = "the head's own"
+    blocks = "all blocks"
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class Parted(Schedule):
+    """Of an option from outside."""
+
+    kind: str = "parted"
+    parts: list[Part]
+    shares: dict[str, Part]
+
+
+def test_names_in_a_list_or_mapping_are_plain():
+    run = compose(["model=nano"])
+    run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares={"a": Part.head})
+    shown = {"kind": "parted", "warmup_steps": 0, "parts": ["head", "blocks"], "shares": {"a": "head"}}
+    assert to_plain(run)["schedule"] == shown
+    assert yaml.safe_load(dump(to_plain(run)))["schedule"] == shown
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
@@ -648,7 +684,8 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     assert "muon_lr" not in shown
     for word, says in (
         ("atention=flash", r"atention is no key"),
-        ("trainr.steps=3", r"trainr is no key \(did you mean trainer\?\)"),
+        ("trainr.steps=3", r"trainr\.steps is no key \(did you mean trainer\.steps\?\)"),
+        ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
         ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
         (
             "experiment=first_run",

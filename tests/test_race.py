@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -19,8 +20,10 @@ import pytest
 
 from nocap import race
 from nocap.sources import command
+from nocap.sources.arms import of_refs
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race, content
+from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO
@@ -130,6 +133,20 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(
     assert ", seed " not in str(again["said"])
     worktrees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert worktrees.count("\n") == 1
+
+
+def test_a_race_leaves_the_worktrees_of_another(repo: Path) -> None:
+    def prepare(undo: ExitStack, *refs: str) -> list[Command]:
+        commands = [(ref, [PYTHON, "train.py", "{seed}"]) for ref in refs]
+        return of_refs(commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print)[0]
+
+    with ExitStack() as undo:
+        own = prepare(undo, "main", "idea")
+        with pytest.raises(HeldError, match="must have one writer"), ExitStack() as others:
+            prepare(others, "main", "idea")
+        assert all((arm.cwd / "train.py").is_file() for arm in own)
+    with ExitStack() as undo:
+        prepare(undo, "main", "idea")
 
 
 def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..., Answer]) -> None:

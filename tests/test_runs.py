@@ -222,6 +222,9 @@ def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.Captur
     assert run.name in out
     assert plot.main(["last", "--x", "train_s", "--after", "200"]) == 0
     assert "over seconds of training from step 200 on\n  3.5 ┤•" in capsys.readouterr().out
+    (here / "empty").mkdir()
+    assert plot.main(["empty", "last"]) == 0
+    assert capsys.readouterr().err == "nocap: empty: left out, it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
     assert (here / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")

@@ -11,6 +11,8 @@ import yaml
 
 from nocap.config.keys import require
 
+DIGITS = 300  # of an integer: a float holds as many
+
 
 def read_bytes(path: Path) -> bytes:
     """A file's bytes. A pipe or a device is not waited for.
@@ -41,16 +43,23 @@ def read_text(path: Path) -> str:
 def parse_json(text: str) -> Any:
     """
     Errors:
-        ValueError: it is no JSON, or has a number that is not finite.
+        ValueError: it is no JSON, or has a number that is not finite, or that no float holds.
     """
     try:
-        return json.loads(text, parse_constant=_infinite)
+        return json.loads(text, parse_constant=_infinite, parse_int=_integer)
     except RecursionError:
         raise ValueError("lists and objects must not be so deep") from None
 
 
 def _infinite(text: str) -> NoReturn:
     raise ValueError(f"numbers must be finite, got {text}")
+
+
+def _integer(text: str) -> int:
+    """Whoever reads it may compute with it as a float."""
+    if len(text) > DIGITS:
+        raise ValueError(f"numbers must have at most {DIGITS} digits, got {len(text)}")
+    return int(text)
 
 
 def parse_yaml(text: str) -> Any:

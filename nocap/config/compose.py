@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -296,7 +297,14 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
             raise ValueError(
                 f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
             ) from error
+    OmegaConf.register_new_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
     return config
+
+
+@cache
+def _now(form: str) -> str:
+    """One ${now:…} for all cells of a grid, and all trials of a search."""
+    return time.strftime(form)
 
 
 def named(override: Override) -> list[str]:

@@ -134,10 +134,8 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
     for group in (*outside.groups(), "experiment"):
         lines.append(_wrapped(f"  {outside.place(group):<14}  ", ", ".join(outside.yamls(group))))
     lines += ["", *([SWEEPS, ""] if everything else []), KEYS]
-    asked, known = (
-        {re.split(r"[./]", override.key_or_group)[0] for override in overrides_of(words)},
-        set[str](),
-    )
+    given, known = overrides_of(words), list[str]()
+    asked = {re.split(r"[./]", override.key_or_group)[0] for override in given}
     for title, place, schema, plain in [("search", "search", Search, {}), *_sections(words)]:
         kinds, comments, rows = get_type_hints(schema), comments_of(schema), list[str]()
         for f in dataclasses.fields(schema):
@@ -145,14 +143,15 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
             if f.name not in ("kind", "trainer", "store", *outside.groups()) and not isinstance(
                 plain.get(f.name), dict
             ):
-                known.add(key.partition(".")[0])
+                known.append(key)
                 if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
                     start = f"  {key}={_shown(plain.get(f.name, _default(f)))}".ljust(COLUMN)
                     rows.append(_wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole)))
         lines += ["", _wrapped(title, _sentence(schema))] if rows and whole else []
         lines += rows
-    for key in asked - known:
-        raise ValueError(f"{key} is no key{suggest(key, known)}")
+    for key in (override.key_or_group for override in given if not is_choice(override)):
+        if not any(f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.") for name in known):
+            raise ValueError(f"{key} is no key{suggest(key, known)}")
     return "\n".join(lines)
 
 

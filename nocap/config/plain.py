@@ -104,11 +104,16 @@ def refuse_interpolations(plain: Any) -> None:
 
 def to_plain(run: Run) -> dict[str, Any]:
     """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
-    return dataclasses.asdict(run, dict_factory=_names)
+    return cast(dict[str, Any], _plain(dataclasses.asdict(run)))
 
 
-def _names(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value.name if isinstance(value, Enum) else value for key, value in items}
+def _plain(value: Any) -> Any:
+    """Also where an option's key holds a list or a mapping of names."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.name if isinstance(value, Enum) else value
 
 
 def dump(plain: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.sources.command import Command, run
+from nocap.store import lease
 from nocap.store.record import digest
 
 PACKAGES = """import importlib.metadata as m, platform
@@ -178,7 +179,7 @@ def of_refs(
 
     Errors:
         ValueError: no repository, no such ref, arms that are the same, a locked pattern that matches nothing
-            or files that differ.
+            or files that differ; HeldError: another race has one of these worktrees.
     """
     here, top = Path.cwd(), repository(Path.cwd())
     require(top is not None, "--ref", "be given in a git repository", here)
@@ -198,6 +199,9 @@ def of_refs(
         twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
         place = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
         if place not in [arm.top for arm in made]:
+            hold = place.with_name(f"{place.name}.held")  # another race that ends would drop this one's
+            hold.mkdir(parents=True, exist_ok=True)
+            undo.enter_context(lease.acquire(hold))
             link_in(links, top, worktree(commits[ref], place, top))
             undo.callback(drop, place, top)
         cwd = place / here.relative_to(top)

@@ -52,7 +52,8 @@ def on_slurm(begin: Callable[..., None], keys: Sequence[str], folder: Path) -> C
     def wait(arm: Command, seed: int, place: Path, *, stop: threading.Event, **how: Any) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         number = place.with_suffix(".job")
-        job = jobs.hand_over(RunJob(partial(begin, arm, seed, place.absolute(), **how)), number)
+        with lock:
+            job = jobs.hand_over(RunJob(partial(begin, arm, seed, place.absolute(), **how)), number)
         while True:
             with lock:
                 reason = job.poll()
