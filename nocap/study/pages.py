@@ -236,7 +236,7 @@ def write_board(folder: Path) -> list[Path]:
 
 
 def board(folder: Path) -> dict[Path, str]:
-    """All that `write` writes, from the results that are there."""
+    """All that `write_board` writes, from the results that are there."""
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
     results = {place.name: all_results(place) for place in places}

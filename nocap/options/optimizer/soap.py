@@ -45,7 +45,7 @@ class Soap(AdamW):
         The bases follow L and R by one step of orthogonal iteration, Q ← the orthonormal part of LQ, every
         `basis_every` updates, and M turns with them. A first step makes them and leaves the weights alone: in
         the basis of one gradient, that gradient says nothing about the other directions. Gradients and steps
-        are turned in bf16 where the device computes it; averages and bases are fp32.
+        are turned in bf16 where the device computes it, and the bases are kept in it; averages are fp32.
         """
         for p, grad, state in zip(params, grads, states, strict=True):
             if state:
