@@ -561,8 +561,8 @@ writer.close()
 board = TensorBoard()
 board.configure(argv=["", "--logdir", "events", "--load_fast", "false"])
 (ingester := board._make_data_ingester()).start()
-parts = board.plugin_loaders, ingester.data_provider, board.assets_zip_provider,
-    ingester.deprecated_multiplexer
+parts = [board.plugin_loaders, ingester.data_provider, board.assets_zip_provider]
+parts += [ingester.deprecated_multiplexer]
 client = Client(TensorBoardWSGIApp(board.flags, *parts))
 for _ in range(100):  # until it has read the events
     answer = client.get("/data/plugin/scalars/scalars?tag=val/loss&run=.&format=csv")
