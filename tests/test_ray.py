@@ -230,14 +230,14 @@ def caught(out: Path, cluster: Any) -> tuple[Path, Any] | None:
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
 def test_a_grid_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
     out, polls = tmp_path / "out", []
-    words = (*CELL, "trainer.steps=5", "seed=0,1,2,3,4")
+    words = (*CELL, "trainer.steps=5", f"seed={','.join(map(str, range(8)))}")
     running = Background(out, *words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
     wait_until(lambda: polls.append(caught(out, cluster)) or polls[-1], "a run in the middle", limit_s=180)
     lost, node = polls[-1]
     cluster.remove(node, allow_graceful=False)
     done = running.end()
     assert (done.code, done.err) == (0, ""), done
-    assert "5 finished; 5 trained now" in done.out
+    assert "8 finished; 8 trained now" in done.out
     assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
     assert {name: s["attempts"] for name, s in summaries(out).items() if s["attempts"] != 1} == {lost.name: 2}
     assert re.search(r"resuming from step [1-4]$", (lost / "train.log").read_text(), re.M)
