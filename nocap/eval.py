@@ -7,9 +7,9 @@ from pathlib import Path
 
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.store.command import command
+from nocap.store.command import add_allow_code, add_outputs, command
 from nocap.store.formats import plural
-from nocap.store.runs import LAST, OUTPUTS
+from nocap.store.runs import LAST
 
 KEPT = ("results", "groups", "versions", "n-shot", "n-samples")  # of what lm-eval returns
 
@@ -43,18 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device", choices=[device.value for device in Device], help="default: a GPU where there is one"
     )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=OUTPUTS,
-        metavar="DIR",
-        help=f"where the runs are (default: {OUTPUTS})",
-    )
-    parser.add_argument(
-        "--allow-code",
-        action="store_true",
-        help="run the copy of its options that the record of the run holds",
-    )
+    add_outputs(parser)
+    add_allow_code(parser)
     return parser
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from nocap import compare, outside
 from nocap.launch.head import use_copies
-from nocap.store.command import check_writable, command, writing
-from nocap.store.runs import LAST, OUTPUTS, find_one
+from nocap.store.command import add_allow_code, add_outputs, check_writable, command, writing
+from nocap.store.runs import LAST, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,18 +51,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a name, its beginning, an identity, last (the default), or a folder",
     )
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=OUTPUTS,
-        metavar="DIR",
-        help=f"where the runs are (default: {OUTPUTS})",
-    )
-    parser.add_argument(
-        "--allow-code",
-        action="store_true",
-        help="run the copy of its options that the record of the run holds",
-    )
+    add_outputs(parser)
+    add_allow_code(parser)
     return parser
 
 

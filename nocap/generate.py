@@ -14,7 +14,7 @@ from nocap.config import defaults, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
-from nocap.store.command import command
+from nocap.store.command import add_allow_code, command
 from nocap.store.runs import LAST
 
 
@@ -80,11 +80,7 @@ def _parser() -> argparse.ArgumentParser:
         "temperature=0.8 top_k=50 samples=3",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="what to generate: see keys")
-    parser.add_argument(
-        "--allow-code",
-        action="store_true",
-        help="run the copy of its options that the record of the run holds",
-    )
+    add_allow_code(parser)
     return parser
 
 

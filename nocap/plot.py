@@ -15,11 +15,11 @@ from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.judge.arms import group
 from nocap.report.drawing import MARKS, Curve, drawn
-from nocap.store.command import command, writing
+from nocap.store.command import add_outputs, command, writing
 from nocap.store.files import write_file
 from nocap.store.formats import plural
 from nocap.store.record import Metrics
-from nocap.store.runs import LAST, OUTPUTS, Record, load, train_s
+from nocap.store.runs import LAST, Record, load, train_s
 
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 Points = dict[str, list[tuple[int, float, float]]]  # identity of a run → step, x, y
@@ -94,13 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--png", type=Path, metavar="FILE", help="write a picture, with matplotlib, and draw nothing"
     )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=OUTPUTS,
-        metavar="DIR",
-        help=f"where the runs are (default: {OUTPUTS})",
-    )
+    add_outputs(parser)
     return parser
 
 

@@ -68,110 +68,57 @@ def _parser() -> argparse.ArgumentParser:
         epilog=FORMS,
     )
     parser.set_defaults(metrics=[])
-    add = parser.add_argument
-    add(
-        "--arm",
-        action="append",
-        default=[],
-        metavar="NAME=COMMAND",
-        help="an arm; sh -c '…' for a shell's own words",
-    )
-    add(
-        "--ref",
-        action="append",
-        default=[],
-        metavar="REF",
-        help="a commit, branch or tag in a worktree of its own; . is the working tree",
-    )
-    add(
-        "--metric",
-        action=_Metric,
-        metavar="PATTERN",
-        help="what is compared; the first one decides; can be repeated",
-    )
-    add(
-        "--lower",
-        action=_Metric,
-        nargs=0,
-        help="lower is better of the metric or guard before it (the default)",
-    )
-    add("--higher", action=_Metric, nargs=0, help="higher is better of the metric or guard before it")
-    add(
-        "--file",
-        default="",
-        metavar="FILE",
-        help="JSON, JSON lines or CSV that the command writes, in which the metrics are names",
-    )
-    add(
-        "--guard",
-        action=_Metric,
-        metavar="'METRIC MARGIN'",
-        help="a metric of the command that may be worse by MARGIN at most",
-    )
-    add(
-        "--expect",
-        default="",
-        metavar="LOW..HIGH",
-        help="the gain that is stated, such as 0.01.. : the verdict is confirmed or refuted",
-    )
-    add(
-        "--target",
-        type=float,
-        metavar="VALUE",
-        help="also compare steps and seconds to this value of a metric with a group step",
-    )
-    add(
-        "--pairs", type=int, default=12, help="repeats at most (default: 12); arms are judged at 3, 6, 12, 24"
-    )
-    add("--first-seed", type=int, default=0, metavar="N", help="seed of the first repeat (default: 0)")
-    add(
-        "--reads-seed",
-        action="store_true",
-        help="the command reads $NOCAP_SEED: repeats of two arms are pairs",
-    )
-    add(
-        "--sessions",
-        type=int,
-        default=1,
-        help="of timing; three or more that lie --apart give times a verdict",
-    )
-    add("--apart", default="10m", metavar="TIME", help="between sessions: 30s, 10m, 2h (default: 10m)")
-    add(
-        "--locked",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="files that must be equal in all refs: the evaluation, the data",
-    )
-    add(
-        "--link",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="what git ignores and the command needs, linked into each worktree",
-    )
-    add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
-    add(
-        "--jobs",
-        type=int,
-        default=1,
-        metavar="N",
-        help="runs at once on this machine (default: 1); of more than one no time is known",
-    )
-    add(
-        "--slurm",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known",
-    )
-    add(
-        "--output-dir",
-        type=Path,
-        default=Path("outputs"),
-        metavar="FOLDER",
-        help="where runs and races lie (default: outputs)",
-    )
+    _add_arms(parser.add_argument_group("arms"))
+    _add_question(parser.add_argument_group("what is compared"))
+    _add_runs(parser.add_argument_group("how it is run"))
     return parser
+
+
+def _add_arms(group: argparse._ArgumentGroup) -> None:
+    listed = partial(group.add_argument, action="append", default=[])
+    listed("--arm", metavar="NAME=COMMAND", help="an arm; sh -c '…' for a shell's own words")
+    about = "a commit, branch or tag in a worktree of its own; . is the working tree"
+    listed("--ref", metavar="REF", help=about)
+    about = "files that must be equal in all refs: the evaluation, the data"
+    listed("--locked", metavar="GLOB", help=about)
+    about = "what git ignores and the command needs, linked into each worktree"
+    listed("--link", metavar="PATH", help=about)
+
+
+def _add_question(group: argparse._ArgumentGroup) -> None:
+    add, of_metric = group.add_argument, partial(group.add_argument, action=_Metric)
+    of_metric("--metric", metavar="PATTERN", help="what is compared; the first one decides; can be repeated")
+    about = "is better of the metric or guard before it"
+    of_metric("--lower", nargs=0, help=f"lower {about} (the default)")
+    of_metric("--higher", nargs=0, help=f"higher {about}")
+    about = "JSON, JSON lines or CSV that the command writes, in which the metrics are names"
+    add("--file", default="", metavar="FILE", help=about)
+    about = "a metric of the command that may be worse by MARGIN at most"
+    of_metric("--guard", metavar="'METRIC MARGIN'", help=about)
+    about = "the gain that is stated, such as 0.01.. : the verdict is confirmed or refuted"
+    add("--expect", default="", metavar="LOW..HIGH", help=about)
+    about = "also compare steps and seconds to this value of a metric with a group step"
+    add("--target", type=float, metavar="VALUE", help=about)
+
+
+def _add_runs(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    about = "repeats at most (default: 12); arms are judged at 3, 6, 12, 24"
+    add("--pairs", type=int, default=12, help=about)
+    about = "seed of the first repeat (default: 0)"
+    add("--first-seed", type=int, default=0, metavar="N", help=about)
+    about = "the command reads $NOCAP_SEED: repeats of two arms are pairs"
+    add("--reads-seed", action="store_true", help=about)
+    about = "of timing; three or more that lie --apart give times a verdict"
+    add("--sessions", type=int, default=1, help=about)
+    add("--apart", default="10m", metavar="TIME", help="between sessions: 30s, 10m, 2h (default: 10m)")
+    add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
+    about = "runs at once on this machine (default: 1); of more than one no time is known"
+    add("--jobs", type=int, default=1, metavar="N", help=about)
+    about = "each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known"
+    add("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
+    about = "where runs and races lie (default: outputs)"
+    add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help=about)
 
 
 def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
@@ -185,11 +132,11 @@ def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
             with lease.acquire(running.folder):
                 content = race.content(running, running.run())
                 write_json(running.folder / "result.json", content)
+        for table in answer.tables(running, content):
+            print(f"\n{table}")
+        write_text(running.folder / "result.html", answer.render(running, content))
     except KeyboardInterrupt as stop:
         raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
-    for table in answer.tables(running, content):
-        print(f"\n{table}")
-    write_text(running.folder / "result.html", answer.render(running, content))
     print(f"written: {running.folder}: result.json, result.html")
     asked.answer(content)
     return 0
@@ -240,62 +187,29 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     Errors:
         ValueError: options that do not go together.
     """
-    commands, names = " ".join([*words, *asked.link]), {text.partition("=")[0] for text in asked.arm}
-    at_once = (asked.jobs, asked.sessions, asked.file)
+    jobs, sessions, file = at_once = (asked.jobs, asked.sessions, asked.file)
+    together = "be 1 with --sessions: runs at once share the machine"
+    written = "be 1 with --file: runs at once would write the same file"
+    alone = asked.slurm is None or at_once == (1, 1, "")
+    named = len({text.partition("=")[0] for text in asked.arm}) == len(asked.arm) != 1
+    commands = " ".join([*words, *asked.link])
+    either = "be given, or --ref with a command after --; not both"
     rules = [
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
-        (
-            1 <= asked.sessions <= asked.pairs,
-            "--sessions",
-            "be at least 1, and at most --pairs",
-            asked.sessions,
-        ),
-        (asked.jobs >= 1, "--jobs", "be at least 1", asked.jobs),
-        (
-            asked.slurm is None or at_once == (1, 1, ""),
-            "--slurm",
-            "be without --jobs, --sessions and --file",
-            at_once,
-        ),
+        (1 <= sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", sessions),
+        (jobs >= 1, "--jobs", "be at least 1", jobs),
+        (alone, "--slurm", "be without --jobs, --sessions and --file", at_once),
         (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
-        (
-            asked.jobs == 1 or asked.sessions == 1,
-            "--jobs",
-            "be 1 with --sessions: runs at once share the machine",
-            asked.jobs,
-        ),
-        (
-            asked.jobs == 1 or not asked.file,
-            "--jobs",
-            "be 1 with --file: runs at once would write the same file",
-            asked.jobs,
-        ),
-        (asked.arm or asked.ref, "--arm", "be given, or --ref with a command after --; not both", "none"),
-        (
-            not asked.arm or not asked.ref,
-            "--arm",
-            "be given, or --ref with a command after --; not both",
-            "both",
-        ),
-        (
-            not asked.arm or not commands,
-            "--arm",
-            "be without a command after -- and without --link",
-            commands,
-        ),
-        (
-            len(names) == len(asked.arm) != 1,
-            "--arm",
-            "be two or more, each NAME=COMMAND with a name of its own",
-            "; ".join(asked.arm),
-        ),
-        (
-            asked.arm or (len(asked.ref) >= 2 and words),
-            "--ref",
-            "be two or more, with a command after --",
-            " ".join(asked.ref),
-        ),
+        (jobs == 1 or sessions == 1, "--jobs", together, jobs),
+        (jobs == 1 or not file, "--jobs", written, jobs),
+        (asked.arm or asked.ref, "--arm", either, "none"),
+        (not asked.arm or not asked.ref, "--arm", either, "both"),
+        (not (asked.arm and commands), "--arm", "be without a command after -- and without --link", commands),
+        (named, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
     ]
+    if not asked.arm:
+        enough = len(asked.ref) >= 2 and words
+        rules.append((enough, "--ref", "be two or more, with a command after --", " ".join(asked.ref)))
     for holds, option, rule, got in rules:
         require(bool(holds), option, rule, got)
 

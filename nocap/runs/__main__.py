@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
-from nocap.store.command import command
-from nocap.store.runs import LAST, OUTPUTS
+from nocap.store.command import add_outputs, command
+from nocap.store.runs import LAST
 
 COLUMNS = "run,status,steps,val_loss,tokens_per_s,train_s,age,size"
 VERBS = {
@@ -66,13 +66,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         metavar="WORD" if count == "*" else "RUN",
         help="names and filters: see below",
     )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        default=OUTPUTS,
-        metavar="DIR",
-        help=f"where the runs are (default: {OUTPUTS})",
-    )
+    add_outputs(parser)
     if verb == "list":
         parser.add_argument(
             "--columns", metavar="A,B", default=COLUMNS, help="columns or config keys (default: %(default)s)"

@@ -19,6 +19,7 @@ from nocap.config.outward import redact
 from nocap.config.paths import STDOUT
 from nocap.store.files import write_file
 from nocap.store.record import SCHEMA_VERSION, write_json
+from nocap.store.runs import OUTPUTS
 
 STREAMS = ("/dev", "/dev/fd", "/proc/self/fd")  # what is there is no file, though stdout may lead to one
 
@@ -41,6 +42,18 @@ def command(
 
     with refusals(), answering(options.json if answer else None, lines=lines) as options.answer:
         return call(options)
+
+
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """--output-dir, of a command that names runs."""
+    about = f"where the runs are (default: {OUTPUTS})"
+    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=about)
+
+
+def add_allow_code(parser: argparse.ArgumentParser) -> None:
+    """--allow-code, of a command that builds a run's model."""
+    about = "run the copy of its options that the record of the run holds"
+    parser.add_argument("--allow-code", action="store_true", help=about)
 
 
 def check_writable(key: str, path: Path | None) -> None:

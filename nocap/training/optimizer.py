@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
 
 Optimizers = list[torch.optim.Optimizer]
+# What an option's `update` gets: a group of torch's, its parameters, their gradients, what it keeps of each.
+Group = dict[str, Any]
+Tensors = list[Tensor]
+States = list[dict[str, Tensor]]
 AnOptimizer = TypeVar("AnOptimizer", bound=torch.optim.Optimizer)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import key, require
 from nocap.options.optimizer import Optimizer
@@ -13,7 +13,9 @@ from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
+
+    from nocap.training.optimizer import Group, States, Tensors
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,13 +40,7 @@ class AdEMAMix(AdamW):
 
         return [ByRule(self, self.groups(dict(model.named_parameters())))]
 
-    def update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """p ← p - lr·((m̂₁ + α·m₂) / (√v̂ + ε) + λ·p) with m₁, m₂ and v the averages of g, g and g² by β₁, β₃
         and β₂; m₂ has no bias correction. α rises from 0 and β₃ from β₁."""
         import torch

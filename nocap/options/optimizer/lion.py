@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import key
 from nocap.options.optimizer import Optimizer
@@ -11,7 +11,9 @@ from nocap.options.optimizer.adamw import Decay
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
+
+    from nocap.training.optimizer import Group, States, Tensors
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,13 +31,7 @@ class Lion(Optimizer):
         )
         return [ByRule(self, groups)]
 
-    def update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """p ← p - lr·(sign(β₁·m + (1-β₁)·g) + λ·p), then m ← β₂·m + (1-β₂)·g."""
         import torch
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from nocap.training.optimizer import Group, States, Tensors
+
 # numbers in a stack: a CPU gains with small matrices only, a GPU must have room for some copies
 AT_ONCE = {"cpu": 2**17, "cuda": 2**26}
 EPS = 1e-7  # torch's: the least norm of a matrix that is divided by it
@@ -85,13 +87,7 @@ class Muon(AdamW):
             ByRule(self, list(matrices.values()), lr=self.muon_lr, weight_decay=self.weight_decay),
         ]
 
-    def update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """torch's: the same bits on a CPU with bf16 products. On one without, fp32 in place of bf16. On CUDA
         a product of a stack may be summed in another order than that of a matrix."""
         by_shape: dict[torch.Size, list[tuple[Any, ...]]] = {}
@@ -102,13 +98,7 @@ class Muon(AdamW):
             for i in range(0, len(alike), n):
                 self._update(group, *map(list, zip(*alike[i : i + n], strict=True)))
 
-    def _update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
+    def _update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """Of parameters that have one shape."""
         import torch
         from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz

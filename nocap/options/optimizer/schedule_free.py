@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import require
 from nocap.options.ideas import overrides
@@ -15,9 +15,10 @@ from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import nn
 
     from nocap.config.run import Run
+    from nocap.training.optimizer import Group, States, Tensors
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,13 +59,7 @@ class ScheduleFree(AdamW):
 
         return [ByRule(self, self.groups(dict(model.named_parameters())), sum=0.0)]
 
-    def update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """z ← z - γ·(g / (√v + ε) + λ·y) and x ← (1-c)·x + c·z, with γ = lr·√(1-β₂ᵗ), v the average of g² by
         β₂, and c = γ² / Σγ² over all steps so far. As x follows from y and z, only z and v are kept."""
         import torch

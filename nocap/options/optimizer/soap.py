@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap.config.keys import key
 from nocap.options.optimizer.adamw import AdamW
@@ -13,6 +13,8 @@ from nocap.options.optimizer.adamw import AdamW
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+    from nocap.training.optimizer import Group, States, Tensors
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,13 +31,7 @@ class Soap(AdamW):
         matrices, rest = split_matrices(model)
         return [self.adamw(rest), ByRule(self, self.groups(matrices))]
 
-    def update(
-        self,
-        group: dict[str, Any],
-        params: list[Tensor],
-        grads: list[Tensor],
-        states: list[dict[str, Tensor]],
-    ) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their
         eigenvectors:
 
@@ -67,7 +63,7 @@ class Soap(AdamW):
             state[f"{side}_basis"] = basis.to(matmul_dtype(grad), memory_format=torch.contiguous_format)
         return state
 
-    def _update(self, group: dict[str, Any], p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
+    def _update(self, group: Group, p: Tensor, grad: Tensor, state: dict[str, Tensor]) -> None:
         lr, step = group["lr"], group["step"] - 1  # the first one made the bases
         left, right, mean = state["left_basis"], state["right_basis"], state["exp_avg"]
         low = grad.to(left.dtype)
