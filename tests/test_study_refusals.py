@@ -14,6 +14,17 @@ OVERRIDES = STUDY["overrides"]
 STEPS_TO_LOSS = claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target=5.6)
 
 
+def amdahl(**saved: float) -> dict[str, Any]:
+    """A claim of a speed, bounded by what is saved of the scores."""
+    bound = {"rule": "amdahl", "parts": ["scores"], "saved": saved, "formula": "f"}
+    return {"claims": [claim(SPEED, mechanism=bound)]}
+
+
+def arm(name: str, *words: str) -> dict[str, Any]:
+    """The study's arms, and one that is another or new."""
+    return {"arms": {**STUDY["arms"], name: [*words]}}
+
+
 @pytest.fixture(autouse=True)
 def _nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that comes too late fails here, not minutes later."""
@@ -61,38 +72,10 @@ def refused(
         ({"claims": []}, "claims must have at least one, unless propose is given, got none"),
         ({"notes": {"M.lost": "no"}}, "notes must be one of M.speed, M.loss, got M.lost"),
         ({"claims": [claim(LOSS, threshold="mine")]}, "threshold"),
+        (amdahl(qkv=0.5), "mechanism.saved must be of scores, got qkv"),
         (
-            {
-                "claims": [
-                    claim(
-                        SPEED,
-                        mechanism={
-                            "rule": "amdahl",
-                            "parts": ["scores"],
-                            "saved": {"qkv": 0.5},
-                            "formula": "f",
-                        },
-                    )
-                ]
-            },
-            "mechanism.saved must be of scores, got qkv",
-        ),
-        (
-            {
-                "claims": [
-                    claim(
-                        SPEED,
-                        mechanism={
-                            "rule": "amdahl",
-                            "parts": ["scores"],
-                            "saved": {"scores": 1.0},
-                            "formula": "f",
-                        },
-                    )
-                ]
-            },
-            "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got "
-            "{'scores': 1.0}",
+            amdahl(scores=1.0),
+            "mechanism.saved must be above 0 and below 1: what is not named is saved whole, got ",
         ),
         (
             {
@@ -107,10 +90,10 @@ def refused(
         ({"question": None}, "question must be given"),
         ({"question": " "}, "question must be given, got ' '"),
         ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
-        ({"arms": {**STUDY["arms"], "gqa": ["attention=gqa"]}}, "arms must each be in a claim, got gqa"),
-        ({"arms": {**STUDY["arms"], "mqa": ["attention=none"]}}, "arm mqa: "),
+        (arm("gqa", "attention=gqa"), "arms must each be in a claim, got gqa"),
+        (arm("mqa", "attention=none"), "arm mqa: "),
         (
-            {"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "engine=warp"]}},
+            arm("mqa", "attention=mqa", "engine=warp"),
             "arm mqa: engine must be one of",
         ),
         (
@@ -118,19 +101,19 @@ def refused(
             "claim M.loss: target must be baseline for a claim about time or steps to target, and null",
         ),
         (
-            {"arms": {**STUDY["arms"], "mqa": ["attention=mqa", "data.train_tokens=50000"]}},
+            arm("mqa", "attention=mqa", "data.train_tokens=50000"),
             "arm mqa: data.train_tokens must be the baseline's (mha: ",
         ),
         (
-            {"arms": {**STUDY["arms"], "mqa": ["trainer.val_tokens=2048"]}},
+            arm("mqa", "trainer.val_tokens=2048"),
             "arm mqa: trainer.val_tokens must be the baseline's (mha: 1024)",
         ),
         (
-            {"arms": {**STUDY["arms"], "mqa": ["model.seq_len=64"]}},
+            arm("mqa", "model.seq_len=64"),
             "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
         ),
         (
-            {"arms": {**STUDY["arms"], "mqa": ["tokenizer=gpt2"]}},
+            arm("mqa", "tokenizer=gpt2"),
             "arm mqa: tokenizer.vocabulary must be the baseline's (mha: ",
         ),
         ({"metod": "a slip"}, "metod is no key of study (did you mean method?)"),
@@ -142,6 +125,7 @@ def refused(
         ({"claims": [claim(LOSS, expected=1.2)]}, "claims[0].expected must be a list, as in [a, b]"),
         ({"claims": [claim(LOSS, scale="rato")]}, "claims[0].scale: Invalid value 'rato', expected one of "),
         ({"claims": [3]}, "claims[0] must hold keys and values, got 3"),
+        ({"claims": [claim(LOSS, expected=[10**400, None])]}, "claims[0]: int too large to convert to float"),
         (
             {"scales": at(decode={"prompt": 0, "new": 1, "vocab_size": 9})},
             "decode.prompt must be at least 1, got 0",

@@ -131,7 +131,9 @@ def explained(place: str = "") -> Iterator[None]:
         yield
     # the last: an integer that no float holds
     except (OmegaConfBaseException, yaml.YAMLError, RecursionError, OverflowError) as error:
-        raise ValueError(f"{place}{explain(error)}") from error
+        # one that knows no key speaks of the whole place
+        where = place if getattr(error, "full_key", None) or not place else f"{place.rstrip('.')}: "
+        raise ValueError(f"{where}{explain(error)}") from error
     except SystemExit as error:
         text = f"{place}an option's checks must raise ValueError, got SystemExit: {error}"
         raise ValueError(text) from error
