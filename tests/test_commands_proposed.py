@@ -78,11 +78,7 @@ def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, folder: Path):
     assert [
         (answer["word"], answer["pairs"], answer["number"], answer["diverged"])
         for answer in (good, none, bad)
-    ] == [
-        ("accepted", 16, 1, False),
-        ("not shown", 4, 2, False),
-        ("not shown", 4, 3, True),
-    ]
+    ] == [("accepted", 16, 1, False), ("not shown", 4, 2, False), ("not shown", 4, 3, True)]
     assert good["overrides"] == [sys.executable, "train.py", "0.1", "{seed}"]
     assert good["gain"] == pytest.approx(0.1, abs=0.005)
     assert len(list(Path("outputs/commands").glob("*/result.json"))) == 16 + 16 + 4 + 4

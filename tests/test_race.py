@@ -80,6 +80,11 @@ def arms(**commands: str) -> list[str]:
     return [word for name, command in commands.items() for word in ("--arm", f"{name}={PYTHON} {command}")]
 
 
+def refs(first: str, second: str, *flags: str, pairs: int = 3) -> list[str]:
+    named = ["--ref", first, "--ref", second, *flags, "--metric", PATTERN, "--pairs", str(pairs)]
+    return [*named, "--", PYTHON, "train.py", "{seed}"]
+
+
 Answer = dict[str, object]
 
 
@@ -107,20 +112,7 @@ def verdict(answer: Answer) -> tuple[str, int]:
 def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(
     repo: Path, raced: Callable[..., Answer]
 ) -> None:
-    words = (
-        "--ref",
-        "main",
-        "--ref",
-        "idea",
-        "--locked",
-        "eval*",
-        "--metric",
-        PATTERN,
-        "--",
-        PYTHON,
-        "train.py",
-        "{seed}",
-    )
+    words = refs("main", "idea", "--locked", "eval*", pairs=12)
     answer = raced(*words)
     assert verdict(answer) == ("better", 3)
     (row,) = answer["verdicts"]  # type: ignore[misc]
@@ -150,20 +142,7 @@ def test_a_race_leaves_the_worktrees_of_another(repo: Path) -> None:
 
 
 def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..., Answer]) -> None:
-    answer = raced(
-        "--ref",
-        "main",
-        "--ref",
-        "main",
-        "--metric",
-        PATTERN,
-        "--pairs",
-        "3",
-        "--",
-        PYTHON,
-        "train.py",
-        "{seed}",
-    )
+    answer = raced(*refs("main", "main"))
     assert verdict(answer) == ("no difference shown", 3)
     assert len(list((repo / "outputs" / "commands").glob("*/result.json"))) == 6
     printed = [path.read_text() for path in (repo / "outputs" / "commands").glob("*/output.log")]
@@ -172,24 +151,9 @@ def test_a_ref_against_itself_shows_no_difference(repo: Path, raced: Callable[..
 
 def test_the_working_tree_is_an_arm(repo: Path, raced: Callable[..., Answer]) -> None:
     (repo / "helper.py").write_text("GAIN = 0.2\n")
-    noted = raced(
-        "--ref",
-        "main",
-        "--ref",
-        "idea",
-        "--metric",
-        PATTERN,
-        "--pairs",
-        "3",
-        "--",
-        PYTHON,
-        "train.py",
-        "{seed}",
-    )
+    noted = raced(*refs("main", "idea"))
     assert "changes that no --ref . names" in str(noted["said"])
-    answer = raced(
-        "--ref", "idea", "--ref", ".", "--metric", PATTERN, "--pairs", "3", "--", PYTHON, "train.py", "{seed}"
-    )
+    answer = raced(*refs("idea", "."))
     assert verdict(answer) == ("better", 3)
     assert "changes" not in str(answer["said"])
     assert (repo / "helper.py").read_text() == "GAIN = 0.2\n"
@@ -201,22 +165,7 @@ def test_what_git_ignores_is_linked_in_and_may_not_be_written(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = (
-        "--ref",
-        "main",
-        "--ref",
-        "idea",
-        "--link",
-        "data",
-        "--metric",
-        PATTERN,
-        "--pairs",
-        "3",
-        "--",
-        PYTHON,
-        "train.py",
-        "{seed}",
-    )
+    words = refs("main", "idea", "--link", "data")
     monkeypatch.setenv("EXTRA", "assert open('data/tokens.bin').read() == 'tokens'")
     assert verdict(raced(*words)) == ("better", 3)
     shutil.rmtree(repo / "outputs")
@@ -702,20 +651,7 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Callable[.
     assert str(raced(*words)["said"]).count(", seed ") == 4
     assert ", seed " not in str(raced(*words)["said"])
     (repo / "out.json").unlink()
-    noted = raced(
-        "--ref",
-        "main",
-        "--ref",
-        "idea",
-        "--metric",
-        PATTERN,
-        "--pairs",
-        "2",
-        "--",
-        PYTHON,
-        "train.py",
-        "{seed}",
-    )
+    noted = raced(*refs("main", "idea", pairs=2))
     assert "changes that no --ref" not in str(noted["said"])
 
 

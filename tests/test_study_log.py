@@ -45,10 +45,7 @@ DECIDES: dict[str, tuple[Json, Json]] = {
     "a margin": ({}, {"claims": [claim(SPEED, guards=[{**GUARD, "margins": {"cpu": 1.5}}]), LOOSE]}),
     "the first seed": ({}, {"seeds": [1, 2, 3]}),
     "which seeds": ({"seeds": list(range(6))}, {"seeds": [0, 1, 2, 3, 5, 6]}),
-    "a known noise": (
-        {"claims": [LOSS]},
-        {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})},
-    ),
+    "a known noise": ({"claims": [LOSS]}, {"claims": [LOSS], "scales": at(noise={"val_loss": QUIET})}),
     "a trial": (
         {"tune": SEARCH},
         {"tune": {**SEARCH, "trials": {"mha": [["optimizer.lr=3e-3"], ["optimizer.lr=2e-3"]], "mqa": LRS}}},

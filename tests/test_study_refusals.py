@@ -92,10 +92,7 @@ def refused(
         ({"baseline": "gqa"}, "baseline must be one of mha, mqa, got gqa"),
         (arm("gqa", "attention=gqa"), "arms must each be in a claim, got gqa"),
         (arm("mqa", "attention=none"), "arm mqa: "),
-        (
-            arm("mqa", "attention=mqa", "engine=warp"),
-            "arm mqa: engine must be one of",
-        ),
+        (arm("mqa", "attention=mqa", "engine=warp"), "arm mqa: engine must be one of"),
         (
             {"claims": [STEPS_TO_LOSS]},
             "claim M.loss: target must be baseline for a claim about time or steps to target, and null",
@@ -112,10 +109,7 @@ def refused(
             arm("mqa", "model.seq_len=64"),
             "arm mqa: model.seq_len must be the baseline's (mha: 32), or losses mean",
         ),
-        (
-            arm("mqa", "tokenizer=gpt2"),
-            "arm mqa: tokenizer.vocabulary must be the baseline's (mha: ",
-        ),
+        (arm("mqa", "tokenizer=gpt2"), "arm mqa: tokenizer.vocabulary must be the baseline's (mha: "),
         ({"metod": "a slip"}, "metod is no key of study (did you mean method?)"),
         ({"scales": at(round=3)}, "scales.cpu.round is no key of scaleconfig (did you mean rounds?)"),
         (

@@ -184,10 +184,7 @@ def test_invalid_claims(changed: dict[str, Any], reason: str):
     ("guard", "reason"),
     [
         ({"margins": {}}, "guard val_loss.margins must name a scale of the study"),
-        (
-            {"margins": {"cpu": -0.1}},
-            "margins.cpu must be a finite number of at least 0 for a difference",
-        ),
+        ({"margins": {"cpu": -0.1}}, "margins.cpu must be a finite number of at least 0 for a difference"),
         ({"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
         ({"scale": Scale.value}, "scale must be ratio or difference"),
         ({"metric": "exponent"}, "can be better or worse"),

@@ -39,7 +39,7 @@ def made(
 ) -> ShardSet:
     """The set with this key, made first if it is not in the cache."""
     code = hashes(
-        [make.__module__, *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__)],
+        [make.__module__, *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__)]
     )
     digest = hashlib.sha256(json.dumps([FORMAT, key, code], sort_keys=True).encode()).hexdigest()
     folder = cache_dir / "corpora" / f"{kind}-{vocabulary}-{digest[:16]}"

@@ -55,9 +55,7 @@ def _study(asked: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m nocap.study",
-        description="Carry out a study and judge its claims.",
-        epilog=FORMS,
+        prog="python -m nocap.study", description="Carry out a study and judge its claims.", epilog=FORMS
     )
     parser.add_argument(
         "overrides",

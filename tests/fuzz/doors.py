@@ -231,13 +231,7 @@ def _doors() -> Sequence[Door]:
         Door(
             name="runs why", call=_runs("why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")
         ),
-        Door(
-            name="study --judge",
-            needs=STUDIED,
-            call=_study("--judge"),
-            focus=studied,
-            weight=3,
-        ),
+        Door(name="study --judge", needs=STUDIED, call=_study("--judge"), focus=studied, weight=3),
         Door(
             name="study --plan",
             needs=STUDIED,

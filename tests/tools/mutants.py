@@ -117,7 +117,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "interval",
         "if size > n and",
         "if",
-    ): "an interval that did not decide is narrower than those of fewer pairs",
+    ): "an interval that did not decide is narrower than those of fewer pairs"
 }
 
 
