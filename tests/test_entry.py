@@ -418,9 +418,9 @@ NO_ENTRY: dict[str, tuple[Callable[[Json], str], str]] = {
     ),
     "a long number": (
         lambda content: json.dumps(content).replace('"target": 3.5', f'"target": {"9" * 5_000}'),
-        "integer",
+        "at most 300 digits, got 5000",
     ),
-    "a number that no float holds": (_with("runs", 0, "summary", "val_loss", value=10**400), "too large"),
+    "a number that no float holds": (_with("runs", 0, "summary", "val_loss", value=10**400), "got 401"),
     "no rows": (_with("runs", value=[]), "question.baseline"),
     "rows of texts": (_with("runs", value=["x"]), "runs[0] must be an object"),
     "a row without a curve": (_with("runs", 0, "curve", value={}), "runs[0].curve must have step"),

@@ -72,10 +72,7 @@ def _begin_here(arm: Command, seed: int, place: Path, **how: Any) -> None:
     run(arm, seed, place, **how)
     if _program(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(place)
-        raise FailedError(
-            f"{arm.name}, seed {seed}: its program was edited while it was raced (--ref keeps "
-            "each version apart)"
-        )
+        raise FailedError("its program was edited while it was raced (--ref keeps each version apart)")
 
 
 def _named(words: Sequence[str], here: Path) -> list[Path]:
@@ -161,7 +158,7 @@ def _begin_version(
             if foreign
             else "changed what --link names"
         )
-        raise FailedError(f"{arm.name}, seed {seed}: it {what}")
+        raise FailedError(f"it {what}")
 
 
 def of_refs(

@@ -20,7 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -228,6 +228,19 @@ def result(folder: Path) -> dict[str, Any] | None:
     return read_json(folder / RESULT)
 
 
+@contextmanager
+def named(command: Command, seed: int) -> Iterator[None]:
+    """A failure inside says which run failed.
+
+    Errors:
+        FailedError: that.
+    """
+    try:
+        yield
+    except FailedError as error:
+        raise FailedError(f"{command.name}, seed {seed}: {error}") from error
+
+
 def run(
     command: Command,
     seed: int,
@@ -255,11 +268,7 @@ def run(
     if code != 0:
         ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
         last = [text for _, text in lines(folder)][-TAIL:]
-        raise FailedError(
-            "\n".join(
-                [f"{command.name}, seed {seed}: {ended}; see {folder / LOG}", *(f"  {line}" for line in last)]
-            )
-        )
+        raise FailedError("\n".join([f"{ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
     for name in keep:
         if (command.cwd / name).is_file():
             shutil.copyfile(command.cwd / name, _kept(folder, name))
@@ -306,9 +315,7 @@ def _ended(
             if not reader.is_alive():
                 process.stdout.close()
     if broken:
-        raise FailedError(
-            f"{command.name}, seed {seed}: its output cannot be written: {path} ({broken[0].strerror})"
-        )
+        raise FailedError(f"its output cannot be written: {path} ({broken[0].strerror})")
     return process.returncode, peak
 
 

@@ -34,7 +34,7 @@ from nocap.judge.interval import (
 from nocap.judge.time_to_target import crossing
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
-from nocap.sources.command import COSTS, Command, Reading, result
+from nocap.sources.command import COSTS, Command, Reading, named, result
 from nocap.store.metrics import METRICS, Better, Kind, Metric, now
 from nocap.store.record import digest, read_json, write_json
 
@@ -168,7 +168,8 @@ class Race:
         ):
             return
         try:
-            self.begin(arm, seed, place)
+            with named(arm, seed):
+                self.begin(arm, seed, place)
             values = [reading.value(place) for reading in self.measured]
         except Exception:
             self.failed.set()

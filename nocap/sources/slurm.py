@@ -63,7 +63,7 @@ def on_slurm(begin: Callable[..., None], keys: Sequence[str], folder: Path) -> C
         if stop.is_set():
             job.cancel()
         elif result(place) is None:
-            raise FailedError(f"{arm.name}, seed {seed}: {reason}")
+            raise FailedError(reason)
         number.unlink(missing_ok=True)
 
     return wait

@@ -124,7 +124,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} must hold a JSON object, got {error}") from error
+        raise ValueError(f"{path} must hold a JSON object: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
     for shape in (

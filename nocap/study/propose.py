@@ -32,7 +32,7 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
 from nocap.sources import arms
-from nocap.sources.command import Command, Reading, duration_s
+from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
 from nocap.store.identity import config_that_counts, source_hashes
 from nocap.store.metrics import Better
@@ -368,7 +368,8 @@ def _run(
             place = runs / f"{side.content}-{seed}"
             if not reading.is_in(place):
                 try:
-                    begin(side, seed, place)
+                    with named(side, seed):
+                        begin(side, seed, place)
                 except KeyboardInterrupt as stop:
                     raise StoppedError(
                         "paused; runs that ended are kept, and the same command goes on"
