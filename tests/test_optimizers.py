@@ -227,6 +227,19 @@ def test_soap_is_the_papers(monkeypatch: pytest.MonkeyPatch):
                 q_left, q_right = torch.linalg.qr(left @ q_left).Q, torch.linalg.qr(right @ q_right).Q
 
 
+def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytest.MonkeyPatch):
+    moved = []
+    for bf16 in (False, True):
+        monkeypatch.setattr(hardware, "native_bf16", lambda bf16=bf16: bf16)
+        weights, _, optimizer = stepped(partial(ByRule, option("soap", eps=1e-3, basis_every=2)))
+        moved.append([after - before for before, after in zip(weights[1], weights[-1], strict=True)])
+        bases = {state["left_basis"].dtype for state in optimizer.state.values()}
+        assert bases == {torch.bfloat16 if bf16 else torch.float64}
+    for exact, rounded in zip(*moved, strict=True):
+        error = float((rounded - exact).norm() / exact.norm())
+        assert 0 < error < 0.03, error
+
+
 # --- the gradient's norm ------------------------------------------------------------------------------------
 
 
