@@ -70,16 +70,10 @@ def multirun(
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
-    require(
-        not detach or isinstance(launcher, Slurm),
-        "--detach",
-        "be given with hydra/launcher=slurm",
-        "another launcher",
-    )
-    swept, cells = (
-        [override.key_or_group for override in asked if override.is_sweep_override()],
-        expand(asked, zipped=zipped),
-    )
+    leaves = not detach or isinstance(launcher, Slurm)
+    require(leaves, "--detach", "be given with hydra/launcher=slurm", "another launcher")
+    swept = [override.key_or_group for override in asked if override.is_sweep_override()]
+    cells = expand(asked, zipped=zipped)
     grid = (
         _for_target(cells, swept, launcher)
         if isinstance(launcher, OfCluster)
@@ -88,6 +82,11 @@ def multirun(
     if look is not None:
         print(look(grid))
         return 0
+    return _trained(grid, launcher, fail_fast=fail_fast, detach=detach)
+
+
+def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: bool) -> int:
+    """The exit code of a grid whose cells were carried out."""
     todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
     executor = launcher.executor(grid.folder) if launcher is not None and todo else one_at_a_time()
     grid.write()

@@ -154,6 +154,16 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         f"be of a step before trainer.steps={run.trainer.steps}",
         f"step {step}",
     )
+    names = _same_way(run, parts, path, step)
+    return Source(path=path, part=part, record=names, seconds=float(sum(state["clock_s"].values())))
+
+
+def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict[str, Any]:
+    """What a record says of this checkpoint, to which the run would have got the same way.
+
+    Errors:
+        ValueError: it would not, or its run is not there.
+    """
     folder = path.parents[1]
     manifest = read_json(folder / "manifest.json") or {}
     if not isinstance(recorded := manifest.get("parts"), dict):
@@ -180,5 +190,4 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
             f"({rate:g} of the peak at step {earlier})"
         )
         require(rate == base_rate, KEY, rule, f"{base_rate:g} in {folder}")
-    names = {"path": str(path), "step": step, "identity": str(manifest.get("identity"))}
-    return Source(path=path, part=part, record=names, seconds=float(sum(state["clock_s"].values())))
+    return {"path": str(path), "step": step, "identity": str(manifest.get("identity"))}
