@@ -75,50 +75,62 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_arms(group: argparse._ArgumentGroup) -> None:
-    listed = partial(group.add_argument, action="append", default=[])
-    listed("--arm", metavar="NAME=COMMAND", help="an arm; sh -c '…' for a shell's own words")
-    about = "a commit, branch or tag in a worktree of its own; . is the working tree"
-    listed("--ref", metavar="REF", help=about)
-    about = "files that must be equal in all refs: the evaluation, the data"
-    listed("--locked", metavar="GLOB", help=about)
-    about = "what git ignores and the command needs, linked into each worktree"
-    listed("--link", metavar="PATH", help=about)
+    add = partial(_add, group, action="append", default=[])
+    add("--arm", "NAME=COMMAND", "an arm; sh -c '…' for a shell's own words")
+    add("--ref", "REF", "a commit, branch or tag in a worktree of its own; . is the working tree")
+    add("--locked", "GLOB", "files that must be equal in all refs: the evaluation, the data")
+    add("--link", "PATH", "what git ignores and the command needs, linked into each worktree")
 
 
 def _add_question(group: argparse._ArgumentGroup) -> None:
-    add, of_metric = group.add_argument, partial(group.add_argument, action=_Metric)
-    of_metric("--metric", metavar="PATTERN", help="what is compared; the first one decides; can be repeated")
-    about = "is better of the metric or guard before it"
-    of_metric("--lower", nargs=0, help=f"lower {about} (the default)")
-    of_metric("--higher", nargs=0, help=f"higher {about}")
-    about = "JSON, JSON lines or CSV that the command writes, in which the metrics are names"
-    add("--file", default="", metavar="FILE", help=about)
-    about = "a metric of the command that may be worse by MARGIN at most"
-    of_metric("--guard", metavar="'METRIC MARGIN'", help=about)
-    about = "the gain that is stated, such as 0.01.. : the verdict is confirmed or refuted"
-    add("--expect", default="", metavar="LOW..HIGH", help=about)
-    about = "also compare steps and seconds to this value of a metric with a group step"
-    add("--target", type=float, metavar="VALUE", help=about)
+    add, of_metric = partial(_add, group), partial(_add, group, action=_Metric)
+    of_metric("--metric", "PATTERN", "what is compared; the first one decides; can be repeated")
+    of_metric("--lower", None, "lower is better of the metric or guard before it (the default)", nargs=0)
+    of_metric("--higher", None, "higher is better of the metric or guard before it", nargs=0)
+    add(
+        "--file",
+        "FILE",
+        "JSON, JSON lines or CSV that the command writes; the metrics are its names",
+        default="",
+    )
+    of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
+    add("--expect", "LOW..HIGH", "the stated gain, such as 0.01.. : is it confirmed or refuted?", default="")
+    add(
+        "--target",
+        "VALUE",
+        "also compare steps and seconds to this value of a metric with a group step",
+        type=float,
+    )
 
 
 def _add_runs(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    about = "repeats at most (default: 12); arms are judged at 3, 6, 12, 24"
-    add("--pairs", type=int, default=12, help=about)
-    about = "seed of the first repeat (default: 0)"
-    add("--first-seed", type=int, default=0, metavar="N", help=about)
-    about = "the command reads $NOCAP_SEED: repeats of two arms are pairs"
-    add("--reads-seed", action="store_true", help=about)
-    about = "of timing; three or more that lie --apart give times a verdict"
-    add("--sessions", type=int, default=1, help=about)
-    add("--apart", default="10m", metavar="TIME", help="between sessions: 30s, 10m, 2h (default: 10m)")
-    add("--timeout", default="12h", metavar="TIME", help="of a run (default: 12h)")
-    about = "runs at once on this machine (default: 1); of more than one no time is known"
-    add("--jobs", type=int, default=1, metavar="N", help=about)
-    about = "each run as a job of Slurm, by the keys of hydra/launcher=slurm; no time is known"
-    add("--slurm", nargs="*", metavar="KEY=VALUE", help=about)
-    about = "where runs and races lie (default: outputs)"
-    add("--output-dir", type=Path, default=Path("outputs"), metavar="FOLDER", help=about)
+    add, number = partial(_add, group), partial(_add, group, type=int)
+    number("--pairs", "N", "repeats at most (default: 12); arms are judged at 3, 6, 12, 24", default=12)
+    number("--first-seed", "N", "seed of the first repeat (default: 0)", default=0)
+    group.add_argument(
+        "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED: its repeats pair"
+    )
+    number("--sessions", "N", "of timing; three or more that lie --apart give times a verdict", default=1)
+    add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)", default="10m")
+    add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
+    number("--jobs", "N", "runs at once on this machine (default: 1); of more no time is known", default=1)
+    add(
+        "--slurm",
+        "KEY=VALUE",
+        "each run as a job, by the keys of hydra/launcher=slurm; no time is known",
+        nargs="*",
+    )
+    add(
+        "--output-dir",
+        "FOLDER",
+        "where runs and races lie (default: outputs)",
+        type=Path,
+        default=Path("outputs"),
+    )
+
+
+def _add(group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: str, **more: Any) -> None:
+    group.add_argument(flag, metavar=metavar, help=about, **more)
 
 
 def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
