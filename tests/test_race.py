@@ -522,7 +522,8 @@ def test_runs_at_once_share_the_machine_and_have_no_times(
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The state of a pretended Slurm."""
-    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'nocap[slurm]'")
+    submitit = pytest.importorskip("submitit", reason="submitit is not installed: pip install 'nocap[slurm]'")
+    submitit.SlurmJob.watcher.clear()  # of the jobs of another test's cluster, whose numbers are the same
     for name, value in slurm.install(tmp_path / "slurm").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(REPO))

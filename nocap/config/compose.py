@@ -8,6 +8,7 @@ import dataclasses
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -297,7 +298,9 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
             raise ValueError(
                 f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
             ) from error
-    OmegaConf.register_new_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
+    with warnings.catch_warnings(action="ignore"):  # OmegaConf 2.4 gives it another name
+        # Hydra's own reads the clock for each cell
+        OmegaConf.register_new_resolver("now", _now, replace=True)
     return config
 
 

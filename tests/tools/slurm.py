@@ -50,7 +50,7 @@ def sbatch(state: Path, script: str) -> None:
     copy.write_text(Path(script).read_text())
     for task in range(int(array[1]) + 1) if array else [-1]:
         job = f"{number}_{task}" if array else str(number)
-        (state / f"job-{job}").write_text("PENDING")
+        _becomes(state, job, "PENDING")
         command = [sys.executable, __file__, "node", str(copy), job, partition]
         nowhere = subprocess.DEVNULL
         subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
@@ -72,7 +72,7 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
     env |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": task} if task else {}
     limit, requeue, cancel = (state / f"{name}-{job}" for name in ("limit", "requeue", "cancel"))
     while True:
-        (state / f"job-{job}").write_text("RUNNING")
+        _becomes(state, job, "RUNNING")
         process = subprocess.Popen(["bash", script], env=env, start_new_session=True, preexec_fn=_deaf)
         while process.poll() is None:
             if limit.exists():
@@ -85,7 +85,13 @@ def node(state: Path, script: str, job: str, partition: str) -> None:
             break
         requeue.unlink()
     ended = "CANCELLED" if cancel.exists() else "FAILED" if process.returncode else "COMPLETED"
-    (state / f"job-{job}").write_text(ended)
+    _becomes(state, job, ended)
+
+
+def _becomes(state: Path, job: str, what: str) -> None:
+    """At once: a reader never finds an empty file."""
+    (state / f"new-{job}").write_text(what)
+    (state / f"new-{job}").replace(state / f"job-{job}")
 
 
 def _deaf() -> None:
@@ -114,9 +120,12 @@ def srun(state: Path, *words: str) -> None:
 
 
 def sacct(state: Path, *words: str) -> None:
+    asked = {job for flag, job in zip(words, words[1:], strict=False) if flag == "-j"}
     print("JobID|State|NodeList")
     for path in sorted(state.glob("job-*")):
-        print(f"{path.name[4:]}|{path.read_text()}|node1")
+        job = path.name.removeprefix("job-")
+        if job.partition("_")[0] in asked:
+            print(f"{job}|{path.read_text()}|node1")
 
 
 def scontrol(state: Path, what: str, job: str) -> None:
