@@ -102,12 +102,11 @@ class SlurmJobs(Executor):
         import submitit
 
         new, self._new = self._new, []
-        known = [made for made in new if made.number.is_file()]
-        for made in known:
-            made.sent = submitit.SlurmJob(self.logs, made.number.read_text())
-        if known:
-            # one call of sacct answers for all that submitit knows by now; it would not ask again at once
-            known[0].sent.get_info(mode="force")
+        # all are known before the first is asked for: then one call of sacct answers for all
+        for made in new:
+            made.sent = (
+                submitit.SlurmJob(self.logs, made.number.read_text()) if made.number.is_file() else None
+            )
         todo = [made for made in new if made.sent is None or made.sent.state == "UNKNOWN" or made.sent.done()]
         for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
             try:
