@@ -16,8 +16,8 @@ from nocap.store.command import command
 SECONDS = 120.0
 FORMS = """\
 OVERRIDES are as nocap.train takes them. Every arm gets them, and its own on top; the first arm is the
-baseline, and runs twice. Tokens are random; on a CPU an arm has one thread and is not compiled, unless its
-overrides say so.
+baseline, and runs twice. Tokens are random; on a CPU an arm has one thread unless its overrides say
+otherwise, and is compiled where a run of trainer.steps would be.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
   python -m nocap.bench --suite cpu --json cpu.json

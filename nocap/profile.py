@@ -74,7 +74,8 @@ def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], 
             for override in more
             for start in (override.partition("=")[0] + "=", override.partition("=")[0] + ".")
         )
-        return compose_measured([*(o for o in overrides if not o.lstrip("+").startswith(keys)), *more])
+        own = [o for o in overrides if not o.lstrip("+").startswith(keys)]
+        return compose_measured([*own, *more]).run
 
     return composed([]), composed
 

@@ -228,7 +228,7 @@ def test_cpu_defaults():
         (["model=nano", "tokenizer=gpt2", "trainer.steps=100"], "bf16", "off"),  # the head is most of it
         (["model=tiny"], "bf16", "off"),
         (["model=tiny", "model.n_head=8"], "fp32", "off"),
-        (["model=tiny", "trainer.steps=5000"], "bf16", "regional"),
+        (["model=tiny", "trainer.steps=5000"], "bf16", "full"),
         (
             ["model=tiny", "trainer.steps=5000", "trainer.compile=off", "trainer.precision=fp32"],
             "fp32",

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nocap.config.defaults import COLD_S
+from nocap.config.trainer import Compile
 from nocap.launch.multirun import multirun
 from nocap.store.formats import duration
 from nocap.study import preview
@@ -54,7 +55,9 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     assert multirun([*words[:-4], "attention=mqa"], look=preview.of_grid) == 0
     assert "not in it, for its step could not be timed: " in capsys.readouterr().out
     assert multirun([*words, "trainer.compile=regional"], look=preview.of_grid) == 0
-    assert f" {duration(30 + COLD_S)} " in capsys.readouterr().out  # and a guess at compilation
+    assert (
+        f" {duration(30 + COLD_S[Compile.regional])} " in capsys.readouterr().out
+    )  # and a guess at compilation
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
         multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=preview.of_grid)
 

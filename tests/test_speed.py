@@ -46,7 +46,7 @@ def verdict(log_ratio: Estimate) -> str:
 
 
 def nano(overrides: str = "") -> Run:
-    return compose_arm(NANO, overrides)[1]
+    return compose_arm(NANO, overrides).run
 
 
 # --- the order ----------------------------------------------------------------------------------------------
@@ -464,13 +464,26 @@ def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
 
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
     # a training of it would be compiled
-    small = compose_arm(["model=small", "trainer.device=cpu"], "")[1].trainer
+    small = compose_arm(["model=small", "trainer.device=cpu"], "").run.trainer
     assert (small.threads, small.compile) == (1, Compile.off)
     assert (
-        compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional")[1].trainer.compile
+        compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional").run.trainer.compile
         is Compile.regional
     )
     assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
+
+
+def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hardware, "native_bf16", lambda: False)
+    monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
+    words, arms = ["model=tiny", "trainer.device=cpu"], ["", "model.n_layer=40", "trainer.compile=off"]
+    assert [run.trainer.compile.value for run in compose_arms(words, arms[:2]).values()] == ["off", "off"]
+    lasting = compose_arms([*words, "trainer.steps=100000"], arms)
+    assert [run.trainer.compile.value for run in lasting.values()] == ["full", "full", "off"]
+    (plain,) = compose_arms([*words, "trainer.steps=100000", "model.n_layer=60"], [""]).values()
+    assert plain.trainer.compile is Compile.regional  # 11.8 million weights
 
 
 @pytest.mark.parametrize("name", ["cpu", "gpu"])

@@ -1,18 +1,18 @@
-"""The race against the challenge's loop, nanoGPT and nanochat: one interleaved bench a shape.
+"""The race against the challenge's loop, nanoGPT and nanochat: one interleaved bench a shape and session.
 
-    export NOCAP_TEST=… NANOGPT=… NANOCHAT=…                      # folders of the peers' checkouts python
-    experiments/peers/race.py SHAPE [--rounds N]           # writes SHAPE.json beside this file python
-    experiments/peers/race.py --tell                       # writes the table of README.md from the files that
-    are there
+    export NOCAP_TEST=… NANOGPT=… NANOCHAT=…  # folders of the peers' checkouts
+    experiments/peers/race.py SHAPE --all     # every setting once: SHAPE.json beside this file
+    experiments/peers/race.py SHAPE --session K  # what can be the best, for the K-th time: SHAPE.K.json
+    experiments/peers/race.py --tell          # README.md's table, from the sessions that are there
 
-Each peer races at its settings, compiled and eager, fp32 and bf16, those of FEWER where there are some; nocap
-at its default and others.
+nocap's default is that of a run long enough for compilation to pay.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import shlex
@@ -26,7 +26,7 @@ from nocap import bench
 from nocap.judge.interval import Estimate, of_pairs
 
 HERE = Path(__file__).resolve().parent
-COMMON = "tracker=none trainer.device=cpu trainer.threads=1"
+COMMON = "tracker=none trainer.device=cpu trainer.threads=1 trainer.steps=100000"
 SHAPES = {
     "nano": "model=nano tokenizer=bytes trainer.micro_batch=8 trainer.batch_tokens=1024",
     "tiny": "model=tiny tokenizer=bytes trainer.micro_batch=4 trainer.batch_tokens=1024",
@@ -38,26 +38,35 @@ SHAPES = {
 OWN = ("fp32 off", "fp32 regional", "fp32 full", "bf16 regional", "bf16 full")  # beside the default
 PEERS = ("nocap_test", "nanogpt", "nanochat")
 ALL = ("fp32 off", "fp32 full", "bf16 off", "bf16 full")  # of each peer
-# A compiled arm costs half a minute before it is timed: beyond nano only what can be a peer's best, where
-# heads are narrow fp32.
-FEWER = {
-    "nano": {"own": OWN[1:], **dict.fromkeys(PEERS, ALL)},  # whose default is fp32, eager
-    "tiny": {"own": OWN, "nocap_test": ALL[1::2], "nanogpt": (*ALL[:2], ALL[3]), "nanochat": ALL[1:2]},
+# With --all, beyond nano only what may be a peer's best, where heads are narrow fp32: a compiled arm costs
+# half a minute before it is timed.
+FEWER: dict[str, dict[str, tuple[str, ...]]] = {
+    "nano": {"own": OWN[1:], **dict.fromkeys(PEERS, ALL)},
+    "tiny": {"own": OWN, "nocap_test": ALL[1::2], "nanogpt": (*ALL[:2], ALL[3]), "nanochat": ALL[1::2]},
     "6x256": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
     "tiny_gpt2": {"own": OWN[2:], "nocap_test": ALL[3:], "nanogpt": ALL[1::2], "nanochat": ALL[3:]},
     "d12_gpt2": {"own": OWN[3:], "nocap_test": ALL[3:], "nanogpt": ALL[3:], "nanochat": ALL[3:]},
 }
+# What was the best, or within its interval, when every setting raced.
+BEST: dict[str, dict[str, tuple[str, ...]]] = {
+    shape: {
+        "own": (f"{precision} regional", f"{precision} full"),
+        **dict.fromkeys(PEERS, (f"{precision} full",)),
+    }
+    for shape, precision in {**dict.fromkeys(SHAPES, "bf16"), "nano": "fp32"}.items()
+}
+BEST["tiny"]["nanochat"] = ("fp32 full", "bf16 full")
 MARK = "<!-- the table -->"
 
 
-def race(shape: str, rounds: int) -> int:
+def race(shape: str, settings_of: dict[str, tuple[str, ...]], file: Path, rounds: int) -> int:
     argv = [*COMMON.split(), *SHAPES[shape].split(), "--arm", ""]
-    for who, settings in FEWER[shape].items():
+    for who, settings in settings_of.items():
         for words in (
             "trainer.precision={} trainer.compile={}".format(*setting.split()) for setting in settings
         ):
             argv += ["--arm", words] if who == "own" else ["--arm-external", f"{HERE / f'{who}.py'} {words}"]
-    argv += ["--rounds", str(rounds), "--json", str(HERE / f"{shape}.json")]
+    argv += ["--rounds", str(rounds), "--json", str(file)]
     print("python -m nocap.bench", shlex.join(argv), f"\nload before: {os.getloadavg()}")
     code = bench.main(argv)
     spent = [sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -70,47 +79,53 @@ def race(shape: str, rounds: int) -> int:
 
 def table() -> str:
     head = (
-        "| shape | peer | its best setting | nocap's default against it | nocap's best "
-        "against it | nocap's best | A/A control |"
+        "| shape | sessions | peer | its best setting | nocap's default against it | nocap's best "
+        "against it | nocap's default | default against nocap's best | A/A control |"
     )
-    lines = [head, "|---" * 7 + "|"]
+    lines = [head, "|---" * 9 + "|"]
     for shape in SHAPES:
-        if (path := HERE / f"{shape}.json").exists():
-            lines += rows(shape, json.loads(path.read_text()))
+        if sessions := [json.loads(path.read_text()) for path in sorted(HERE.glob(f"{shape}.?.json"))]:
+            lines += rows(shape, sessions)
     return "\n".join(lines)
 
 
-def rows(shape: str, timings: dict[str, Any]) -> list[str]:
-    arms = [arm for arm in timings["arms"] if arm["status"] == "measured"]
-    default, best = timings["arms"][0], fastest(arm for arm in arms if "external" not in arm["config"])
-    control = timings["control"]["speed"]
+def rows(shape: str, sessions: list[dict[str, Any]]) -> list[str]:
+    """The arms are the same in each session, and the first is the default."""
+    first = sessions[0]["arms"]
+    names, arms = [short(arm) for arm in first], range(len(first))
+    own = [i for i in arms if "external" not in first[i]["config"]]
+    speed = [float(np.mean([session["arms"][i]["tokens_per_s"] for session in sessions])) for i in arms]
+    control = told([speed_over(session["control"], session["arms"][0]) for session in sessions])
+    best = max(own, key=lambda i: speed[i])
     lines = []
     for peer in PEERS:
-        rival = fastest(arm for arm in arms if arm["config"].get("external", {}).get("file") == f"{peer}.py")
-        ours = [
-            f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]"
-            for e in (speed_over(own, rival) for own in (default, best))
-        ]
-        cells = [
-            shape,
-            rival["settings"]["model"],
-            short(rival),
-            *ours,
-            short(best),
-            f"{control['low']:.2f} to {control['high']:.2f}",
-        ]
+        rival = max(
+            (i for i in arms if first[i]["config"].get("external", {}).get("file") == f"{peer}.py"),
+            key=lambda i: speed[i],
+        )
+        ratios = [over(sessions, *pair) for pair in ((0, rival), (best, rival), (0, best))]
+        cells = [shape, str(len(sessions)), first[rival]["settings"]["model"], names[rival]]
+        cells += [*ratios[:2], names[0], ratios[2], control]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def over(sessions: list[dict[str, Any]], i: int, j: int) -> str:
+    """Tokens/s of one arm over another's: with three sessions the interval is over sessions."""
+    if i == j:
+        return "the same"
+    return told([speed_over(session["arms"][i], session["arms"][j]) for session in sessions])
+
+
+def told(each: list[Estimate]) -> str:
+    e = of_pairs([math.log(e.mid) for e in each]).exp() if len(each) > 2 else each[0]
+    return f"{e.mid:.2f}× [{e.low:.2f}, {e.high:.2f}]"
 
 
 def speed_over(arm: dict[str, Any], other: dict[str, Any]) -> Estimate:
     """Of two arms of a bench: tokens/s of one over the other's, round by round."""
     arm_log_s, other_log_s = (np.log(np.mean(timed["seconds_per_token"], axis=1)) for timed in (arm, other))
     return of_pairs(other_log_s - arm_log_s).exp()
-
-
-def fastest(arms: Any) -> dict[str, Any]:
-    return max(arms, key=lambda arm: arm["tokens_per_s"])
 
 
 def short(arm: dict[str, Any]) -> str:
@@ -132,11 +147,17 @@ def main() -> int:
     )
     parser.add_argument("shape", nargs="?", choices=SHAPES)
     parser.add_argument("--rounds", type=int, default=12, metavar="N", help="of the bench (default: 12)")
+    parser.add_argument("--all", action="store_true", help="every setting")
+    parser.add_argument("--session", type=int, metavar="K", help="the best settings, for the K-th time")
     parser.add_argument("--tell", action="store_true", help="write the table")
     options = parser.parse_args()
-    if (options.shape is None) is not options.tell:
-        parser.error("give a shape, or --tell")
-    return tell() if options.tell else race(options.shape, options.rounds)
+    shape, session = options.shape, options.session
+    if (bool(shape), bool(options.all) + bool(session)) != ((not options.tell), int(not options.tell)):
+        parser.error("give a shape with --all or --session, or --tell alone")
+    if options.tell:
+        return tell()
+    settings, name = (FEWER, shape) if options.all else (BEST, f"{shape}.{session}")
+    return race(shape, settings[shape], HERE / f"{name}.json", options.rounds)
 
 
 if __name__ == "__main__":

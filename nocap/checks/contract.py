@@ -196,8 +196,8 @@ def counts(trial: Trial) -> str:
 
 
 def compiles(trial: Trial) -> str:
-    """Each block one graph without a break, with eager's losses."""
-    run = trial.compose("trainer.compile=regional")
+    """The model one graph without a break, with eager's losses."""
+    run = trial.compose("trainer.compile=full")
     try:
         hardware.check_compiler("it", run.trainer.device)
     except ValueError as error:

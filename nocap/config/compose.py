@@ -8,7 +8,6 @@ import dataclasses
 import re
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -24,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import reasons
+from nocap.config.defaults import reasons, register_resolver
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
@@ -173,17 +172,20 @@ def as_in(
     )
 
 
-def compose_measured(overrides: Sequence[str]) -> Run:
+def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
     """A run whose step is measured: with one thread, whose process time is a fair clock on a machine that
-    others use, and on a CPU not compiled, which no measurement is long enough to pay for; unless the
-    overrides choose otherwise.
+    others use, and on a CPU not compiled, which pays in no measurement; unless the overrides choose otherwise
+    or give a length, `trainer.steps`, whose default then is measured. Beside a `baseline`: `as_in` it.
 
     Errors:
         ValueError: as for `compose`.
     """
-    composition = composed(["trainer.threads=1", *overrides])
-    left = "compile" in composition.defaults and composition.run.trainer.device is Device.cpu
-    return compose([*composition.overrides, "trainer.compile=off"]) if left else composition.run
+    words = ("trainer.threads=1", *overrides)
+    made = as_in(baseline, words)
+    if baseline or made.run.trainer.device is not Device.cpu or "compile" not in made.defaults:
+        return made
+    has_length = any(word.startswith("trainer.steps=") for word in overrides)
+    return made if has_length else composed([*words, "trainer.compile=off"])
 
 
 # --- what Hydra does ----------------------------------------------------------------------------------------
@@ -298,9 +300,7 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
             raise ValueError(
                 f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
             ) from error
-    with warnings.catch_warnings(action="ignore"):  # OmegaConf 2.4 gives it another name
-        # Hydra's own reads the clock for each cell
-        OmegaConf.register_new_resolver("now", _now, replace=True)
+    register_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
     return config
 
 

@@ -31,7 +31,9 @@ WIDE = 4096
 # back
 FASTER = 1.2
 EAGER_FLOPS = 5e10  # per second and thread
-COLD_S = 40.0  # CPU-seconds to compile the block and the head with nothing in the cache
+# CPU-seconds to compile with nothing in the cache; the last is a guess
+COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
+SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
 SAVED, SAVED_BY_HEAD = 0.2, 0.5  # of an eager step's time; the second where the head is more than the blocks
 
 
@@ -87,16 +89,17 @@ def precision(
 
 
 def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[Compile, str]:
-    """The block and the head compiled where that takes less time, cold, than it saves within the run, and
-    why. `tokens`: a thread."""
+    """The block and the head compiled, or the whole of a small model, where that takes less time, cold, than
+    it saves within the run, and why. `tokens`: a thread."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     if not hardware.cpp_compiler():
         return Compile.off, "there is no C++ compiler"
     blocks, head = _weights(model, tokenizer)
     saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
-    why = f"it takes {COLD_S:g} s of each core, and would save {saved:,.1f} s of this run"
-    return Compile.regional if saved > COLD_S else Compile.off, why
+    compiled = Compile.full if blocks < SHORT else Compile.regional
+    why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved:,.1f} s of this run"
+    return compiled if saved > COLD_S[compiled] else Compile.off, why
 
 
 @hardware.unmeasured()

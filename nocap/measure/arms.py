@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from nocap.config.compose import compose_measured
+from nocap.config.compose import Composed, compose_measured
 from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import to_plain
@@ -18,12 +18,15 @@ from nocap.launch.plan import check_compiler
 
 def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     """Label → run of each of `arms` (overrides as typed in a shell) on top of `base`; the first is the
-    baseline. As in `compose_measured`.
+    baseline, whose precision and compilation are all arms' where nobody chooses them. As in
+    `compose_measured`.
 
     Errors:
         ValueError: a wrong override, or two arms with the same training step.
     """
-    composed = [compose_arm(base, overrides) for overrides in arms]
+    baseline = compose_arm(base, arms[0])
+    runs = [baseline.run, *(compose_arm(base, overrides, baseline).run for overrides in arms[1:])]
+    composed = [(overrides.strip() or "(no change)", run) for overrides, run in zip(arms, runs, strict=True)]
     for (first, run), (label, other) in combinations(composed, 2):
         differs = step_config(run) != step_config(other)
         require(
@@ -35,15 +38,15 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
     return dict(composed)
 
 
-def compose_arm(base: Sequence[str], overrides: str) -> tuple[str, Run]:
-    """The label and the run of one arm.
+def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None = None) -> Composed:
+    """One arm.
 
     Errors:
         ValueError: a wrong override, or more than one device.
     """
-    label = overrides.strip() or "(no change)"
     try:
-        run = compose_measured(["tracker=none", *base, *shlex.split(overrides)])
+        made = compose_measured(["tracker=none", *base, *shlex.split(overrides)], baseline)
+        run = made.run
         require(
             run.trainer.devices == 1,
             "trainer.devices",
@@ -52,8 +55,8 @@ def compose_arm(base: Sequence[str], overrides: str) -> tuple[str, Run]:
         )
         check_compiler(run)
     except ValueError as error:
-        raise ValueError(f"--arm {label!r}: {error}") from error
-    return label, run
+        raise ValueError(f"--arm {overrides.strip()!r}: {error}") from error
+    return made
 
 
 def step_config(run: Run) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def external_arm(base: Sequence[str], typed: str) -> ExternalArm:
             require("=" in word, "an option of the file", "be name=value", word)
         overrides = [word for word in words if "." in word.partition("=")[0]]
         options = dict(word.split("=", 1) for word in words if word not in overrides)
-        path, (_, run) = expanded(file), compose_arm(base, shlex.join(overrides))
+        path, run = expanded(file), compose_arm(base, shlex.join(overrides)).run
         return ExternalArm(" ".join([path.name, *words]), run, path, options)
     except (OSError, ValueError) as error:
         raise InputError(f"{FLAG} {typed!r}: {error}") from error

@@ -11,7 +11,6 @@ from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
-from nocap.config.trainer import Compile
 from nocap.judge.claim import Claim
 from nocap.judge.interval import POWER, analysis_of, minimum_detectable
 from nocap.launch.grid import Cell, Grid
@@ -83,7 +82,7 @@ def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
 
 def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
     run, speed = cell.plan.run, timed.get("tokens_per_s")
-    start_s = IMPORTS_S + (0.0 if run.trainer.compile is Compile.off else COLD_S)
+    start_s = IMPORTS_S + COLD_S[run.trainer.compile]
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
 
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "sacct", "scontrol", "scancel")
@@ -120,7 +121,7 @@ def srun(state: Path, *words: str) -> None:
 
 
 def sacct(state: Path, *words: str) -> None:
-    asked = {job for flag, job in zip(words, words[1:], strict=False) if flag == "-j"}
+    asked = {job for flag, job in pairwise(words) if flag == "-j"}
     print("JobID|State|NodeList")
     for path in sorted(state.glob("job-*")):
         job = path.name.removeprefix("job-")
