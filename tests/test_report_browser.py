@@ -336,6 +336,8 @@ def test_the_page_of_a_search(browser: Any, fake: Any, tmp_path: Path) -> None:
     assert 0 < n < 16
     assert tab.points("history") == [0, n]  # the line of the lowest, and the trials
     assert tab.points("key0") == tab.points("key1") == [n]
+    assert tab.page.locator("#weights .box").count() == 2
+    assert tab.page.locator("#weights text").first.text_content() == "0%"
     assert set(tab.page.locator("#key1 text").all_text_contents()) >= {"mqa", "mha"}
     assert tab.page.locator("tbody tr").count() == 16
     colours = (

@@ -28,7 +28,18 @@ from nocap.launch import search as searching
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
-from nocap.launch.search import Params, Searching, Space, asked, describe, ends, propose, space_of, words_of
+from nocap.launch.search import (
+    Params,
+    Searching,
+    Space,
+    asked,
+    describe,
+    ends,
+    propose,
+    space_of,
+    weights,
+    words_of,
+)
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.runs import GRID
@@ -192,6 +203,19 @@ def test_a_trial_that_runs_counts_as_bad():
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
     assert away([running] * 2) > 1.5 * away([])
+
+
+def test_the_importance_of_a_key_is_what_it_does_to_the_loss():
+    """Also where the best lies in the middle, which no correlation sees, and where trials diverged."""
+    keys = space(LR, ARM, "optimizer.weight_decay=interval(0, 0.3)")
+    drawn = [propose(Search(sampler=Sampler.sobol, trials=40), keys, [({}, None)] * n) for n in range(40)]
+    distance = [abs(math.log10(params["optimizer.lr"]) + 2.5) for params in drawn]
+    ended = [(params, d if d < 1.2 else math.inf) for params, d in zip(drawn, distance, strict=True)]
+    shares = weights(keys, ended)
+    assert next(iter(shares)) == "optimizer.lr"
+    assert shares["optimizer.lr"] > 0.6
+    assert sum(shares.values()) == pytest.approx(1)
+    assert weights(keys, ended[:11]) == weights(space(LR), ended) == {}
 
 
 def test_the_ends_of_a_space_are_each_tried_once():

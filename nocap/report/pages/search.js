@@ -1,6 +1,6 @@
-// Draws a search: the loss of each trial in turn, and the loss over each key, another key as the colour.
+// Draws a search: the loss of each trial in turn, what mattered, and the loss over each key, another key as the colour.
 (() => {
-  const { data, number, chart, start } = page;
+  const { data, narrow, number, short, chart, start } = page;
   const LOSS = "validation loss (nats per token)";
 
   const ended = data.trials.filter((trial) => trial.val_loss !== null).sort((a, b) => a.trial - b.trial);
@@ -22,6 +22,15 @@
     const y = ended.map((trial) => (low = Math.min(low, trial.val_loss)));
     const lowest = { x: ended.map((trial) => trial.trial), y, width: 1.5, stairs: true, color: "var(--soft)" };
     chart("history", { height: 380, x: { text: "trial" }, y: { text: LOSS }, marks: [lowest, points((trial) => trial.trial)] });
+  }
+
+  function drawWeights() {
+    const boxes = data.weights.map(([name, share], row) => (
+      { x0: 0, x1: share, y0: row - 0.3, y1: row + 0.3, color: "var(--hue-1)", hover: `${name}\n${number(100 * share)}%` }
+    ));
+    const x = { text: "share of the importance", range: [0, 1.04], ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => [at, `${100 * at}%`]) };
+    const ticks = data.weights.map(([name], row) => [row, short(name, narrow.matches ? 20 : 40)]);
+    chart("weights", { height: 62 + 30 * boxes.length, x, y: { ticks, range: [boxes.length - 0.4, -0.6] }, boxes });
   }
 
   const value = (i) => (trial) => trial.overrides[i].slice(trial.overrides[i].indexOf("=") + 1);
@@ -61,6 +70,7 @@
 
   start(() => {
     drawHistory();
+    if (data.weights.length) drawWeights();
     data.keys.forEach(drawKey);
   });
 })();
