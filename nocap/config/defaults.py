@@ -93,13 +93,13 @@ def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int)
     it saves within the run, and why. `tokens`: a thread."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
-    if not hardware.cpp_compiler():
-        return Compile.off, "there is no C++ compiler"
     blocks, head = _weights(model, tokenizer)
     saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
     compiled = Compile.full if blocks < SHORT else Compile.regional
     why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved:,.1f} s of this run"
-    return compiled if saved > COLD_S[compiled] else Compile.off, why
+    if saved <= COLD_S[compiled]:
+        return Compile.off, why
+    return (compiled, why) if hardware.cpp_compiler() else (Compile.off, f"no C++ compiler is here; {why}")
 
 
 @hardware.unmeasured()
