@@ -53,7 +53,8 @@ def on_slurm(begin: Callable[..., None], keys: Sequence[str], folder: Path) -> C
         place.parent.mkdir(parents=True, exist_ok=True)
         number = place.with_suffix(".job")
         with lock:
-            job = jobs.hand_over(RunJob(partial(begin, arm, seed, place.absolute(), **how)), number)
+            run = RunJob(partial(begin, arm, seed, place.absolute(), **how))
+            job = jobs.hand_over(run, number, lambda: result(place) is not None)
         while True:
             with lock:
                 reason = job.poll()

@@ -91,10 +91,12 @@ class SlurmJobs(Executor):
         job = CellJob(str(self.folder), cell.plan.identity)
         return self.hand_over(job, job.log.with_suffix(".job"))
 
-    def hand_over(self, job: Callable[[], Any], number: Path) -> SlurmJob:
+    def hand_over(
+        self, job: Callable[[], Any], number: Path, finished: Callable[[], bool] = lambda: False
+    ) -> SlurmJob:
         """Anything that can be pickled. `number`: the file that holds Slurm's own of it, so that a later
-        command finds it."""
-        self._new.append(made := SlurmJob(self, job, number))
+        command finds it. `finished`: whether a job that ended has left its result."""
+        self._new.append(made := SlurmJob(self, job, number, finished))
         return made
 
     def send(self) -> None:
@@ -107,7 +109,11 @@ class SlurmJobs(Executor):
             made.sent = (
                 submitit.SlurmJob(self.logs, made.number.read_text()) if made.number.is_file() else None
             )
-        todo = [made for made in new if made.sent is None or made.sent.state == "UNKNOWN" or made.sent.done()]
+        todo = [
+            made
+            for made in new
+            if made.sent is None or made.sent.state == "UNKNOWN" or (made.sent.done() and not made.finished())
+        ]
         for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
             try:
                 for made, sent in zip(
@@ -121,8 +127,10 @@ class SlurmJobs(Executor):
 
 
 class SlurmJob:
-    def __init__(self, jobs: SlurmJobs, job: Callable[[], Any], number: Path) -> None:
-        self.job, self.number, self._jobs = job, number, jobs
+    def __init__(
+        self, jobs: SlurmJobs, job: Callable[[], Any], number: Path, finished: Callable[[], bool]
+    ) -> None:
+        self.job, self.number, self.finished, self._jobs = job, number, finished, jobs
         self.sent: Any = None
         self.reason: str | None = None  # why there is no record to come
 
