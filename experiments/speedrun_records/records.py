@@ -30,13 +30,6 @@ PRECISION = 0.004  # what its rule asks for: SIGMA at p < .001
 Z_05 = 1.645 * SIGMA  # and the same at p < .05
 P_TRACK_1 = 0.01
 SHOWN = {-1: "worse", 0: "not shown", 1: "shown", 2: "not shown"}
-STYLE = """<style>
-text{font:12px system-ui,sans-serif;fill:#333}.name{text-anchor:end}
-.tick,.axis{text-anchor:middle}.tick{fill:#666}
-path{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.interval{stroke-width:2}.bound{stroke:#333;stroke-width:2}
-.shown .interval{stroke:#0b6e4f}.shown circle{fill:#0b6e4f}
-.not .interval{stroke:#9aa5ae}.not circle{fill:#9aa5ae}
-</style><rect width="100%" height="100%" fill="#fff"/>"""
 
 # karpathy/nanochat 92d63d4e8bb4, dev/LEADERBOARD.md: the only scores of single runs there, of its run 4; then
 # what they should pass.
@@ -342,17 +335,14 @@ def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.Line]:
 
 
 def pictures(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, str]:
-    """File → picture. It stands by itself, so it has its style in it."""
+    """File → picture."""
     saved = "steps saved at equal loss, 95%; green: shown; bar: as listed; ✓: the board's pairwise rule"
     faster = "faster than the baseline beside it, %, with 95% intervals and the clock's 0.5%; green: shown"
     drawn = {
         "track3.svg": forest.svg(list(lines_3(of_the_rule(steps))), title=saved),
         "track1.svg": forest.svg(list(lines_1(comparisons)), title=faster),
     }
-    return {
-        name: str(svg).replace(">", f' xmlns="http://www.w3.org/2000/svg">{STYLE}', 1) + "\n"
-        for name, svg in drawn.items()
-    }
+    return {name: forest.file(svg) for name, svg in drawn.items()}
 
 
 def parts(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, list[str]]:

@@ -17,6 +17,14 @@ RIGHT = 24  # px right of the plot, for half of the last tick's label
 NAME = 23  # letters of a name that have room
 MOST_TICKS = 8
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
+STYLE = """<style>
+text{font:12px system-ui,sans-serif;fill:#333}.name{text-anchor:end}
+.tick,.axis{text-anchor:middle}.tick{fill:#666}
+path{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.bound{stroke:#333;stroke-width:2}
+.interval{stroke:#9aa5ae;stroke-width:2}circle{fill:#9aa5ae}.stated{fill:#9aa5ae;opacity:0.2}
+.shown .interval,.confirmed .interval{stroke:#0b6e4f}.shown circle,.confirmed circle{fill:#0b6e4f}
+.refuted .interval{stroke:#b3401f}.refuted circle{fill:#b3401f}
+</style><rect width="100%" height="100%" fill="#fff"/>"""
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
 
@@ -130,6 +138,11 @@ def svg(
         f'aria-label="{escape(title)}">'
     )
     return Markup("\n".join([head, *parts, "</svg>"]))
+
+
+def file(picture: Markup) -> str:
+    """The picture as a file that stands by itself: its style is in it."""
+    return str(picture).replace(">", f' xmlns="http://www.w3.org/2000/svg">{STYLE}', 1) + "\n"
 
 
 def _short(name: str) -> str:

@@ -45,13 +45,15 @@ def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
     return folders, from_overrides(Options, [word for word in asked.overrides if "=" in word])
 
 
-def _loaded(folder: Path, options: Options) -> tuple[Study, str]:
-    """A folder's study, and the scale that is asked for."""
-    study = replace(spec.load(spec.source_of(folder)), folder=str(folder.resolve()))
+def _loaded(folder: Path, options: Options) -> Study:
+    return replace(spec.load(spec.source_of(folder)), folder=str(folder.resolve()))
+
+
+def _scales(study: Study, options: Options) -> list[str]:
+    """Those that are asked for."""
     on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
-    return study, options.scale or (
-        "gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
-    )
+    one = "gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
+    return [options.scale] if options.scale else study.ladder or [one]
 
 
 def studies(asked: argparse.Namespace) -> int:
@@ -61,8 +63,8 @@ def studies(asked: argparse.Namespace) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     folders, options = _given(asked)
-    plans, codes = [_prepared(folder, options) for folder in folders], []
-    for folder, plan in zip(folders, plans, strict=True):
+    plans, codes = [(folder, plan) for folder in folders for plan in _prepared(folder, options)], []
+    for folder, plan in plans:
         if asked.plan:
             print(preview.render(plan))
             continue
@@ -74,20 +76,17 @@ def studies(asked: argparse.Namespace) -> int:
     return max(codes, default=EXIT_CODES["finished"])
 
 
-def _prepared(folder: Path, options: Options) -> StudyPlan:
-    study, scale = _loaded(folder, options)
+def _prepared(folder: Path, options: Options) -> list[StudyPlan]:
+    study = _loaded(folder, options)
     pages.check_readme(folder)
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
-    if options.sessions is not None and scale in study.scales:
-        at = study.scales[scale]
-        require(
-            options.sessions > at.sessions,
-            "sessions",
-            f"be more than the {at.sessions} that scale {scale} has",
-            options.sessions,
-        )
-        at.sessions = options.sessions
-    return prepare(study, scale, output_dir=options.output_dir, steps=options.steps)
+    scales = _scales(study, options)
+    if (more := options.sessions) is not None:
+        for scale, at in study.scales.items():
+            rule = f"be more than the {at.sessions} that scale {scale} has"
+            require(scale not in scales or more > at.sessions, "sessions", rule, more)
+            at.sessions = max(more, at.sessions)
+    return [prepare(study, scale, output_dir=options.output_dir, steps=options.steps) for scale in scales]
 
 
 def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, options: Options) -> int:
@@ -125,7 +124,7 @@ def propose(asked: argparse.Namespace) -> int:
         "be left out with --propose: losses are compared",
         options.sessions,
     )
-    study, scale = _loaded(folders[0], options)
+    study = _loaded(folders[0], options)
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
@@ -138,6 +137,7 @@ def propose(asked: argparse.Namespace) -> int:
                 study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo
             )
         else:
+            (scale,) = _scales(study, options)
             questions = of_overrides(
                 study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps
             )

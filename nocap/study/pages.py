@@ -4,17 +4,19 @@ leaderboard of a folder of studies, a row a claim, as Markdown and as a page."""
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median_high
+from statistics import fmean, median_high
 from typing import Any
 from urllib.parse import quote
 
 from markupsafe import Markup
 
+from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
@@ -25,10 +27,10 @@ from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.store.record import read_json, write_json
-from nocap.study import log
+from nocap.study import ladder, log, parts
 from nocap.study.results import judged
 from nocap.study.spec import FILE, Study, load
-from nocap.study.words import PROJECT, STAND_IN, THERE, Json, Row, counted, expected, is_exact, rows
+from nocap.study.words import PROJECT, STAND_IN, THERE, Json, Row, counted, expected, is_exact, measured, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -83,7 +85,7 @@ def render(results: Json, study: Study) -> str:
 
 
 def tables(results: Json) -> Iterator[Table]:
-    """The arms with what was done for each, and the trials of the search before the study."""
+    """The arms with what was done for each, the trials of the search before, and the parts of a stack."""
     shown: dict[str, Callable[[Any], str]] = {
         "arm": str,
         "params": count,
@@ -111,6 +113,46 @@ def tables(results: Json) -> Iterator[Table]:
         ]
         title = f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use"
         yield Table(title=title, columns=columns, rows=cells)
+    if cells := list(_parts(results)):
+        columns = [
+            Column(title=name) for name in ("part", "lines", "parameters", "a step", "in time", "verdict")
+        ]
+        yield Table(
+            title=f"parts: one shown to give less than {parts.WORTH - 1:.0%} in time goes",
+            columns=columns,
+            rows=cells,
+        )
+
+
+def _parts(results: Json) -> Iterator[list[Any]]:
+    """What each part of a stack costs, and what it is worth."""
+    arms = {arm["arm"]: arm for arm in results["arms"]}
+    for claim in results["claims"]:
+        if claim["source"] != parts.SOURCE:
+            continue
+        name, sides = (
+            claim["id"].removeprefix(f"{claim['arm']}."),
+            (arms[claim["arm"]], arms[claim["baseline"]]),
+        )
+        more = sides[0]["params"] - sides[1]["params"]
+        ms = [fmean(side["pace"]["step_ms"]) for side in sides if side["pace"]]
+        word = {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"])
+        yield [
+            name,
+            _lines(name),
+            f"{'-' if more < 0 else '+'}{count(abs(more))}",
+            f"{ms[0] / ms[1] - 1:+.1%}" if len(ms) == 2 else None,
+            measured(claim),
+            word,
+        ]
+
+
+def _lines(part: str) -> int | None:
+    """Of the file that holds it, where it is an option that is here."""
+    group, _, name = part.partition(".")
+    option = outside.options(group).get(name) if group in outside.groups() else None
+    path = sys.modules[option.__module__].__file__ if option else None
+    return len(read_text(Path(path)).splitlines()) if path else None
 
 
 def _arm(arm: Json) -> list[Any]:
@@ -135,11 +177,20 @@ def _limitations(results: Json) -> list[str]:
 
 
 def write(study: Study, folder: Path, results: Json) -> list[Path]:
-    """The results and the README; which files those are."""
+    """The results and what is told of all there are; which files those are."""
     path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
     write_json(path, results)
-    write_file(folder / "README.md", readme(study, folder, all_results(folder)).encode())
-    return [path, folder / "README.md"]
+    told = _told(study, folder, all_results(folder))
+    for file, content in told.items():
+        write_file(file, content.encode())
+    return [path, *told]
+
+
+def _told(study: Study, folder: Path, every: Sequence[Json]) -> dict[Path, str]:
+    """Of one study's results."""
+    drawn = ladder.picture(every) if study.ladder else None
+    pictures = {folder / ladder.PICTURE: forest.file(drawn)} if drawn else {}
+    return {folder / "README.md": readme(study, folder, every)} | pictures
 
 
 def all_results(folder: Path) -> list[dict[str, Any]]:
@@ -185,6 +236,7 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
         )
         heads.append(f"{words} ({results['scale']}, {results['hardware']['name']})")
         sections += _section(results, some)
+    sections += ladder.section(every) if study.ladder else []
     lines = [
         f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
         "",
@@ -249,11 +301,8 @@ def board(folder: Path) -> dict[Path, str]:
         folder / "README.md": tame(markdown(title, shown, missing)),
         folder / "board.html": html(title, shown),
     }
-    written |= {
-        folder / name / "README.md": readme(study, folder / name, results[name])
-        for name, study in studies.items()
-        if results[name]
-    }
+    for name, study in studies.items():
+        written |= _told(study, folder / name, results[name]) if results[name] else {}
     return written
 
 

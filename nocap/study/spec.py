@@ -17,6 +17,7 @@ from nocap.config.plain import made, refuse_interpolations
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
 from nocap.store.metrics import Better, Metric
+from nocap.study.parts import expand
 
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
@@ -112,6 +113,8 @@ class Study:
     # all that may be needed, analysis by analysis
     seeds: list[int] = key(ge=0, lt=2**63, default_factory=lambda: [0, 1, 2])
     scales: dict[str, ScaleConfig] = field(default_factory=dict)
+    leave_one_out: list[str] = field(default_factory=list)  # arms, of which each part is left out once
+    ladder: list[str] = field(default_factory=list)  # the scales that are carried out where none is named
     claims: list[Claim] = field(default_factory=list)
     tune: Tune = field(default_factory=Tune)  # no trials: there is none
     propose: Propose | None = None
@@ -184,6 +187,7 @@ def load(folder: Path) -> Study:
         refuse_interpolations(plain)
         own = [name for name in ("name", "folder") if name in plain]
         require(not own, " and ".join(own), "be left out: they are the folder's", "one")
+        plain = expand(plain)
         study: Study = made(Study, {**plain, "claims": []})
         study.name, study.folder = folder.resolve().name, str(folder.resolve())
         listed = plain.get("claims", [])
@@ -266,6 +270,8 @@ def _names(
             for at in scales.values()
         ),
         ("tune.trials", study.tune.trials, study.trained),
+        ("leave_one_out", study.leave_one_out, study.arms),
+        ("ladder", study.ladder, study.scales),
     ]
 
 
@@ -310,6 +316,7 @@ def _rules(study: Study) -> list[Check]:
             for claim in claims
         ),
         (not idle, "arms", "each be in a claim", ", ".join(idle)),
+        (not study.ladder or not study.propose, "ladder", "be left out beside propose", study.ladder),
         (not searched or tune.seeds, "tune.seeds", "have at least one", "none"),
         (not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared),
         (not searched or not bare, "tune.trials", "be for every trained arm", ", ".join(bare)),
