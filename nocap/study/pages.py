@@ -150,8 +150,9 @@ def _parts(results: Json) -> Iterator[list[Any]]:
 def _lines(part: str) -> int | None:
     """Of the file that holds it, where it is an option that is here."""
     group, _, name = part.partition(".")
-    option = outside.options(group).get(name) if group in outside.groups() else None
-    path = sys.modules[option.__module__].__file__ if option else None
+    if group not in outside.groups() or name not in outside.yamls(group):
+        return None
+    path = sys.modules[outside.read(group, name)[1].__module__].__file__
     return len(read_text(Path(path)).splitlines()) if path else None
 
 
