@@ -189,3 +189,5 @@ def test_a_table_says_what_each_part_costs():
     assert swiglu[-1] == "stays"
     assert gone[:4] == ["ideas.gone", None, "-10", None]
     assert gone[-1] == "goes"
+    arms[0]["params"] = None  # nothing has run
+    assert [row[2] for row in pages._parts({"arms": arms, "claims": claims})] == [None, None]

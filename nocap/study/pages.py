@@ -134,13 +134,14 @@ def _parts(results: Json) -> Iterator[list[Any]]:
             claim["id"].removeprefix(f"{claim['arm']}."),
             (arms[claim["arm"]], arms[claim["baseline"]]),
         )
-        more = sides[0]["params"] - sides[1]["params"]
+        params = [side["params"] for side in sides]
+        more = params[0] - params[1] if all(params) else None
         ms = [fmean(side["pace"]["step_ms"]) for side in sides if side["pace"]]
         word = {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"])
         yield [
             name,
             _lines(name),
-            f"{'-' if more < 0 else '+'}{count(abs(more))}",
+            None if more is None else f"{'-' if more < 0 else '+'}{count(abs(more))}",
             f"{ms[0] / ms[1] - 1:+.1%}" if len(ms) == 2 else None,
             measured(claim),
             word,
