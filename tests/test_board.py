@@ -43,7 +43,8 @@ def committed() -> list[Row]:
 def shown() -> dict[str, Row]:
     """By claim, and the scale where it is a second one."""
     return {
-        row.claim["id"] + (f", {at}" if (at := row.one["scale"]) != "cpu" else ""): row for row in committed()
+        row.claim["id"] + (f", {at}" if (at := row.results["scale"]) != "cpu" else ""): row
+        for row in committed()
     }
 
 
@@ -189,7 +190,7 @@ def test_results_name_both_shapes(tmp_path: Path):
     (claim,) = resulted(loaded(tmp_path / "made", study(arms=arms, claims=[SPEED])), speeds(FAST, SAME))[
         "claims"
     ]
-    timed, trained = Row(one={}, claim=claim).where.split("; its loss at ")
+    timed, trained = Row(results={}, claim=claim).where.split("; its loss at ")
     assert timed == trained
     assert re.match(
         r"2 layers, 32 wide, T=32, \w+ tokens, 256 a step, .*, against 2 layers, 64 wide, "

@@ -139,7 +139,10 @@ def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
         ),
         ("disk", f"{size(size_of(run.folder))}{kept}"),
         ("begins from", str(run.manifest["init"].get("path") or "")),
-        ("learns from", ", ".join(str(dig(one, "path")) for one in run.manifest["teachers"].values())),
+        (
+            "learns from",
+            ", ".join(str(dig(teacher, "path")) for teacher in run.manifest["teachers"].values()),
+        ),
         ("used by", shorten(used_by, most=8) if used_by else ""),
     ]
 

@@ -52,8 +52,8 @@ def _loaded(folder: Path, options: Options) -> Study:
 def _scales(study: Study, options: Options) -> list[str]:
     """Those that are asked for."""
     on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
-    one = "gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
-    return [options.scale] if options.scale else study.ladder or [one]
+    usual = "gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
+    return [options.scale] if options.scale else study.ladder or [usual]
 
 
 def studies(asked: argparse.Namespace) -> int:

@@ -230,7 +230,7 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
     path, heads, sections = folder / "README.md", list[str](), list[str]()
     shown = rows(every, {study.name: study})
     for results in every:
-        some = [row for row in shown if row.one is results]
+        some = [row for row in shown if row.results is results]
         words = (
             counted(some)
             if len(some) > HEADLINE
@@ -321,8 +321,8 @@ def in_order(some: Iterable[Row]) -> list[Row]:
 
 def first(every: Sequence[Row]) -> list[Row]:
     """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
-    firsts = {row.one["study"]: row for row in reversed(every)}
-    shown = [row for row in every if firsts.get(row.one["study"]) is row]
+    firsts = {row.results["study"]: row for row in reversed(every)}
+    shown = [row for row in every if firsts.get(row.results["study"]) is row]
     return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
 
 
@@ -366,7 +366,7 @@ def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, st
 
 
 def _link(row: Row) -> str:
-    return f"[{row.claim['statement']}]({quote(str(row.one['study']), errors='replace')}/README.md)"
+    return f"[{row.claim['statement']}]({quote(str(row.results['study']), errors='replace')}/README.md)"
 
 
 # --- the page -----------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _of(effect: Json) -> tuple[Metric, Scale]:
 class Row:
     """A claim of one study's results."""
 
-    one: Json
+    results: Json
     claim: Json
     caution: str = ""  # what its author says of the row
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
@@ -108,8 +108,8 @@ class Row:
             return PROJECT
         name, parts = self.claim["metric"], self.claim["parts"]
         anywhere = name in ANYWHERE or (name == "held_mib" and HELD_ANYWHERE.issuperset(parts))
-        on_cpu = self.one["hardware"].get("device", "cpu") == "cpu"
-        return STAND_IN if self.one["limitations"] and on_cpu and not anywhere else THERE
+        on_cpu = self.results["hardware"].get("device", "cpu") == "cpu"
+        return STAND_IN if self.results["limitations"] and on_cpu and not anywhere else THERE
 
     @property
     def measures(self) -> str:
@@ -127,7 +127,7 @@ class Row:
         curve its lengths."""
         shapes = [first for first, *_ in self.claim["where"].values()]
         if not shapes:
-            return f"scale {self.one['scale']}"
+            return f"scale {self.results['scale']}"
         first, last, trained = shapes[0], shapes[-1], METRICS[self.claim["metric"]].made_by == "train"
         device, T = DEVICES[first["device"]], first["T"]
         if len(T) > 1:
@@ -135,7 +135,8 @@ class Row:
         if not trained and first["batch_tokens"]:
             return f"{first['batch_tokens'] // T[0]} × {T[0]:,} tokens, {device}"
         tokens = next(
-            (arm["tokens"] for arm in self.one["arms"] if trained and arm["arm"] == self.claim["arm"]), None
+            (arm["tokens"] for arm in self.results["arms"] if trained and arm["arm"] == self.claim["arm"]),
+            None,
         )
         length = f"{tokens / 1e3:,.0f}k tokens" if tokens else f"T={T[0]:,}"
         return f"{plural(last['layers'], 'layer')}, {last['width']} wide, {length}, {device}"
@@ -193,7 +194,7 @@ class Row:
     @cached_property
     def cells(self) -> dict[str, str]:
         """All that a table can say of it, by column."""
-        claim, results = self.claim, self.one
+        claim, results = self.claim, self.results
         return {
             "claim": str(claim["id"]),
             "statement": str(claim["statement"]),
@@ -235,7 +236,8 @@ def rows(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Row]:
     for results in every:
         notes = studies[results["study"]].notes if results["study"] in studies else {}
         some += [
-            Row(one=results, claim=claim, caution=notes.get(claim["id"], "")) for claim in results["claims"]
+            Row(results=results, claim=claim, caution=notes.get(claim["id"], ""))
+            for claim in results["claims"]
         ]
     return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
 
