@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import pytest
 
 from nocap.report import forest
 from nocap.study import pages
+from nocap.study.__main__ import main
 from nocap.study.ladder import ladders, picture, section
 from nocap.study.parts import expand, parts
-from tests.studies import LOSS, RACE, STUDY, Json, at, claim, loaded, study
+from tests.studies import LOSS, RACE, STUDY, Json, at, claim, loaded, study, written
 
 
 def size(
@@ -102,6 +104,20 @@ def test_a_readme_has_the_ladder_where_a_study_asks_for_it(tmp_path: Path):
     made = loaded(tmp_path, study(claims=[RACE], scales=scales, ladder=["small", "large"]))
     assert made.ladder == ["small", "large"]
     assert "The ladder" not in pages.readme(made, tmp_path, [])
+
+
+def test_without_a_scale_the_ladders_are_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    scales = {name: at()["cpu"] | {"lengths": [0.25, 0.5]} for name in ("small", "large", "huge")}
+    folder = written(tmp_path / "made", study(claims=[RACE], scales=scales, ladder=["small", "large"]))
+    words = ["--judge", str(folder), f"output_dir={tmp_path / 'out'}"]
+    for more, named in (
+        ((), ["small", "large"]),
+        (["scale=huge"], ["huge"]),
+        (["sessions=5"], ["small", "large"]),
+    ):
+        assert main([*words, *more]) == 1  # nothing was measured
+        said = re.findall(r"^made, scale (\w+):", capsys.readouterr().out, re.M)
+        assert said == named
 
 
 # --- leave_one_out ------------------------------------------------------------------------------------------
