@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from markupsafe import Markup
@@ -16,7 +17,7 @@ from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.formats import NONE, count
-from nocap.store.metrics import METRICS, Ending, Scale
+from nocap.store.metrics import METRICS, Ending, Metric, Scale
 
 Json = Mapping[str, Any]
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
@@ -26,12 +27,27 @@ PICTURE = "ladder.svg"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder:
-    """Of one race. Speedups are ratios."""
+class Size:
+    scale: str
+    params: float  # of the baseline
+    gain: Estimate  # the speedup, a ratio
+    word: str  # of the verdict there
+    pairs: Sequence[float]  # logarithms of the speedup; none where a side was not measured but bounded
 
-    claim: Json  # of the smallest size
-    sizes: Mapping[str, tuple[float, Estimate]]  # scale → the baseline's parameters, the speedup
-    trend: Trend | None  # of its logarithm over that of the parameters; `None`: too few sizes were measured
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """Of one race."""
+
+    claim: str
+    metric: Metric
+    sizes: Sequence[Size]  # the smallest first
+
+    @cached_property
+    def trend(self) -> Trend | None:
+        """Of the speedup's logarithm over that of the parameters; `None`: too few sizes were measured."""
+        points = [(math.log(size.params), size.pairs) for size in self.sizes if size.pairs]
+        return trend(points) if len({x for x, _ in points}) >= LEAST_SIZES else None
 
     @property
     def decade(self) -> Estimate | None:
@@ -59,34 +75,27 @@ class Ladder:
 
 def ladders(every: Sequence[Json]) -> list[Ladder]:
     """Of the results of one machine, those of each size; a race that has one size has no ladder."""
-    races: dict[str, dict[str, tuple[float, Estimate, list[float]]]] = {}
-    claims: dict[str, Json] = {}
+    races: dict[tuple[str, str], list[Size]] = {}
     for results in every:
         params = {arm["arm"]: arm["params"] for arm in results["arms"]}
         for claim in results["claims"]:
-            if claim["metric"] not in TO_TARGET or not claim["measured"]:
-                continue
-            size = params[claim["baseline"]], Estimate(**claim["measured"], n=claim["n"])
-            claims.setdefault(claim["id"], claim)
-            races.setdefault(claim["id"], {})[results["scale"]] = *size, list(_pairs(results, claim))
-    made = []
-    for name, by_scale in races.items():
-        sizes = dict(sorted(by_scale.items(), key=lambda item: item[1][0]))
-        points = [(math.log(params), pairs) for params, _, pairs in sizes.values() if pairs]
-        known = {scale: (params, gain) for scale, (params, gain, _) in sizes.items()}
-        if len(known) > 1:
-            made.append(
-                Ladder(
-                    claim=claims[name],
-                    sizes=known,
-                    trend=trend(points) if len({x for x, _ in points}) >= LEAST_SIZES else None,
+            if claim["metric"] in TO_TARGET and claim["measured"]:
+                size = Size(
+                    scale=results["scale"],
+                    params=params[claim["baseline"]],
+                    gain=Estimate(**claim["measured"], n=claim["n"]),
+                    word=claim["word"],
+                    pairs=list(_pairs(results, claim)),
                 )
-            )
-    return made
+                races.setdefault((claim["id"], claim["metric"]), []).append(size)
+    return [
+        Ladder(claim=name, metric=METRICS[metric], sizes=sorted(sizes, key=lambda size: size.params))
+        for (name, metric), sizes in races.items()
+        if len(sizes) > 1
+    ]
 
 
 def _pairs(results: Json, claim: Json) -> Iterator[float]:
-    """Logarithms of the speedup, pair by pair; none where a side was not measured but bounded."""
     rows = [row for row in results["measurements"] if row["claim"] == claim["id"]]
     rows = [row for row in rows if row["metric"] == claim["metric"]]
     if all(row["ending"] == Ending.measured.value for row in rows):
@@ -101,20 +110,19 @@ def section(every: Sequence[Json]) -> list[str]:
     """Of a README: a table a machine."""
     lines = []
     for results, made in _by_machine(every):
-        hardware = results["hardware"]
-        names = [ladder.claim["id"] for ladder in made]
-        sizes = list(dict.fromkeys(scale for ladder in made for scale in ladder.sizes))
+        titles = ("size", *(ladder.claim for ladder in made))
+        shown = {size.scale: size.params for ladder in made for size in ladder.sizes}
         cells: list[list[Any]] = [
-            [f"{scale}: {count(_params(made, scale))} parameters", *(_at(ladder, scale) for ladder in made)]
-            for scale in sizes
+            [f"{scale}: {count(params)} parameters", *(_at(ladder, scale) for ladder in made)]
+            for scale, params in shown.items()
         ]
         cells += [
             ["times, at ten times the parameters", *(_times(ladder.decade) for ladder in made)],
             [f"at {FAR / 1e6:.0f}M parameters", *(_times(ladder.far) for ladder in made)],
             ["as the model grows, the gain", *(f"**{ladder.word}**" for ladder in made)],
         ]
-        table = Table(title="", columns=[Column(title=name) for name in ("size", *names)], rows=cells)
-        lines += [f"## The ladder: {hardware['name']}", "", f"![the ladder]({PICTURE})", ""]
+        table = Table(title="", columns=[Column(title=title) for title in titles], rows=cells)
+        lines += [f"## The ladder: {results['hardware']['name']}", "", f"![the ladder]({PICTURE})", ""]
         lines += [*table.markdown(), "", RULE, ""]
     return lines
 
@@ -132,12 +140,9 @@ def picture(every: Sequence[Json]) -> Markup | None:
     lines = []
     for _, made in _by_machine(every):
         for ladder in made:
-            title = METRICS[ladder.claim["metric"]].title
-            lines += [
-                _line(f"{count(params)}, {title}", gain, ladder.claim["word"])
-                for params, gain in ladder.sizes.values()
-            ]
-            lines += [_line(f"per 10×, {title}", ladder.decade, "fit")] if ladder.decade else []
+            what = ladder.metric.title
+            lines += [_line(f"{count(size.params)}, {what}", size.gain, size.word) for size in ladder.sizes]
+            lines += [_line(f"per 10×, {what}", ladder.decade, "fit")] if ladder.decade else []
     return forest.svg(lines, title="times as fast as the baseline", ratio=True) if lines else None
 
 
@@ -151,18 +156,12 @@ def _by_machine(every: Sequence[Json]) -> Iterator[tuple[Json, list[Ladder]]]:
     machines: dict[str, list[Json]] = {}
     for results in every:
         machines.setdefault(results["hardware"]["fingerprint"], []).append(results)
-    for some in machines.values():
-        if made := ladders(some):
-            yield some[0], made
-
-
-def _params(made: Sequence[Ladder], scale: str) -> float:
-    return next(ladder.sizes[scale][0] for ladder in made if scale in ladder.sizes)
+    yield from ((some[0], made) for some in machines.values() if (made := ladders(some)))
 
 
 def _at(ladder: Ladder, scale: str) -> str:
-    metric = METRICS[ladder.claim["metric"]]
-    return str(in_words(ladder.sizes[scale][1], metric, Scale.ratio)) if scale in ladder.sizes else NONE
+    gains = [size.gain for size in ladder.sizes if size.scale == scale]
+    return str(in_words(gains[0], ladder.metric, Scale.ratio)) if gains else NONE
 
 
 def _times(gain: Estimate | None) -> str:
