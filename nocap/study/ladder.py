@@ -140,10 +140,18 @@ def picture(every: Sequence[Json]) -> Markup | None:
     lines = []
     for _, made in _by_machine(every):
         for ladder in made:
-            what = ladder.metric.title
-            lines += [_line(f"{count(size.params)}, {what}", size.gain, size.word) for size in ladder.sizes]
-            lines += [_line(f"per 10×, {what}", ladder.decade, "fit")] if ladder.decade else []
-    return forest.svg(lines, title="times as fast as the baseline", ratio=True) if lines else None
+            what = ladder.metric.name.partition("_")[0]  # time or steps
+            lines += [_line(f"{what}: {size.scale}", size.gain, size.word) for size in ladder.sizes]
+            lines += [_line(f"{what}: for ten times", ladder.decade, "fit")] if ladder.decade else []
+    return (
+        forest.svg(
+            lines,
+            title="times as fast to the baseline's loss; for ten times the parameters: by what that changes",
+            ratio=True,
+        )
+        if lines
+        else None
+    )
 
 
 def _line(label: str, gain: Estimate, look: str) -> forest.Line:
