@@ -667,6 +667,21 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Callable[.
     assert "changes that no --ref" not in str(noted["said"])
 
 
+def test_what_this_process_has_imported_makes_no_other_command(
+    repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """setuptools puts its own packages on the path of a process that imports it, as torch's compiler does."""
+    words = [*arms(base="train.py {seed}", idea="train.py {seed} x"), "--metric", PATTERN, "--pairs", "1"]
+    raced(*words)
+    runs = {path.name for path in repo.glob("outputs/commands/*")}
+    package = tmp_path / "vendored" / "extra-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Name: extra\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    raced(*words)
+    assert {path.name for path in repo.glob("outputs/commands/*")} == runs
+
+
 @pytest.mark.parametrize(
     "form", ["{PYTHON} {own}/it.py", "sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"]
 )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
-import platform
 import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -115,12 +112,8 @@ def _environment(program: str) -> str:
     path = shutil.which(program) or program
     if "python" not in Path(path).name:
         return path
-    if os.path.realpath(path) == os.path.realpath(sys.executable):
-        versions = sorted(
-            f"{package.name} {package.version}" for package in importlib.metadata.distributions()
-        )
-        return " ".join([platform.python_version(), *versions])
-    return subprocess.run([path, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout
+    # never this process: what it has imported may have put more packages on its path, as setuptools does
+    return subprocess.run([path, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout.strip()
 
 
 # --- versions -----------------------------------------------------------------------------------------------

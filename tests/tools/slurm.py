@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 COMMANDS = ("sbatch", "srun", "sacct", "scontrol", "scancel")
@@ -45,8 +45,7 @@ def sbatch(state: Path, script: str) -> None:
             else "Invalid job array specification"
         )
         raise SystemExit(f"sbatch: error: Batch job submission failed: {what}")
-    number = 1 + len(list(state.glob("submitted-*")))
-    (state / f"submitted-{number}").touch()
+    number = next(number for number in count(1) if _new(state / f"submitted-{number}"))
     copy = state / f"script-{number}"
     copy.write_text(Path(script).read_text())
     for task in range(int(array[1]) + 1) if array else [-1]:
@@ -56,6 +55,15 @@ def sbatch(state: Path, script: str) -> None:
         nowhere = subprocess.DEVNULL
         subprocess.Popen(command, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True)
     print(f"Submitted batch job {number}")
+
+
+def _new(path: Path) -> bool:
+    """Whether nobody else has made it: two that submit at the same moment have numbers of their own."""
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def node(state: Path, script: str, job: str, partition: str) -> None:
