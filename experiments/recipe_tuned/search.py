@@ -1,0 +1,216 @@
+"""The search for a better recipe, by the rule of README.md: by time, on code and prose at once, from several
+first parts, with as many trials for the baseline.
+
+    python experiments/recipe_tuned/search.py parts              # the sets of ideas, with each optimizer
+    python experiments/recipe_tuned/search.py tune baseline      # 12 trials of the baseline's parameters
+    python experiments/recipe_tuned/search.py tune soap          # 12 of the best set's with this optimizer
+    python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
+
+Each run becomes a line of search.jsonl. The same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean as mean
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+
+from nocap.config.compose import as_in, composed
+from nocap.store.record import read_json
+from nocap.study.tasks import loss_of, train, trainings
+
+HERE = Path(__file__).parent
+ROWS, TIMES = HERE / "search.jsonl", HERE / "search.times.json"
+SCALE, STEPS, SEED, TRIALS = "experiment=atlas_cpu", 1536, 100, 12
+SHARE = 0.5  # of the baseline's time
+# the texts of the search, of which the race has none
+TEXTS = {"code": ["data=stdlib"], "prose": ["data=text", "data.path=outputs/texts/prose"]}
+OPTIMIZERS = {
+    "adamw": ["optimizer.lr=0.0037", "optimizer.beta2=0.95"],
+    # of experiments/atlas/tuned.json
+    "muon": ["optimizer=muon", "optimizer.lr=0.0015", "optimizer.muon_lr=0.0085", "optimizer.beta2=0.99"],
+    "soap": ["optimizer=soap", "optimizer.lr=0.0037", "optimizer.beta2=0.95", "optimizer.basis_every=20"],
+}
+PARTS = ("swiglu", "partial_key_offset", "bigram", "smear")
+Words = Sequence[str]
+
+
+def words_of(parts: Sequence[str]) -> list[str]:
+    ideas = ",".join(part for part in parts if part != "swiglu")
+    return [f"ideas=[{ideas}]", *(["mlp=swiglu"] if "swiglu" in parts else [])]
+
+
+def sets() -> Iterator[tuple[str, list[str]]]:
+    """Of each optimizer: three parts, each of these left out, and a fourth."""
+    three = PARTS[:3]
+    for optimizer, settings in OPTIMIZERS.items():
+        for parts in (three, *(tuple(p for p in three if p != out) for out in three), PARTS):
+            yield f"{optimizer}: {', '.join(parts)}", [*words_of(parts), *settings]
+
+
+def rows(**asked: Any) -> list[dict[str, Any]]:
+    lines = ROWS.read_text().splitlines() if ROWS.exists() else []
+    return [row for row in map(json.loads, lines) if all(row[key] == asked[key] for key in asked)]
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def of_step(words: Words) -> str:
+    """The words that a step's time depends on."""
+    slow = ("ideas=", "mlp=", "optimizer=", "optimizer.basis_every=", "trainer.batch_tokens=")
+    return " ".join(sorted(word for word in words if word.startswith(slow)))
+
+
+def time_all(wanted: Sequence[Words]) -> None:
+    """What is not timed, in one bench beside the baseline."""
+    known = read_json(TIMES) or {}
+    todo = sorted({of_step(words) for words in wanted} - set(known))
+    if not todo:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bench.json"
+        arms = [part for words in ("", *todo) for part in ("--arm", words)]
+        command = [sys.executable, "-m", "nocap.bench", SCALE, *arms, "--rounds", "20", "--json", str(out)]
+        subprocess.run(command, check=True)
+        (_, *timed) = (read_json(out) or {})["arms"]
+    for words, arm in zip(todo, timed, strict=True):
+        known[words] = arm["speed"]["ratio"]
+    TIMES.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def steps_of(words: Words, share: float) -> int:
+    """Those that take this share of the baseline's time."""
+    batch = next((int(word.split("=")[1]) for word in words if "batch_tokens" in word), 1024)
+    speed = (read_json(TIMES) or {})[of_step(words)]  # in tokens
+    return round(STEPS * share * speed * 1024 / batch)
+
+
+# --- losses -------------------------------------------------------------------------------------------------
+
+
+def losses(phase: str, name: str, words: Words, *, share: float, seed: int) -> dict[str, float]:
+    """Of each text, after this share of the baseline's time."""
+    known = rows(phase=phase, words=list(words), share=share, seed=seed)
+    if known:
+        return dict(known[0]["losses"])
+    steps = steps_of(words, share)
+    base = composed([SCALE])
+    arms = {
+        text: as_in(base, [SCALE, *data, *words, f"trainer.steps={steps}"]) for text, data in TEXTS.items()
+    }
+    runs = trainings(arms, {seed: list(arms)})
+    train(runs, "search")
+    found = {run.arm: loss_of(record) for run in runs if (record := run.record()) is not None}
+    row = {"phase": phase, "name": name, "words": list(words), "share": share, "steps": steps, "seed": seed}
+    with ROWS.open("a") as file:
+        file.write(json.dumps({**row, "losses": found, "machine": machine(runs[0])}) + "\n")
+    return found
+
+
+def machine(run: Any) -> str:
+    return str(run.record().machine[0])
+
+
+def score(found: Mapping[str, float], seed: int) -> float:
+    """How far above the baseline's losses after its whole time: 0 is twice as fast, on the mean of texts."""
+    base = losses("baseline", "baseline", ["ideas=[]"], share=1.0, seed=seed)
+    return mean(found[text] - base[text] for text in TEXTS)
+
+
+# --- phases -------------------------------------------------------------------------------------------------
+
+
+def parts() -> None:
+    time_all([["ideas=[]"], *(words for _, words in sets())])
+    for name, words in sets():
+        found = losses("parts", name, words, share=SHARE, seed=SEED)
+        print(f"{name}: {score(found, SEED):+.4f}", flush=True)
+
+
+def space(of: str, words: Words) -> dict[str, BaseDistribution]:
+    lr = {"baseline": (1e-3, 1e-2), "adamw": (1e-3, 1e-2), "muon": (5e-4, 5e-3), "soap": (1e-3, 1e-2)}[of]
+    made: dict[str, BaseDistribution] = {
+        "optimizer.lr": FloatDistribution(*lr, log=True),
+        "optimizer.beta2": CategoricalDistribution([0.9, 0.95, 0.99]),
+        "optimizer.weight_decay": CategoricalDistribution([0.03, 0.1, 0.3]),
+        "schedule": CategoricalDistribution(["wsd", "linear"]),
+        "trainer.batch_tokens": CategoricalDistribution([512, 1024, 2048]),
+    }
+    if of == "muon":
+        made["optimizer.muon_lr"] = FloatDistribution(3e-3, 3e-2, log=True)
+    if of == "soap":
+        made["optimizer.basis_every"] = CategoricalDistribution([10, 20])
+    if "bigram" in words[0]:
+        made["ideas.bigram.lr"] = CategoricalDistribution([1.0, 2.0, 4.0])
+    return made
+
+
+def start(of: str) -> list[str]:
+    """What the trials set their values on: the best set with this optimizer."""
+    if of == "baseline":
+        return ["ideas=[]"]
+    best = min(
+        (row for row in rows(phase="parts") if row["name"].startswith(of)),
+        key=lambda row: score(row["losses"], SEED),
+    )
+    return list(best["words"])
+
+
+def tune(of: str) -> None:
+    share, first = (1.0 if of == "baseline" else SHARE), start(of)
+    values = space(of, first)
+    fixed = [word for word in first if word.split("=")[0] not in values]
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=SEED, n_startup_trials=5))
+    for number in range(TRIALS):
+        trial = study.ask(values)
+        words = [*fixed, *(f"{key}={rounded(value)}" for key, value in trial.params.items())]
+        time_all([words])
+        found = losses(f"tune {of}", f"trial {number}", words, share=share, seed=SEED)
+        study.tell(trial, score(found, SEED))
+        print(f"{of} {number}: {score(found, SEED):+.4f} {' '.join(words)}", flush=True)
+
+
+def rounded(value: Any) -> Any:
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def again(of: str, best: int) -> None:
+    """The best trials, and what they began with, on another seed."""
+    share, seed = (1.0 if of == "baseline" else SHARE), SEED + 1
+    first = start(of)
+    tried = [*rows(phase=f"tune {of}")]
+    if of == "baseline":
+        tried += rows(phase="baseline", seed=SEED)
+    else:
+        tried += rows(phase="parts", words=first)
+    for row in sorted(tried, key=lambda row: score(row["losses"], SEED))[:best]:
+        found = losses(f"again {of}", row["name"], row["words"], share=share, seed=seed)
+        both = mean((score(row["losses"], SEED), score(found, seed)))
+        print(f"{of} {row['name']}: {both:+.4f} of two seeds, {' '.join(row['words'])}", flush=True)
+
+
+def main() -> int:
+    match sys.argv[1:]:
+        case ["parts"]:
+            parts()
+        case ["tune", of]:
+            tune(of)
+        case ["again", of, best]:
+            again(of, int(best))
+        case _:
+            print(__doc__, file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
