@@ -175,6 +175,30 @@ def test_bigram(exact: bool) -> None:
     close(model.trunk(TOKENS_BT), through(x))
 
 
+def test_ngrams() -> None:
+    model = moved(ngrams={"channels": 4, "rows": 97, "exact": V * V, "sizes": [4, 2]})
+    x, factors = (
+        plain().embedding(TOKENS_BT).clone(),
+        (2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263),
+    )
+    fours, pairs = part(model, "ngrams")
+    for b, t in ((b, t) for b in range(2) for t in range(1, 16)):
+        row = int(TOKENS_BT[b, t - 1]) * V + int(TOKENS_BT[b, t])
+        x[b, t] = x[b, t] + pairs.project.weight @ pairs.table.weight[row]
+        if t >= 3:
+            row = 0
+            for token, factor in zip(TOKENS_BT[b, t - 3 : t + 1].tolist(), factors, strict=True):
+                row ^= token * factor
+            x[b, t] = x[b, t] + fours.project.weight @ fours.table.weight[row % 97]
+    close(model.trunk(TOKENS_BT), through(x))
+
+
+@pytest.mark.parametrize("sizes", ["[]", "[1]", "[2,2]", "[7]"])
+def test_refused_ngrams(sizes: str) -> None:
+    with pytest.raises(ValueError, match=r"^ideas.ngrams.sizes must be of .*got "):
+        compose(["ideas=[ngrams]", f"ideas.ngrams.sizes={sizes}"])
+
+
 def test_hashed_bigrams_spread_over_the_rows() -> None:
     idea, rows = replace(shelf("bigram"), exact=0), []
 
@@ -354,6 +378,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "value_residual": {"start": 0.0},
     "value_embeddings": {"start": 0.0},
     "bigram": {"channels": 4},
+    "ngrams": {"channels": 4},
     "smear": {},
     "backout": {},
     "unet_skips": {},

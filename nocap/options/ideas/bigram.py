@@ -8,6 +8,8 @@ is the one without. A step updates the whole table: of bytes, 2.1 million number
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
+from operator import mul, xor
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.model.gpt import Context
 
-FACTORS = 2_654_435_761, 2_246_822_519  # large odd numbers; times an id they stay below 2⁶³
+# large odd numbers; times an id they stay below 2⁶³
+FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263, 374_761_393, 1_540_483_477
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,22 +33,30 @@ class Bigram(WithRate):
     rows: int = key(ge=1, le=2**32)  # that more pairs are hashed to
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
+        return self.table(2, run, vocab_size)
+
+    def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        return x_BTC + self.rows_of(part, 2, context)
+
+    def table(self, n: int, run: Run, vocab_size: int) -> nn.Module:
+        """Of the last n tokens."""
         from torch import nn
 
         part: Any = nn.Module()
-        part.base = vocab_size if vocab_size**2 <= self.exact else 0
-        part.table = nn.Embedding(part.base**2 or self.rows, self.channels)
+        part.base = vocab_size if vocab_size**n <= self.exact else 0
+        part.table = nn.Embedding(part.base**n or self.rows, self.channels)
         nn.init.zeros_(part.table.weight)
         part.project = nn.Linear(self.channels, run.model.d_model, bias=False)
         return part
 
-    def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+    def rows_of(self, part: Any, n: int, context: Context) -> Tensor:
+        """(B, T, C): each token's, projected; the first n - 1 have none."""
         from torch.nn.functional import pad
 
-        before, now = context.tokens_BT[:, :-1], context.tokens_BT[:, 1:]
-        row = (
-            before * part.base + now
-            if part.base
-            else ((before * FACTORS[0]) ^ (now * FACTORS[1])) % self.rows
-        )
-        return x_BTC + pad(part.project(part.table(row)), (0, 0, 1, 0))  # the first token has no pair
+        ends = context.tokens_BT.shape[1] - n + 1
+        ids = [context.tokens_BT[:, i : i + ends] for i in range(n)]
+        if part.base:
+            row_BT = reduce(lambda row_BT, id_BT: row_BT * part.base + id_BT, ids)
+        else:
+            row_BT = reduce(xor, map(mul, ids, FACTORS)) % self.rows
+        return pad(part.project(part.table(row_BT)), (0, 0, n - 1, 0))

@@ -1,0 +1,42 @@
+"""n-gram embeddings: several tables, each with a vector for the last n tokens, projected and added to the
+token's (hashed tables as in arXiv:2412.09871 and arXiv:2501.16975)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nocap.config.keys import require
+from nocap.options.ideas.bigram import FACTORS, Bigram
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nocap.config.run import Run
+    from nocap.model.gpt import Context
+
+
+@dataclass(kw_only=True, slots=True)
+class Ngrams(Bigram):
+    kind: str = "ngrams"
+    sizes: list[int]  # a table each: the tokens that a row stands for, the current one among them
+
+    def check(self, run: Run) -> None:
+        Bigram.check(self, run)
+        known = set(range(2, len(FACTORS) + 1))
+        require(
+            0 < len(self.sizes) == len(known & {*self.sizes}),
+            "ideas.ngrams.sizes",
+            f"be of {sorted(known)}, each once",
+            self.sizes,
+        )
+
+    def build(self, run: Run, *, vocab_size: int) -> nn.Module:
+        from torch import nn
+
+        return nn.ModuleList(self.table(n, run, vocab_size) for n in self.sizes)
+
+    def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
+        for n, table in zip(self.sizes, part, strict=True):
+            x_BTC = x_BTC + self.rows_of(table, n, context)
+        return x_BTC
