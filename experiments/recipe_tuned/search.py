@@ -2,8 +2,8 @@
 first parts, with as many trials for the baseline.
 
     python experiments/recipe_tuned/search.py parts              # the sets of ideas, with each optimizer
-    python experiments/recipe_tuned/search.py tune baseline      # 12 trials of the baseline's parameters
-    python experiments/recipe_tuned/search.py tune soap          # 12 of the best set's with this optimizer
+    python experiments/recipe_tuned/search.py tune baseline      # 8 trials of the baseline's parameters
+    python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
@@ -11,11 +11,12 @@ Each run becomes a line of search.jsonl. The same command goes on where it stopp
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any
@@ -29,7 +30,7 @@ from nocap.study.tasks import loss_of, train, trainings
 
 HERE = Path(__file__).parent
 ROWS, TIMES = HERE / "search.jsonl", HERE / "search.times.json"
-SCALE, STEPS, SEED, TRIALS = "experiment=atlas_cpu", 1536, 100, 12
+SCALE, STEPS, SEED, TRIALS = "experiment=atlas_cpu", 1536, 100, 8
 SHARE = 0.4  # of the baseline's time
 # the texts of the search, of which the race has none
 TEXTS = {"code": ["data=stdlib"], "prose": ["data=text", "data.path=outputs/texts/prose"]}
@@ -49,12 +50,18 @@ def words_of(parts: Sequence[str]) -> list[str]:
     return [f"ideas=[{ideas}]", *(["mlp=swiglu"] if "swiglu" in parts else [])]
 
 
-def sets() -> Iterator[tuple[str, list[str]]]:
-    """Of each optimizer: three parts, each of these left out, and a fourth."""
-    three = PARTS[:3]
-    for optimizer, settings in OPTIMIZERS.items():
-        for parts in (three, *(tuple(p for p in three if p != out) for out in three), PARTS):
-            yield f"{optimizer}: {', '.join(parts)}", [*words_of(parts), *settings]
+def named(optimizer: str, parts: Sequence[str]) -> tuple[str, list[str]]:
+    return f"{optimizer}: {', '.join(parts)}", [*words_of(parts), *OPTIMIZERS[optimizer]]
+
+
+def first_sets() -> list[tuple[str, list[str]]]:
+    """Of each optimizer: three parts, and these without SwiGLU."""
+    return [named(optimizer, parts) for optimizer in OPTIMIZERS for parts in (PARTS[:3], PARTS[1:3])]
+
+
+def next_sets(optimizer: str) -> list[tuple[str, list[str]]]:
+    """Without each of the others, and with the fourth."""
+    return [named(optimizer, parts) for parts in ((*PARTS[:1], PARTS[2]), PARTS[:2], PARTS)]
 
 
 def rows(**asked: Any) -> list[dict[str, Any]]:
@@ -67,14 +74,8 @@ def rows(**asked: Any) -> list[dict[str, Any]]:
 
 def of_step(words: Words) -> str:
     """The words that a step's time depends on."""
-    slow = (
-        "ideas=",
-        "ideas.ngrams.sizes=",
-        "mlp=",
-        "optimizer=",
-        "optimizer.basis_every=",
-        "trainer.batch_tokens=",
-    )
+    slow = ("ideas=", "mlp=", "optimizer=", "trainer.batch_tokens=", "optimizer.basis_every=")
+    slow += ("ideas.ngrams.sizes=", "ideas.ngrams.channels=")
     return " ".join(sorted(word for word in words if word.startswith(slow)))
 
 
@@ -139,8 +140,14 @@ def score(found: Mapping[str, float], seed: int) -> float:
 
 
 def parts() -> None:
-    time_all([words for _, words in sets()])
-    for name, words in sets():
+    try_all(first_sets())
+    best = min(rows(phase="parts"), key=lambda row: score(row["losses"], SEED))
+    try_all(next_sets(best["name"].split(":")[0]))
+
+
+def try_all(sets: Sequence[tuple[str, list[str]]]) -> None:
+    time_all([words for _, words in sets])
+    for name, words in sets:
         found = losses("parts", name, words, share=SHARE, seed=SEED)
         print(f"{name}: {score(found, SEED):+.4f}", flush=True)
 
@@ -152,15 +159,16 @@ def space(of: str, words: Words) -> dict[str, BaseDistribution]:
         "optimizer.beta2": CategoricalDistribution([0.9, 0.95, 0.99]),
         "optimizer.weight_decay": CategoricalDistribution([0.03, 0.1, 0.3]),
         "schedule": CategoricalDistribution(["wsd", "linear"]),
-        "trainer.batch_tokens": CategoricalDistribution([512, 1024, 2048]),
+        "trainer.batch_tokens": CategoricalDistribution(
+            [512, 1024, 2048] if of == "baseline" else [1024, 2048]
+        ),
     }
     if of == "muon":
         made["optimizer.muon_lr"] = FloatDistribution(3e-3, 3e-2, log=True)
-    if of == "soap":
-        made["optimizer.basis_every"] = CategoricalDistribution([10, 20])
     if "ngrams" in words[0]:
         made["ideas.ngrams.lr"] = FloatDistribution(1, 10, log=True)
         made["ideas.ngrams.sizes"] = CategoricalDistribution(["[2,3,4]", "[2,3,4,5]"])
+        made["ideas.ngrams.channels"] = CategoricalDistribution([16, 32])
     return made
 
 
@@ -179,11 +187,13 @@ def tune(of: str) -> None:
     share, first = (1.0 if of == "baseline" else SHARE), start(of)
     values = space(of, first)
     fixed = [word for word in first if word.split("=")[0] not in values]
-    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=SEED, n_startup_trials=5))
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=SEED, n_startup_trials=4))
+    slow = {key: values[key].choices for key in values if of_step([f"{key}="])}  # type: ignore[attr-defined]
+    each = itertools.product(*slow.values())
+    time_all([[*fixed, *(f"{key}={x}" for key, x in zip(slow, xs, strict=True))] for xs in each])
     for number in range(TRIALS):
         trial = study.ask(values)
         words = [*fixed, *(f"{key}={rounded(value)}" for key, value in trial.params.items())]
-        time_all([words])
         found = losses(f"tune {of}", f"trial {number}", words, share=share, seed=SEED)
         study.tell(trial, score(found, SEED))
         print(f"{of} {number}: {score(found, SEED):+.4f} {' '.join(words)}", flush=True)
