@@ -53,10 +53,11 @@ class Bigram(WithRate):
         """(B, T, C): each token's, projected; the first n - 1 have none."""
         from torch.nn.functional import pad
 
-        ends = context.tokens_BT.shape[1] - n + 1
+        length = context.tokens_BT.shape[1]
+        ends = max(0, length - n + 1)
         ids = [context.tokens_BT[:, i : i + ends] for i in range(n)]
         if part.base:
             row_BT = reduce(lambda row_BT, id_BT: row_BT * part.base + id_BT, ids)
         else:
             row_BT = reduce(xor, map(mul, ids, FACTORS)) % self.rows
-        return pad(part.project(part.table(row_BT)), (0, 0, n - 1, 0))
+        return pad(part.project(part.table(row_BT)), (0, 0, length - ends, 0))
