@@ -167,7 +167,7 @@ def space(of: str, words: Words) -> dict[str, BaseDistribution]:
         made["optimizer.muon_lr"] = FloatDistribution(3e-3, 3e-2, log=True)
     if "ngrams" in words[0]:
         made["ideas.ngrams.lr"] = FloatDistribution(1, 10, log=True)
-        made["ideas.ngrams.sizes"] = CategoricalDistribution(["[2,3,4]", "[2,3,4,5]"])
+        made["ideas.ngrams.sizes"] = CategoricalDistribution(["[2,3,4]", "[2,3,4,5]", "[2,3,4,5,6]"])
         made["ideas.ngrams.channels"] = CategoricalDistribution([16, 32])
     return made
 
