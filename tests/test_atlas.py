@@ -313,7 +313,10 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
 
 def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_better() -> None:
     folder = REPO / "experiments" / "recipe_tuned"
-    raced, rows = load(folder).arms["recipe"], list(map(json.loads, (folder / "search.jsonl").open()))
+    raced, rows = (
+        load(folder).arms["recipe"],
+        list(map(json.loads, (folder / "search.jsonl").read_text().splitlines())),
+    )
     steps = [word for word in raced if word.startswith("trainer.steps")]
     assert composed(["experiment=atlas_cpu", *raced]).run == composed(["experiment=recipe_cpu", *steps]).run
     by_words: dict[str, list[float]] = {}
