@@ -24,10 +24,9 @@ gpu-day:               ## 25 minutes of measurements on a GPU with the Python th
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) experiments/gpu_day/day.py $(ARGS)
 
 ATLAS := $(BIN)/python experiments/atlas
-atlas: $(VENV)/ready   ## all of experiments/atlas and its race, some ten hours of a core; what is there is not trained again
+atlas: $(VENV)/ready   ## all of experiments/atlas, some ten hours of a core; what is there is not trained again
 	for phase in noise screen lengths parts large; do $(ATLAS)/atlas.py run $$phase || exit; done
 	$(ATLAS)/atlas.py steps
-	$(BIN)/python -m nocap.study experiments/recipe_tuned scale=cpu
 	$(ATLAS)/atlas.py tell
 
 check: lint types contract

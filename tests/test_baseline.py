@@ -129,7 +129,7 @@ def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
         for key in recipe.keys() | reference.keys()
         if recipe.get(key) != reference.get(key)
     }
-    assert differ == {"ideas", "mlp", "optimizer"}
+    assert differ == {"ideas", "optimizer"}
     assert recipe["optimizer.lr"] == reference["optimizer.lr"]
 
 

@@ -38,7 +38,7 @@ LARGE, SEARCHED, BATCH = (
 # of the baseline's, after LARGE: a wider model may want a lower one
 RATES = {"rate": 1.0, "half_rate": 0.5, "quarter_rate": 0.25}
 STEPS, TUNED, STACK, RECIPE = (HERE / f"{name}.json" for name in ("steps", "tuned", "stack", "recipe"))
-RACED = 0.6  # of the tokens: the recipe's in experiments/recipe_tuned
+RACED = 0.6  # of the tokens: the recipe's in its race
 
 Job = tuple[int, float, str]  # seed, share of the scale's steps, arm
 TUNED_ON = 100  # a seed that no arm is compared on
