@@ -327,6 +327,17 @@ def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_bette
     assert min(twice, key=lambda words: twice[words]).split() == [word for word in raced if word not in steps]
 
 
+def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(REPO / "experiments" / "recipe_tuned"))
+    search = importlib.import_module("search")
+    for row in search.rows():
+        assert row["steps"] == search.steps_of(row["words"], row["share"]), row["name"]
+    assert (
+        search.start("muon")
+        == dict([search.named("muon", search.PARTS[1:3])])["muon: partial_key_offset, ngrams"]
+    )
+
+
 @pytest.mark.slow
 def test_a_phase_is_trained_once(
     atlas: ModuleType, jobs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,6 @@ first parts, with as many trials for the baseline.
     python experiments/recipe_tuned/search.py tune baseline      # 8 trials of the baseline's parameters
     python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
-    python experiments/recipe_tuned/search.py beyond muon trainer.batch_tokens=4096   # its best, past an edge
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
 """
@@ -220,22 +219,6 @@ def again(of: str, best: int) -> None:
         print(f"{of} {row['name']}: {both:+.4f} of two seeds, {' '.join(row['words'])}", flush=True)
 
 
-def beyond(of: str, word: str) -> None:
-    """The best of two seeds with a value that the search did not have, on its first seed."""
-    share = 1.0 if of == "baseline" else SHARE
-    twice = rows(phase=f"again {of}")
-    first = {" ".join(row["words"]): row["losses"] for row in rows(seed=SEED, share=share)}
-
-    def both(row: dict[str, Any]) -> float:
-        return score(row["losses"], SEED + 1) + score(first[" ".join(row["words"])], SEED)
-
-    best = min(twice, key=both)["words"]
-    words = [other for other in best if other.split("=")[0] != word.split("=")[0]] + [word]
-    time_all([words])
-    found = losses(f"beyond {of}", word, words, share=share, seed=SEED)
-    print(f"{of} {word}: {score(found, SEED):+.4f}, was {score(first[' '.join(best)], SEED):+.4f}")
-
-
 def main() -> int:
     match sys.argv[1:]:
         case ["parts"]:
@@ -244,8 +227,6 @@ def main() -> int:
             tune(of)
         case ["again", of, best]:
             again(of, int(best))
-        case ["beyond", of, word]:
-            beyond(of, word)
         case _:
             print(__doc__, file=sys.stderr)
             return 2
