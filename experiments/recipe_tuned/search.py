@@ -5,6 +5,7 @@ first parts, with as many trials for the baseline.
     python experiments/recipe_tuned/search.py tune baseline      # 8 trials of the baseline's parameters
     python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
+    python experiments/recipe_tuned/search.py past soap          # beyond the edges of its trials, from its best
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
 """
@@ -41,6 +42,16 @@ OPTIMIZERS = {
     "soap": ["optimizer=soap", "optimizer.lr=0.0042", "optimizer.beta2=0.95", "optimizer.basis_every=20"],
 }
 BASELINE = ["ideas=[]"]  # of experiments/atlas/search.json
+# past the edges where the best of the trials lay; of the baseline also what lies beside its best
+PAST = {
+    "baseline": ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"],
+    "muon": [
+        "ideas.ngrams.sizes=[2,3,4,5,6,7,8]",
+        "ideas.ngrams.channels=8",
+        "trainer.batch_tokens=4096",
+        "ideas.ngrams.lr=0.6",
+    ],
+}
 PARTS = ("swiglu", "partial_key_offset", "ngrams", "smear")
 Words = Sequence[str]
 
@@ -200,6 +211,38 @@ def tune(of: str) -> None:
         print(f"{of} {number}: {score(found, SEED):+.4f} {' '.join(words)}", flush=True)
 
 
+def past(of: str) -> None:
+    """From the best of two seeds: each change alone, then together those that lower the score."""
+    share = 1.0 if of == "baseline" else SHARE
+    best = min(rows(phase=f"again {of}"), key=of_two)
+    before, helpful = score(on_first(best)["losses"], SEED), list[str]()
+    time_all([changed(best["words"], word) for word in PAST[of]])
+    for word in PAST[of]:
+        found = losses(f"past {of}", word, changed(best["words"], word), share=share, seed=SEED)
+        print(f"{of} {word}: {score(found, SEED):+.4f}, {before:+.4f} without", flush=True)
+        helpful += [word] if score(found, SEED) < before else []
+    if len(helpful) > 1:
+        together = changed(best["words"], *helpful)
+        time_all([together])
+        found = losses(f"past {of}", "together", together, share=share, seed=SEED)
+        print(f"{of} {' '.join(helpful)}: {score(found, SEED):+.4f}", flush=True)
+
+
+def changed(words: Words, *new: str) -> list[str]:
+    keys = {word.split("=")[0] for word in new}
+    return [*(word for word in words if word.split("=")[0] not in keys), *new]
+
+
+def on_first(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of the same trial on the first seed."""
+    return rows(words=row["words"], share=row["share"], seed=SEED)[0]
+
+
+def of_two(row: Mapping[str, Any]) -> float:
+    """The score of a trial that was run again, on both seeds."""
+    return mean((score(on_first(row)["losses"], SEED), score(row["losses"], SEED + 1)))
+
+
 def rounded(value: Any) -> Any:
     return float(f"{value:.3g}") if isinstance(value, float) else value
 
@@ -208,15 +251,15 @@ def again(of: str, best: int) -> None:
     """The best trials, and what they began with, on another seed."""
     share, seed = (1.0 if of == "baseline" else SHARE), SEED + 1
     first = start(of)
-    tried = [*rows(phase=f"tune {of}")]
+    tried = [*rows(phase=f"tune {of}"), *rows(phase=f"past {of}")]
     if of == "baseline":
         tried += rows(phase="baseline", seed=SEED)
     else:
         tried += rows(phase="parts", words=first)
     for row in sorted(tried, key=lambda row: score(row["losses"], SEED))[:best]:
         found = losses(f"again {of}", row["name"], row["words"], share=share, seed=seed)
-        both = mean((score(row["losses"], SEED), score(found, seed)))
-        print(f"{of} {row['name']}: {both:+.4f} of two seeds, {' '.join(row['words'])}", flush=True)
+        mean_of_two = mean((score(row["losses"], SEED), score(found, seed)))
+        print(f"{of} {row['name']}: {mean_of_two:+.4f} of two seeds, {' '.join(row['words'])}", flush=True)
 
 
 def main() -> int:
@@ -225,6 +268,8 @@ def main() -> int:
             parts()
         case ["tune", of]:
             tune(of)
+        case ["past", of]:
+            past(of)
         case ["again", of, best]:
             again(of, int(best))
         case _:

@@ -13,6 +13,7 @@ from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
 from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
+from nocap.launch.grid import Datasets, dataset_of
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
 
@@ -31,6 +32,7 @@ class StudyPlan:
     # with the baselines whose profile bounds a claim
     bench: dict[str, Composed] = field(default_factory=dict)
     typed: frozenset[str] = frozenset()  # keys of the machine that an override chooses
+    datasets: Datasets = field(default_factory=dict)
 
     @property
     def at(self) -> ScaleConfig:
@@ -43,9 +45,16 @@ class StudyPlan:
 
     def content(self, arm: Composed, what: str) -> dict[str, Any]:
         """The keys of an arm that count, without its seed, and without those of the machine that no override
-        chooses."""
-        config = arm.run.that_count(what, to_plain(arm.run))
+        chooses; of data that lies at a path, which says nothing, its fingerprint.
+
+        Errors:
+            ValueError: no such data.
+        """
+        plain = to_plain(arm.run)
+        config = arm.run.that_count(what, plain)
         config.pop("seed", None)
+        if what == "identity" and config["data"].keys() < plain["data"].keys():
+            config["data"]["fingerprint"] = dataset_of(arm.run, self.datasets).fingerprint
         for name in OF_THE_MACHINE:
             if name not in self.typed:
                 config["trainer"].pop(name, None)
