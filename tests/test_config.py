@@ -458,7 +458,6 @@ REFUSED = [
         "at least 0",
         "-1",
     ),
-    ("optimizer=ademamix optimizer.beta3=0.5", "optimizer.beta3", "at least optimizer.beta1=0.9", "0.5"),
     ("optimizer=soap optimizer.basis_every=0", "optimizer.basis_every", "at least 1", "0"),
     ("optimizer=schedule_free", "schedule", "constant", "wsd"),
     ("optimizer=schedule_free schedule=constant optimizer.beta1=0", "optimizer.beta1", "above 0", "0.0"),

@@ -176,6 +176,8 @@ def test_without_a_ramp_ademamix_is_constant():
     rule = option("ademamix", beta1=0.9, beta2=0.95, beta3=0.999, alpha=5, ramp_steps=100)
     assert replace(rule, ramp_steps=0).ramped(1) == rule.ramped(100) == rule.ramped(500) == (5.0, 0.999)
     assert 0 < replace(rule, beta1=0.0).ramped(1)[1] < 0.999
+    with pytest.raises(ValueError, match=r"^optimizer.beta3 must be at least optimizer.beta1=0.9, got 0.5"):
+        option("ademamix", beta1=0.9, beta3=0.5)
 
 
 def test_schedule_free_is_the_papers():
