@@ -5,7 +5,8 @@ first parts, with as many trials for the baseline.
     python experiments/recipe_tuned/search.py tune baseline      # 8 trials of the baseline's parameters
     python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
-    python experiments/recipe_tuned/search.py past soap          # beyond the edges of its trials, from its best
+    python experiments/recipe_tuned/search.py past baseline      # beyond the edge of its trials
+    python experiments/recipe_tuned/search.py larger soap        # rates at six times the arithmetic
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
 """
@@ -32,7 +33,7 @@ from nocap.study.tasks import loss_of, train, trainings
 HERE = Path(__file__).parent
 ROWS, TIMES = HERE / "search.jsonl", HERE / "search.times.json"
 SCALE, STEPS, SEED, TRIALS = "experiment=atlas_cpu", 1536, 100, 8
-SHARE = 0.4  # of the baseline's time
+SHARE, RACED = 0.4, 0.45  # of the baseline's time: of a trial, and in the race
 # the texts of the search, of which the race has none
 TEXTS = {"code": ["data=stdlib"], "prose": ["data=text", "data.path=outputs/texts/prose"]}
 OPTIMIZERS = {
@@ -42,17 +43,11 @@ OPTIMIZERS = {
     "soap": ["optimizer=soap", "optimizer.lr=0.0042", "optimizer.beta2=0.95", "optimizer.basis_every=20"],
 }
 BASELINE = ["ideas=[]"]  # of experiments/atlas/search.json
-# past the edges where the best of the trials lay; of the baseline also what lies beside its best
-PAST = {
-    "baseline": ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"],
-    "muon": [
-        "ideas.ngrams.sizes=[2,3,4,5,6,7,8]",
-        "ideas.ngrams.channels=8",
-        "trainer.batch_tokens=4096",
-        "ideas.ngrams.lr=0.6",
-    ],
-}
+# past the baseline's one edge, and beside its best
+PAST = ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"]
 PARTS = ("swiglu", "partial_key_offset", "ngrams", "smear")
+# six times the arithmetic a token, as in experiments/atlas, for a quarter of the tokens
+LARGE, RATES = ["model.n_layer=6", "model.d_model=256"], (1.0, 0.5, 0.25)
 Words = Sequence[str]
 
 
@@ -85,7 +80,7 @@ def rows(**asked: Any) -> list[dict[str, Any]]:
 
 def of_step(words: Words) -> str:
     """The words that a step's time depends on."""
-    slow = ("ideas=", "mlp=", "optimizer=", "trainer.batch_tokens=", "optimizer.basis_every=")
+    slow = ("model.", "ideas=", "mlp=", "optimizer=", "trainer.batch_tokens=", "optimizer.basis_every=")
     slow += ("ideas.ngrams.sizes=", "ideas.ngrams.channels=")
     as_it_is = {"trainer.batch_tokens=1024"}
     return " ".join(sorted(word for word in words if word.startswith(slow) and word not in as_it_is))
@@ -112,8 +107,9 @@ def steps_of(words: Words, share: float) -> int:
     """Those that take this share of the baseline's time."""
     batch = next((int(word.split("=")[1]) for word in words if "batch_tokens" in word), 1024)
     speeds = {of_step(BASELINE): 1.0, **(read_json(TIMES) or {})}  # in tokens
-    speed = speeds[of_step(words)]
-    return round(STEPS * share * speed * 1024 / batch)
+    size = [word for word in words if word in LARGE]
+    speed = speeds[of_step(words)] / speeds[of_step([*BASELINE, *size])]
+    return round(STEPS * (0.25 if size else 1) * share * speed * 1024 / batch)
 
 
 # --- losses -------------------------------------------------------------------------------------------------
@@ -211,21 +207,32 @@ def tune(of: str) -> None:
         print(f"{of} {number}: {score(found, SEED):+.4f} {' '.join(words)}", flush=True)
 
 
-def past(of: str) -> None:
-    """From the best of two seeds: each change alone, then together those that lower the score."""
-    share = 1.0 if of == "baseline" else SHARE
-    best = min(rows(phase=f"again {of}"), key=of_two)
-    before, helpful = score(on_first(best)["losses"], SEED), list[str]()
-    time_all([changed(best["words"], word) for word in PAST[of]])
-    for word in PAST[of]:
-        found = losses(f"past {of}", word, changed(best["words"], word), share=share, seed=SEED)
-        print(f"{of} {word}: {score(found, SEED):+.4f}, {before:+.4f} without", flush=True)
-        helpful += [word] if score(found, SEED) < before else []
-    if len(helpful) > 1:
-        together = changed(best["words"], *helpful)
-        time_all([together])
-        found = losses(f"past {of}", "together", together, share=share, seed=SEED)
-        print(f"{of} {' '.join(helpful)}: {score(found, SEED):+.4f}", flush=True)
+def past() -> None:
+    """From the best of the baseline: each change alone."""
+    for words in (BASELINE, *([*BASELINE, word] for word in PAST)):
+        found = losses("past baseline", words[-1], words, share=1.0, seed=SEED)
+        print(f"baseline {words[-1]}: {mean(found.values()):.4f}", flush=True)
+
+
+def larger(of: str) -> None:
+    """Each side at the larger size, in the time that it has in the race, by the factor on its rates."""
+    best = min(rows(phase=f"again {of}"), key=of_two)["words"]
+    sides = {"baseline": (1.0, [*LARGE, *BASELINE]), of: (RACED, [*LARGE, *best])}
+    time_all([words for _, words in sides.values()])
+    for side, (share, words) in sides.items():
+        for factor in RATES:
+            found = losses(
+                f"larger {side}", f"rates × {factor}", scaled(words, factor), share=share, seed=SEED
+            )
+            print(f"{side}, rates × {factor}: {mean(found.values()):.4f}", flush=True)
+
+
+def scaled(words: Words, factor: float) -> list[str]:
+    """With the optimizer's rates times a factor; the baseline's is its experiment's."""
+    rates = {"optimizer.lr": 0.0024}
+    given = (word.split("=") for word in words if word.startswith(("optimizer.lr=", "optimizer.muon_lr=")))
+    rates |= {key: float(value) for key, value in given}
+    return changed(words, *(f"{key}={value * factor:.4g}" for key, value in rates.items()))
 
 
 def changed(words: Words, *new: str) -> list[str]:
@@ -268,8 +275,10 @@ def main() -> int:
             parts()
         case ["tune", of]:
             tune(of)
-        case ["past", of]:
-            past(of)
+        case ["past", "baseline"]:
+            past()
+        case ["larger", of]:
+            larger(of)
         case ["again", of, best]:
             again(of, int(best))
         case _:
