@@ -23,7 +23,7 @@ from nocap import profile as command
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure import profile, roofline, text
 from nocap.measure.parts import MARK, Ranges, Timeline, allocated_bytes, profiler, read
@@ -544,3 +544,19 @@ def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.Monke
         match=r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$",
     ):
         profile.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1)
+
+
+def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch: pytest.MonkeyPatch):
+    """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each time."""
+    sizes = list[int]()
+
+    def slow(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+        sizes.append(len(a))
+        end = time.process_time() + 2 * len(a) ** 3 / 1e9
+        while time.process_time() < end:
+            pass
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # by the process's clock
+    monkeypatch.setattr(torch, "mm", slow)
+    assert roofline.matmul_flops(Device.cpu, Precision.bf16) == pytest.approx(1e9, rel=0.05)
+    assert max(sizes) == 512

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -61,13 +62,21 @@ def measure_peak(device: Device) -> Peak:
 
 
 def matmul_flops(device: Device, precision: Precision) -> float:
-    """FLOP/s of a large square matrix product, the best of several: the measured denominator of MFU."""
-    n, dtype = PRODUCT[device], torch.bfloat16 if precision is Precision.bf16 else torch.float32
-    a, b = (torch.randn(n, n, device=device.value).to(dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    return (
-        2 * n**3 / Clock.of(device, torch.get_num_threads()).least_ms(lambda: torch.mm(a, b, out=out)) * 1e3
-    )
+    """FLOP/s of a large square matrix product, the best of several: the measured denominator of MFU. Of a
+    smaller one where a large one takes more than a second: bf16 on a CPU without instructions for it."""
+    clock = Clock.of(device, torch.get_num_threads())
+    dtype = torch.bfloat16 if precision is Precision.bf16 else torch.float32
+
+    def product(n: int) -> Callable[[], object]:
+        a, b = (torch.randn(n, n, device=device.value).to(dtype) for _ in range(2))
+        work = partial(torch.mm, a, b, out=torch.empty_like(a))
+        work()
+        return work
+
+    n = 256
+    while n < PRODUCT[device] and 8 * clock.seconds(product(n)) < 1:
+        n *= 2
+    return 2 * n**3 / clock.least_ms(product(n)) * 1e3
 
 
 # --- what a step must do
