@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -286,11 +286,20 @@ def test_precision_and_compilation_are_the_fast_ones(
 def test_the_cpus_flags_decide_and_the_line_says_so(
     flags: str, chosen: Precision, reason: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split())))
+    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split()), "25.1.1"))
     monkeypatch.setattr(hardware, "bf16_gain", lambda *product: 2.0)
     run = compose(["model=tiny", "trainer.device=cpu", "trainer.threads=1"])
     assert run.trainer.precision is chosen
     assert reasons(run)["precision"] == f"{chosen.value}: {reason}"
+
+
+def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.MonkeyPatch):
+    """A cloud calls Zen 3 and Zen 4 the same; one of them multiplies bf16 thirty times as slowly as fp32."""
+    prints = set()
+    for kind in ("25.1.1", "25.17.1", "25.1.1"):
+        monkeypatch.setattr(hardware, "_cpu", partial(tuple, ("AMD EPYC", frozenset(), kind)))
+        prints.add(hardware.describe(Device.cpu, 1)["fingerprint"])
+    assert len(prints) == 2
 
 
 def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.MonkeyPatch):

@@ -194,7 +194,8 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
         ValueError: it cannot be measured; what torch said is on stderr.
         OSError: it cannot be kept.
     """
-    key = f"{_cpu()[0]}, torch {torch_build()['version']}, {threads} threads, {' x '.join(map(str, product))}"
+    cpu, shape = f"{_cpu()[0]} {_cpu()[2]}, torch {torch_build()['version']}", " x ".join(map(str, product))
+    key = f"{cpu}, {threads} threads, {shape}"
     path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
     with suppress(OSError, ValueError):  # not there, damaged, or half written: measured again
         kept = json.loads(path.read_text())
@@ -226,15 +227,18 @@ def device_name(device: Device) -> str:
 
 
 @cache
-def _cpu() -> tuple[str, frozenset[str]]:
-    """The CPU's model name and feature flags; off Linux the platform's name for it."""
+def _cpu() -> tuple[str, frozenset[str], str]:
+    """The CPU's model name, feature flags, and family, model and stepping: in a cloud several kinds have one
+    name. Off Linux the platform's name for it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return platform.processor() or platform.machine(), frozenset()
+        return platform.processor() or platform.machine(), frozenset(), ""
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.M)
-    return name.group(1) if name else platform.machine(), frozenset(flags.group(1).split() if flags else ())
+    kind = re.findall(r"^(?:cpu family|model|stepping)\s*: (\d+)$", text, re.M)[:3]
+    known = frozenset(flags.group(1).split() if flags else ())
+    return name.group(1) if name else platform.machine(), known, ".".join(kind)
 
 
 def describe(device: Device, threads: int) -> dict[str, object]:
@@ -244,6 +248,7 @@ def describe(device: Device, threads: int) -> dict[str, object]:
         "device": device.value,
         "name": device_name(device),
         "cpu": _cpu()[0],
+        "cpu_kind": _cpu()[2],
         "cores": os.cpu_count(),
         "threads": threads,
         "host": platform.node(),

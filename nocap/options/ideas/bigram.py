@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 # large odd numbers; times an id they stay below 2⁶³
 FACTORS = 2_654_435_761, 2_246_822_519, 3_266_489_917, 668_265_263, 374_761_393, 1_540_483_477
-FACTORS += 2_376_512_323, 3_039_394_381
 
 
 @dataclass(kw_only=True, slots=True)
