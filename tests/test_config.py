@@ -452,7 +452,6 @@ REFUSED = [
     ),
     ("optimizer.beta2_half_life_tokens=0", "optimizer.beta2_half_life_tokens", "above 0", "null", "0.0"),
     ("optimizer.beta2_half_life_tokens=long", "optimizer.beta2_half_life_tokens", "long"),
-    ("optimizer=lion optimizer.beta2_half_life_tokens=1e5", "optimizer.beta2_half_life_tokens"),
     (
         "optimizer=muon optimizer.iteration=newton",
         "optimizer.iteration",

@@ -34,7 +34,7 @@ from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
 from nocap.store.metrics import MODEL_PARTS, PARTS
-from tests.conftest import Door
+from tests.conftest import ATLAS_IDEAS, Door
 from tests.fuzz.process import answer
 
 NANO = (
@@ -522,6 +522,7 @@ def test_bad_input_is_refused_in_a_line(
 
 def test_a_step_that_diverges_is_a_line_too(door: Door) -> None:
     done = door(
+        *ATLAS_IDEAS,
         "model=nano",
         "data=synthetic",
         "optimizer=lion",

@@ -54,7 +54,7 @@ optimizer=adamw optimizer.decay=all norm=layernorm
 optimizer=adamw optimizer.beta1=0.8 optimizer.weight_decay=0 | optimizer=muon
 optimizer=muon optimizer.decay=all norm=rmsnorm_gain
 optimizer=muon optimizer.scale=original optimizer.ns_steps=3
-optimizer=lion | optimizer=soap | optimizer=schedule_free schedule=constant
+optimizer=soap | optimizer=schedule_free schedule=constant
 optimizer.cautious_decay=true
 optimizer=muon optimizer.iteration=polar_express optimizer.row_beta2=0.95 optimizer.momentum_warmup_steps=9
 ideas=[bigram,smear,x0]
