@@ -46,7 +46,7 @@ def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: M
         assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
         assert name == jobs.BASELINE or (arm["source"] and arm["said"])
         for _, words in arm.get("stages", []):
-            assert composed([jobs.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
+            assert composed([*jobs.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
 
 
 def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
@@ -307,7 +307,7 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
     assert [word for word in search["fixed"] if not word.startswith("output_dir")] == json.loads(
         jobs.STACK.read_text()
     )["with"]
-    recipe = composed([jobs.SCALE, *search["fixed"], *search["trials"][0]["with"]]).run
+    recipe = composed([*jobs.SCALE, *search["fixed"], *search["trials"][0]["with"]]).run
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
 
 

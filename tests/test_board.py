@@ -179,7 +179,7 @@ def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
 
 def test_places_are_the_arms_own(shown: dict[str, Row]):
     assert shown["A13.flash"].where == "1 layer, 768 wide, T=64 to 1024, cpu"
-    batch = "4 layers, 128 wide, T=256, bytes tokens, {} a step, bf16, cpu"
+    batch = "4 layers, 128 wide, T=256, bytes tokens, {} a step, fp32, cpu"
     assert shown["D2.stack, kjv"].where == f"{batch.format('2,048')}, against {batch.format('1,024')}"
     assert shown["B5.deep"].where.startswith("7 layers, 96 wide, T=256, ")
     assert shown["A0"].where.count("; its loss at ") == 1

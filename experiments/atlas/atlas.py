@@ -54,7 +54,7 @@ TEACHER: jobs.Job = (jobs.TUNED_ON, jobs.SCREEN, jobs.BASELINE)
 @cache
 def of_arm(arm: str, output_dir: str) -> Composed:
     words = [
-        jobs.SCALE,
+        *jobs.SCALE,
         f"output_dir={output_dir}",
         *(with_teacher(word, output_dir) for word in jobs.words_of(arm)),
     ]
@@ -246,7 +246,7 @@ def timed_together(words: Sequence[str], rounds: int, output_dir: str) -> dict[s
             sys.executable,
             "-m",
             "nocap.bench",
-            jobs.SCALE,
+            *jobs.SCALE,
             *arms,
             "--rounds",
             str(rounds),

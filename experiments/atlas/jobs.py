@@ -23,7 +23,7 @@ from nocap.store.record import read_json
 
 outside.use([HERE / "ideas"])  # those that this atlas does not support are options from outside
 RUNS = HERE / "runs.jsonl"
-SCALE = "experiment=atlas_cpu"
+SCALE = "experiment=atlas_cpu", "trainer.precision=bf16"  # of every line of runs.jsonl
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
 LARGES = (0.125, SHORT)  # lengths of the larger size
 # nats that an idea has to gain on the seeds before this one, on average, to be trained on it too
@@ -180,7 +180,7 @@ def settings_of(part: str) -> list[str]:
         return ["model.n_layer=6", "model.d_model=256"]
     if part == SEARCHED:
         return list(decided(RECIPE)["trials"][0]["with"])
-    baseline = composed([SCALE]).run
+    baseline = composed(SCALE).run
     if part in RATES:
         return [f"optimizer.lr={baseline.optimizer.lr * RATES[part]}"]
     return [f"trainer.batch_tokens={baseline.trainer.batch_tokens}"] if part == BATCH else []
