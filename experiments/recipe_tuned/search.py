@@ -6,7 +6,7 @@ first parts, with as many trials for the baseline.
     python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
     python experiments/recipe_tuned/search.py past baseline      # beyond the edge of its trials
-    python experiments/recipe_tuned/search.py larger soap        # rates at six times the arithmetic
+    python experiments/recipe_tuned/search.py larger muon        # rates at six times the arithmetic
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
 """
@@ -240,14 +240,10 @@ def changed(words: Words, *new: str) -> list[str]:
     return [*(word for word in words if word.split("=")[0] not in keys), *new]
 
 
-def on_first(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of the same trial on the first seed."""
-    return rows(words=row["words"], share=row["share"], seed=SEED)[0]
-
-
 def of_two(row: Mapping[str, Any]) -> float:
     """The score of a trial that was run again, on both seeds."""
-    return mean((score(on_first(row)["losses"], SEED), score(row["losses"], SEED + 1)))
+    (first, *_) = rows(words=row["words"], share=row["share"], seed=SEED)
+    return mean((score(first["losses"], SEED), score(row["losses"], SEED + 1)))
 
 
 def rounded(value: Any) -> Any:
@@ -258,15 +254,15 @@ def again(of: str, best: int) -> None:
     """The best trials, and what they began with, on another seed."""
     share, seed = (1.0 if of == "baseline" else SHARE), SEED + 1
     first = start(of)
-    tried = [*rows(phase=f"tune {of}"), *rows(phase=f"past {of}")]
+    tried = [*rows(phase=f"tune {of}")]
     if of == "baseline":
         tried += rows(phase="baseline", seed=SEED)
     else:
         tried += rows(phase="parts", words=first)
     for row in sorted(tried, key=lambda row: score(row["losses"], SEED))[:best]:
         found = losses(f"again {of}", row["name"], row["words"], share=share, seed=seed)
-        mean_of_two = mean((score(row["losses"], SEED), score(found, seed)))
-        print(f"{of} {row['name']}: {mean_of_two:+.4f} of two seeds, {' '.join(row['words'])}", flush=True)
+        both = mean((score(row["losses"], SEED), score(found, seed)))
+        print(f"{of} {row['name']}: {both:+.4f} of two seeds, {' '.join(row['words'])}", flush=True)
 
 
 def main() -> int:

@@ -45,7 +45,8 @@ class StudyPlan:
 
     def content(self, arm: Composed, what: str) -> dict[str, Any]:
         """The keys of an arm that count, without its seed, and without those of the machine that no override
-        chooses; of data that lies at a path, which says nothing, its fingerprint.
+        chooses. Of data that lies at a path it has the tokens' fingerprint: two texts may lie at one path in
+        turn.
 
         Errors:
             ValueError: no such data.
