@@ -31,6 +31,7 @@ def test_compose_gives_the_run_and_refuses_in_a_line() -> None:
         api.compose("attention=gqq")
 
 
+@pytest.mark.slow
 def test_what_api_trains_is_what_the_command_trains(
     tmp_path: Path, door: Door, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,7 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("worth")
 
 
+@pytest.mark.slow
 def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: ModuleType) -> None:
     for name, arm in jobs.arms().items():
         assert set(arm) <= {"with", "tune", "like", "before", "stages", "source", "said"}

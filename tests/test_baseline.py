@@ -277,6 +277,7 @@ def test_the_rotary_tables_are_no_part_of_the_weights(model: GPT):
     assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
 
 
+@pytest.mark.slow
 def test_the_full_model_starts_near_the_recorded_loss(run: Run):
     """The challenge's log begins at 10.967978 on real text; random tokens begin near it."""
     model = build_model(run, vocab_size=50257).eval()

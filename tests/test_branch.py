@@ -93,8 +93,8 @@ def test_branch_on_two_ranks_is_the_whole_run(tmp_path: Path, door: Door, trunk:
 
 
 @pytest.mark.slow
-def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> None:
-    whole, branch = whole_and_branch(door, tmp_path, trunk)
+def test_branch_is_the_whole_run(tmp_path: Path, here: Door, trunk: Trunk) -> None:
+    whole, branch = whole_and_branch(here, tmp_path, trunk)
     manifest, trunk_manifest = read_json(branch / "manifest.json"), read_json(trunk.run_dir / "manifest.json")
     assert manifest is not None
     assert trunk_manifest is not None
@@ -106,7 +106,7 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
     clock = (read_json(branch / "summary.json") or {})["clock_s"]
     assert clock["train"] > before["train"]
 
-    why = door("why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.runs")
+    why = here("why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.runs")
     assert "init  step" in why.out
     differences = [
         difference
@@ -116,7 +116,7 @@ def test_branch_is_the_whole_run(tmp_path: Path, door: Door, trunk: Trunk) -> No
     assert {"part": "init", "key": "step", "a": "—", "b": "8"} in differences
     assert {difference["part"] for difference in differences} == {"init"}
 
-    again = door(*SMALL, *BRANCH, trunk.word, "trainer.keep_steps=[10]", f"output_dir={tmp_path / 'branch'}")
+    again = here(*SMALL, *BRANCH, trunk.word, "trainer.keep_steps=[10]", f"output_dir={tmp_path / 'branch'}")
     assert again.code == 0
     assert "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]" in again.out
 
@@ -145,10 +145,10 @@ def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, do
 
 @pytest.mark.slow
 def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_time(
-    tmp_path: Path, door: Door, trunk: Trunk
+    tmp_path: Path, here: Door, trunk: Trunk
 ) -> None:
     words = (*SMALL, *BRANCH, trunk.word, "trainer.checkpoint_every=0", f"output_dir={tmp_path / 'out'}")
-    first = door(*words)
+    first = here(*words)
     assert first.code == 0, first.err
     run_dir = the_run(tmp_path / "out")
     before = sum(json.loads((trunk.at / "state.json").read_text())["clock_s"].values())
@@ -159,7 +159,7 @@ def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_t
 
     shutil.rmtree(run_dir / "checkpoints")  # as if it had been killed before it saved
     (run_dir / "summary.json").unlink()
-    again = door(*words)
+    again = here(*words)
     assert again.code == 0, again.err
     assert "beginning from step 8" in again.out
     assert steady(run_dir) == rows
@@ -173,6 +173,7 @@ def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_t
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None:
     other = copied(trunk, tmp_path / "data")
     manifest = read_json(other.run_dir / "manifest.json") or {}

@@ -156,6 +156,7 @@ def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, f
     assert Path("mark").exists()
 
 
+@pytest.mark.slow
 def test_a_proposal_that_is_stopped_goes_on(study_door: Door, folder: Path):
     (folder.parent / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(0.5)\n")
     words = [sys.executable, "-m", "nocap.study", folder, "--json", "--propose", command(0)]
@@ -173,6 +174,7 @@ def test_a_proposal_that_is_stopped_goes_on(study_door: Door, folder: Path):
     assert {path: path.stat().st_mtime_ns for path in known} == known
 
 
+@pytest.mark.slow
 def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, folder: Path):
     commit(folder)
     assert answers(study_door(folder, "--json", "--propose", command("0.00")))[0]["word"] == "not shown"
@@ -190,6 +192,7 @@ def proposed(study_door: Door, folder: Path, changes: Sequence[tuple[str, str]])
     return study_door(folder, "--json", "--propose", BASE)
 
 
+@pytest.mark.slow
 def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, folder: Path):
     """What is trained is the tree, in worktrees that go; what is locked stays as it was; an edit that comes
     again is the same proposal."""

@@ -262,6 +262,7 @@ def test_an_arm_of_a_grid_has_the_noise_of_the_others_and_a_share_of_the_error(t
     ]
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_said(tmp_path):
     """Six arms without an effect: an arm errs in at most 0.02%, so that no grid of two hundred has any
     verdict."""

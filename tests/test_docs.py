@@ -79,8 +79,8 @@ def test_overrides_compose(block: Block) -> None:
 
 
 def _arms(arguments: list[str]) -> Iterator[list[str]]:
-    """The overrides of the first cell of a grid and, for each value that it sweeps, of a cell that has it; of
-    each end of a search; of each arm of a bench."""
+    """The overrides of the first cell of a grid and, for each key that it sweeps, of a cell with the last
+    value; of each end of a search; of each arm of a bench."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
     shared = [
         word
@@ -108,7 +108,7 @@ def _arms(arguments: list[str]) -> Iterator[list[str]]:
     ]
     yield first
     for key, swept in values.items():
-        yield from ([*first, f"{key}={value}"] for value in (swept or [])[1:] if key not in MINE)
+        yield from ([*first, f"{key}={value}"] for value in (swept or [])[-1:] if key not in MINE)
 
 
 @pytest.mark.parametrize(

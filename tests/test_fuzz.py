@@ -73,6 +73,7 @@ def outcomes(bench: Bench, *, number: int, cases: int) -> set[str]:
     return kinds
 
 
+@pytest.mark.slow
 def test_damage_is_mended_refused_or_left_out(runs: Bench):
     assert outcomes(runs, number=0, cases=60) >= {"same", "refused", "left out"}
 

@@ -93,12 +93,9 @@ def test_a_strangers_yaml_runs_nothing(name: str, ask: Any, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["evil"]
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "callback" else pytest.param(name, marks=pytest.mark.slow) for name in YAMLS]
-)
-def test_nor_at_any_door(name: str, ask: Any, tmp_path: Path) -> None:
+def test_nor_at_any_door(ask: Any, tmp_path: Path) -> None:
     """It is refused where it is asked for. A folder that is only named is not read but for its options."""
-    flags = evil(tmp_path, YAMLS[name])
+    flags = evil(tmp_path, YAMLS["callback"])
     folder = written(
         tmp_path / "study", study(arms={**STUDY["arms"], "mqa": ["attention=mqa", "experiment=evil"]})
     )
@@ -147,7 +144,7 @@ def test_nor_does_one_in_hydras_own_places(place: str, text: str, ask: Any, tmp_
 
 BOMBS = {
     "deep": ("[" * 900, "must not be so deep"),
-    "deeper": ("[" * 100_000, ".yaml"),  # PyYAML 6.0.4 refuses it itself, in words of its own
+    "deeper": ("[" * 20_000, ".yaml"),  # PyYAML 6.0.4 refuses it itself, in words of its own
     "deep blocks": ("- " * 100_000, "must not be so deep"),
     "deep keys": ("? " * 100_000, "must not be so deep"),
     "twice": ("a: 1\na: 2\n", "a must be given once"),

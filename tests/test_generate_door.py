@@ -48,6 +48,7 @@ def samples_of(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["samples"]
 
 
+@pytest.mark.slow
 def test_the_text_is_the_models(trained: Path, say: Say, tmp_path: Path):
     """Greedy, against the training model's logits over the whole prefix."""
     code, out, err = say(
@@ -219,6 +220,7 @@ def test_what_is_no_utf8_is_marked(trained: Path):
     assert loaded.text(tokens) == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.slow
 def test_a_terminal_is_not_given_orders(trained: Path, tmp_path: Path):
     words = (f"run={trained}", "prompt=a\x1b[2J\tb\x07é", "max_tokens=1", "device=cpu", "threads=1")
     code, printed = on_a_terminal("-m", "nocap.generate", *words, cwd=tmp_path)

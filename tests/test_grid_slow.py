@@ -1,12 +1,9 @@
-"""A grid of twelve cells: killed, broken, run again; and what a cell costs beside its training."""
+"""A grid of six cells: killed, run again; and what a cell costs beside its training."""
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,22 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.attempts import processes, wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import CELL, Background, records, summaries, trained
 
-BIG = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa,mqa", "mlp=gelu4x,relu2", "seed=0,1")
+BIG = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa,mqa", "seed=0,1")
 
 
 @pytest.fixture(scope="module")
 def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
-    """Twelve cells that nobody disturbed. Copy it before changing it."""
+    """Six cells that nobody disturbed. Copy it before changing it."""
     out = tmp_path_factory.mktemp("big") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOCAP_CACHE", str(cache_dir))
         done = Background(out, *BIG).end()
     assert (done.code, done.err) == (0, "")
-    assert len(trained(done.out)) == 12
+    assert len(trained(done.out)) == 6
     return out
 
 
@@ -40,7 +36,7 @@ def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(
     big_grid: Path, tmp_path: Path, door: Door
 ) -> None:
     out, chance = tmp_path / "out", random.Random(24)
-    for most in (3, 6, 9):  # cells that are done by then: a fast machine is killed earlier
+    for most in (2, 4):  # cells that are done by then: a fast machine is killed earlier
         running = Background(out, *BIG)
         deadline = time.monotonic() + chance.uniform(5, 20)
         while time.monotonic() < deadline and len(list(out.glob("runs/*/summary.json"))) < most:
@@ -68,33 +64,6 @@ def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
         times.append(cpu_of_children() - began)
         assert (done.code, trained(done.out)) == (0, [])
     assert min(times) < 5  # CPU-seconds
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_broken_and_killed_cells_of_a_big_grid(big_grid: Path, tmp_path: Path, door: Door) -> None:
-    """All but four cells are copied: one of those raises, one is killed, two are trained."""
-    out = tmp_path / "out"
-    shutil.copytree(big_grid, out)
-    content = json.loads(next(out.glob("grids/*/grid.json")).read_text())
-    raising, killed, *others = [out / "runs" / content["cells"][place]["run"] for place in (2, 5, 8, 10)]
-    for folder in (raising, killed, *others):
-        shutil.rmtree(folder)
-    raising.mkdir()
-    (raising / "checkpoints").write_text("a file where the worker makes a folder")
-    running = Background(out, *BIG)
-    wait_until(
-        lambda: processes(killed) or running.process.poll() is not None, "the worker that is to be killed"
-    )
-    for pid in processes(killed):
-        os.kill(pid, signal.SIGKILL)
-    done = running.end()
-    assert (done.code, len(done.err.splitlines())) == (1, 2)
-    assert "2 failed, 10 finished; 2 trained now" in done.out
-    (raising / "checkpoints").unlink()
-    again = door("--multirun", *BIG, f"output_dir={out}")
-    assert (again.code, len(trained(again.out))) == (0, 2)
-    assert records(out) == records(big_grid)
 
 
 @pytest.mark.slow

@@ -236,6 +236,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.slow
 def test_what_changes_no_number_makes_no_other_run(checkout: Path):
     before = identities(checkout)
     for edit in HARMLESS.values():

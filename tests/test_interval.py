@@ -189,7 +189,7 @@ def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", simulated.KINDS)
+@pytest.mark.parametrize("name", list(simulated.KINDS)[::4])
 def test_twenty_grids_through_the_command_have_the_words_of_the_cells(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ):

@@ -92,6 +92,7 @@ def test_verdicts(tmp_path: Path, gain: float, word: str) -> None:
     assert arms(compared(two_arms(tmp_path, gain=gain)))["idea"]["difference"]["verdict"] == word
 
 
+@pytest.mark.slow
 def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path: Path) -> None:
     """400 tables of two equal arms."""
     rng, alarms = np.random.default_rng(0), 0

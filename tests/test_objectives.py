@@ -33,7 +33,6 @@ from nocap.training.step import Update, fetch, take_step, validate
 from nocap.training.trained import trained
 from tests.attempts import attempt, state_of
 from tests.conftest import SMALL, Undisturbed, rows_of, the_run
-from tests.test_combinations import losses, small
 from tests.test_ideas import saved_and_loaded, trainee_of
 
 V = 257
@@ -532,6 +531,7 @@ def test_short_documents_first(tmp_path: Path):
     assert begun[0] > begun[-1]
 
 
+@pytest.mark.slow
 def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     """Its losses are found once, are those of its model, and their time is a teacher's however often they are
     used."""
@@ -627,7 +627,7 @@ def chosen(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     "words",
-    [SEVERAL, *(pytest.param(words, marks=pytest.mark.slow) for words in ALL)],
+    TOGETHER,
     ids=lambda words: words[0],
 )
 def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: Path):
@@ -661,14 +661,3 @@ def test_two_ranks_equal_one(words: tuple[str, ...], teacher: str, tmp_path: Pat
         for row, other in zip(*map(rows_of, run_dirs), strict=True):
             assert row["tokens"] == other["tokens"]
             assert row.get("train/loss", 0.0) == pytest.approx(other.get("train/loss", 0.0), rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-@pytest.mark.parametrize("words", TOGETHER, ids=lambda words: words[0])
-def test_compiled_it_computes_what_eager_does(words: tuple[str, ...], teacher: str):
-    """The whole step in one graph; each objective and idea with regions compiled: tests/test_contract.py."""
-    torch.compiler.reset()
-    words = (*chosen(words, teacher), "trainer.precision=fp32")
-    eager = losses(small(*words, "trainer.compile=off"))
-    assert losses(small(*words, "trainer.compile=full")) == pytest.approx(eager, abs=2e-5)

@@ -105,6 +105,7 @@ def test_what_is_per_token_decodes_from_a_cache(door: Door, tmp_path: Path):
     assert "no cache" not in text.err
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
     folder = shutil.copytree(STRANGERS / "sqlite_rows", tmp_path / "broken")
     file = folder / "tracker" / "sqlite_rows.py"

@@ -271,6 +271,7 @@ def test_no_secret_reaches_a_file_or_a_screen(
     assert leaked(json.dumps(redact({"a": [tuple(TEXTS)]}))) == []
 
 
+@pytest.mark.slow
 def test_what_is_no_secret_stays() -> None:
     """Names, digests, identities, paths, schemas, times: the repository's configurations and code, and some
     lines of its results."""

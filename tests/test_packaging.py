@@ -21,6 +21,7 @@ def complete(door: Door, line: str) -> set[str]:
     return set(done.out.split())
 
 
+@pytest.mark.slow
 def test_completion_offers_doors_groups_and_options(door: Door) -> None:
     assert complete(door, "nocap ") == set(COMMANDS)
     assert complete(door, "nocap tr") == {"train"}

@@ -133,6 +133,7 @@ def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
         assert f"{100 * flops / total:.1f}" == percent
 
 
+@pytest.mark.slow
 def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
     """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its
     FLOPs, the same by the step."""
@@ -398,6 +399,7 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step() -> None:
     assert profile.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
 
 
+@pytest.mark.slow
 def test_a_step_that_waits_for_the_host_is_told(profiled: tuple[dict[str, Any], str, Path]) -> None:
     record, said, _ = profiled
     assert record["step"]["plain"]["gpu_busy"] is None
@@ -520,6 +522,7 @@ def test_bad_input_is_refused_in_a_line(
     assert len(usage) <= 1  # of argparse
 
 
+@pytest.mark.slow
 def test_a_step_that_diverges_is_a_line_too(door: Door) -> None:
     done = door(
         *ATLAS_IDEAS,
@@ -547,6 +550,7 @@ def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.Monke
         profile.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1)
 
 
+@pytest.mark.slow
 def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch: pytest.MonkeyPatch):
     """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each time."""
     sizes = list[int]()

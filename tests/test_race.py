@@ -245,6 +245,7 @@ def test_a_guard_that_is_worse_decides(repo: Path, raced: Callable[..., Answer])
     assert verdict(raced(*words, "--metric", PATTERN, "--guard", "mib 5", "--pairs", "3")) == ("worse", 3)
 
 
+@pytest.mark.slow
 def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(
     repo: Path, raced: Callable[..., Answer]
 ) -> None:
@@ -294,7 +295,6 @@ GOOD = "print('final', 3 + noise)"
 @pytest.mark.parametrize(
     ("extra", "code", "line"),
     [
-        ("sys.exit(3)", 1, "base, seed 0: exit code 3; see"),
         ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
         ("", 1, "base, seed 0: final must be in what it printed, by 'final (\\\\S+)', got nothing; see"),
         ("print('final nan')", 1, "base, seed 0: final must be a finite number, got nan; see"),
@@ -311,7 +311,6 @@ GOOD = "print('final', 3 + noise)"
         ("time.sleep(60)", 1, "no end after 1 s (--timeout)"),
         ("open('/dev/full', 'wb', 0).write(b'x')", 1, "OSError: [Errno 28] No space left on device"),
         ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
-        (f"{GOOD}; print('x' * 3_000_000)", 0, ""),
         (f"os.write(1, bytes(range(256)) * 100); print(); {GOOD}", 0, ""),
         (
             "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
@@ -320,7 +319,6 @@ GOOD = "print('final', 3 + noise)"
             "",
         ),
         (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
-        (f"print('final 9'); {GOOD}", 0, ""),
     ],
 )
 def test_what_a_command_does_badly(
@@ -360,7 +358,7 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
     repo: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*arms(base="train.py {seed}", idea="train.py {seed}"), "--metric", PATTERN, "--pairs", "1"]
-    monkeypatch.setenv("EXTRA", "for i in range(100_000): print(i)")  # more than a pipe takes
+    monkeypatch.setenv("EXTRA", "for i in range(20_000): print(i)")  # more than a pipe takes
     with monkeypatch.context() as full:
         full.setattr(command, "LOG", "/dev/full")
         assert failed(*words) == 1
@@ -442,7 +440,7 @@ def test_refs_that_cannot_be_raced(
     assert not (repo / "outputs" / "commands").exists()
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_race_that_is_killed_goes_on(repo: Path, monkeypatch: pytest.MonkeyPatch, jobs: str) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     words = [
@@ -500,6 +498,7 @@ def test_a_command_ends_with_the_race_that_is_killed(repo: Path) -> None:
     assert (len(gone), alive) == (1, [])
 
 
+@pytest.mark.slow
 def test_runs_at_once_share_the_machine_and_have_no_times(
     repo: Path, raced: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -645,6 +644,7 @@ def test_after_a_failure_nothing_more_begins_and_what_runs_ends(
     assert len(list(repo.glob("outputs/commands/*"))) == 2
 
 
+@pytest.mark.slow
 def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Callable[..., Answer]) -> None:
     (repo / ".gitignore").unlink()
     (repo / "write.py").write_text(
@@ -682,6 +682,7 @@ def test_what_this_process_has_imported_makes_no_other_command(
     assert {path.name for path in repo.glob("outputs/commands/*")} == runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "form", ["{PYTHON} {own}/it.py", "sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"]
 )

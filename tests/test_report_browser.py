@@ -298,6 +298,7 @@ def test_a_phone_scrolls_only_down(page_of: Callable[..., Tab], grid: Comparison
     assert tab.page.locator("#curves > svg").bounding_box()["width"] <= 375
 
 
+@pytest.mark.slow
 def test_markup_in_names_is_inert(page_of: Callable[..., Tab], grid: Comparison) -> None:
     tab = page_of(poisoned())
     assert tab.page.locator("img").count() == 0

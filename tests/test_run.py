@@ -227,6 +227,7 @@ def test_equal_arms_differ_in_nothing_but_the_seed() -> None:
     assert first == second
 
 
+@pytest.mark.slow
 def test_code_counts_and_comments_do_not(tmp_path: Path) -> None:
     for name in ("nocap", "conf"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -160,6 +160,7 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
     assert len({repr(point) for point in first}) == n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Sampler.random, Sampler.sobol])
 def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
     points = [params for params, _ in drawn(Search(sampler=sampler), MIXED, 128)]
@@ -174,6 +175,7 @@ def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
     assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
 
 
+@pytest.mark.slow
 def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
     bowl = space("x=tag(log, interval(1e-4, 1e-1))", "y=interval(0, 1)", "z=interval(0, 1)")
 

@@ -265,6 +265,7 @@ def still(label: str) -> Block:
     return lambda: 1.0
 
 
+@pytest.mark.slow
 def test_a_planted_tenth_comes_out_exactly(raced: Raced, capsys: pytest.CaptureFixture[str]):
     machine, costs = Machine(drift=0.001), {"mlp=gelu4x": 1e-5, "mlp=gelu3x": 1.1e-5, "attention=mha": 1e-5}
     _, result = raced(lambda label: machine.arm(costs[label]))
@@ -284,6 +285,7 @@ def test_a_planted_tenth_comes_out_exactly(raced: Raced, capsys: pytest.CaptureF
     )
 
 
+@pytest.mark.slow
 def test_an_arm_that_does_not_fit_or_fails_is_a_line(raced: Raced, capsys: pytest.CaptureFixture[str]):
     big = 0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
     code, result = raced(
@@ -324,6 +326,7 @@ def test_without_its_baseline_a_bench_fails(raced: Raced, capsys: pytest.Capture
     assert capsys.readouterr().err == "nocap: the baseline, mlp=gelu4x: does not fit: no more\n"
 
 
+@pytest.mark.slow
 def test_time_ends_a_bench_that_stays_noisy(raced: Raced, monkeypatch: pytest.MonkeyPatch):
     now = iter(range(10_000))
     monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
@@ -337,6 +340,7 @@ def test_time_ends_a_bench_that_stays_noisy(raced: Raced, monkeypatch: pytest.Mo
     assert raced(noise, "--seconds", "1", "--rounds", "9")[1]["rounds"] == 9
 
 
+@pytest.mark.slow
 def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch: pytest.MonkeyPatch):
     clock = {"now": 0.0}
     monkeypatch.setattr(measure.time, "monotonic", lambda: clock["now"])
@@ -350,6 +354,7 @@ def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch:
     assert result["arms"][2]["reason"] == "the arms before it took 75 s of 100 s to warm up"
 
 
+@pytest.mark.slow
 def test_the_result_has_one_schema(raced: Raced):
     """Whatever became of an arm, and strict JSON."""
     _, result = raced(still, fails={"attention=mha": (0, MemoryError("no more"))})
@@ -486,6 +491,7 @@ def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decide
     assert plain.trainer.compile is Compile.regional  # 11.8 million weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu", "gpu"])
 def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
@@ -600,6 +606,7 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
     assert facts["memory_mib"]["peak"] > 3 * table + 256 * 257 * 4 / 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "quick")
 def test_an_external_arm_is_timed_and_shown_as_the_others(
     bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -728,6 +735,7 @@ def test_refused_external_arms(words: str, said: str, bigram: Path):
         external_arm(NANO, words.format(bigram))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "quick")
 def test_an_external_arm_that_fails_later_is_a_line(
     bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -222,7 +222,7 @@ def _twin() -> tuple[dict[str, str], list[dict[str, object]]]:
 
 
 def test_some_lives_of_a_run_end_as_if_nothing_had_happened() -> None:
-    lives(steps=6, examples=5)
+    lives(steps=6, examples=2)
 
 
 @pytest.mark.slow

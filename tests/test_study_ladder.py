@@ -106,6 +106,7 @@ def test_a_readme_has_the_ladder_where_a_study_asks_for_it(tmp_path: Path):
     assert "The ladder" not in pages.readme(made, tmp_path, [])
 
 
+@pytest.mark.slow
 def test_without_a_scale_the_ladders_are_carried_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     scales = {name: at()["cpu"] | {"lengths": [0.25, 0.5]} for name in ("small", "large", "huge")}
     folder = written(tmp_path / "made", study(claims=[RACE], scales=scales, ladder=["small", "large"]))

@@ -123,6 +123,7 @@ def shown(out: str) -> dict[str, str]:
 # --- once ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_study_from_its_file_to_its_verdicts(carried: Carried):
     assert (carried.process.code, carried.process.err) == (0, "")
     speed, loss = carried.results["claims"]

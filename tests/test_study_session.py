@@ -155,6 +155,7 @@ def test_a_session_is_run_again_when_its_result_could_differ():
     )
 
 
+@pytest.mark.slow
 def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     before = datetime.now().astimezone().replace(microsecond=0)
@@ -183,6 +184,7 @@ def test_a_session_does_not_outlive_a_killed_study(tmp_path: Path):
     assert asked().results(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_session_whose_study_was_killed_before_it_began_ends(tmp_path: Path):
     environment = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_PARENT": "1"}
     command = [sys.executable, "-m", "nocap.study.session", "no result"]

@@ -35,6 +35,7 @@ def test_every_study_of_the_checkout_has_a_name() -> None:
     assert set(shipped()) == {path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("word", ["order_short", "experiments/order_short"])
 def test_a_plan_writes_nothing_and_a_run_makes_the_studys_own_folder(
     word: str, tmp_path: Path, plans: list[StudyPlan]

@@ -199,6 +199,7 @@ def sets_of_all() -> list[list[str]]:
     return sets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "é" * 100], ids=["short", "long"])
 def test_their_run_has_a_folder_that_a_file_system_takes(name: str, tmp_path: Path) -> None:
     run = compose(

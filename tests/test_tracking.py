@@ -127,6 +127,7 @@ def recorded(run_dir: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
+@pytest.mark.slow
 def test_offline_run_reads_back_as_the_record(run_dir: Path) -> None:
     code = """
 tracker = mirror(config={"data": {"path": ["a", "hub-" + os.environ["HF_TOKEN"]]}})
@@ -321,9 +322,8 @@ OFFLINE = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", ["no network", "a server that never answers", pytest.param("no login", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OFFLINE)
 def test_what_keeps_the_mirror_offline_is_one_warning(run_dir: Path, case: str) -> None:
     mode, extra, reason, limit_s = OFFLINE[case]
     code = f"""
@@ -342,6 +342,7 @@ tracker.finish(summary={{}}, status="finished")
     assert history(run_dir) == recorded(run_dir)
 
 
+@pytest.mark.slow
 def test_no_account_on_a_terminal_never_prompts(run_dir: Path) -> None:
     code = (
         PRELUDE + "assert sys.stdin.isatty()\nmirror(rows=record(None)).finish(summary={}, status='finished')"
@@ -373,6 +374,7 @@ print("trained")
     assert "stopped mirroring at step" in done.stderr
 
 
+@pytest.mark.slow
 def test_frozen_wandb_holds_up_neither_a_step_nor_the_end(run_dir: Path) -> None:
     code = """
 from nocap.options.tracker import wandb

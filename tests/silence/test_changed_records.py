@@ -80,6 +80,7 @@ def tokens_of(here: Door, source: Path, *words: str) -> tuple[str, list[str]]:
     )
 
 
+@pytest.mark.slow
 def test_an_edited_data_source_makes_its_tokens_anew(here: Door, source: Path) -> None:
     first, sets = tokens_of(here, source)
     edit(source / "data" / "jsonl.py", "encode_ordinary(text)]", "encode_ordinary(text.upper())]")
@@ -174,6 +175,7 @@ def doors(here: Door, run_dir: Path) -> dict[str, Callable[[], Finished]]:
     }
 
 
+@pytest.mark.slow
 def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, record: Path) -> None:
     """gelu → relu2 in config.yaml gave another text from the same weights; an edited loss chose what was
     deleted."""
@@ -278,6 +280,7 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(checkout: Path, tmp_path: Path) -> None:
     done = trained_from(checkout, tmp_path / "out")
     assert done.code == 0, done.err
@@ -302,6 +305,7 @@ def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(checkout: Pa
     assert yaml.safe_load((kept / "config.yaml").read_text())["store"] == {"diff": True}
 
 
+@pytest.mark.slow
 def test_a_checkout_without_changes_has_no_digest_and_no_checkout_no_diff(
     checkout: Path, tmp_path: Path
 ) -> None:

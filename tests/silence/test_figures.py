@@ -45,6 +45,7 @@ def compared(door: Door, folder: Path) -> tuple[dict[str, Any], str]:
     return next(arm for arm in content["arms"] if arm["difference"] is not None), done.out
 
 
+@pytest.mark.slow
 def test_another_tracker_is_no_more_memory(trained: Path, door: Door) -> None:
     plain, mirrored = (json.loads(path.read_text())["memory_mib"] for path in summaries(trained).values())
     assert plain["model"] < plain["peak"] != mirrored["peak"]  # kept, not compared
@@ -92,6 +93,7 @@ def busy_profile(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     return json.loads((folder / "p.json").read_text()), said
 
 
+@pytest.mark.slow
 def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Profiled) -> None:
     profile, said = busy_profile
     inner = ("", ".q_proj", ".k_proj", ".v_proj", ".mixer", ".out_proj")
@@ -107,6 +109,7 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     assert any(line.startswith("blocks.*.attention.q_proj ") for line in said)
 
 
+@pytest.mark.slow
 def test_a_profile_beside_a_busy_process_says_so_first_and_names_no_winner(busy_profile: Profiled) -> None:
     profile, said = busy_profile
     doubts = {doubt["doubt"]: doubt for doubt in profile["doubts"]}

@@ -110,6 +110,7 @@ def test_a_damaged_answer_is_measured_again(cache: Path, door: Door) -> None:
     assert len(json.loads((cache / "bf16.json").read_text())) == 1
 
 
+@pytest.mark.slow
 def test_what_decides_nothing_is_not_measured(cache: Path, door: Door, here: Door) -> None:
     """A precision that is given, a narrow shape, an arm that is not the baseline, a question."""
     assert default(door, "trainer.precision=bf16") == "bf16"
@@ -149,6 +150,7 @@ def compiler(folder: Path) -> tuple[Path, Path]:
     return path, asked
 
 
+@pytest.mark.slow
 def test_compiled_code_of_another_user_never_runs(
     unset: None, cache: Path, door: Door, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_compiled_code_of_another_user_never_runs(
     assert stat.S_IMODE((cache / "compiled").stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     unset: None, cache: Path, door: Door, tmp_path: Path
 ) -> None:
@@ -193,16 +196,6 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     assert not (tmp_path / "outputs").exists()
 
 
-def test_a_place_that_the_user_chose_for_compiled_code_stays(
-    unset: None, cache: Path, door: Door, tmp_path: Path
-) -> None:
-    path, asked = compiler(tmp_path)
-    own = tmp_path / "own"
-    door(*COMPILED, env={"TORCHINDUCTOR_CACHE_DIR": str(own), "CXX": str(path)})
-    assert str(own) in asked.read_text()
-    assert str(cache / "compiled") not in asked.read_text()
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_another_run_finds_what_one_has_compiled(
@@ -220,6 +213,7 @@ def test_another_run_finds_what_one_has_compiled(
     assert not list(tmp_path.glob("torchinductor_*"))
 
 
+@pytest.mark.slow
 def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Path) -> None:
     for place in ("evil.py", "more/__init__.py"):
         (tmp_path / "hydra_plugins" / place).parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from tests.conftest import FAULTS, SMALL, Door, the_run
 TWO = (*SMALL, "trainer.devices=2")
 
 
+@pytest.mark.slow
 def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(tmp_path: Path, door: Door) -> None:
     env = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "error@3:rank1", "NOCAP_FAULT_DIR": str(tmp_path)}
     done = door(*TWO, f"output_dir={tmp_path / 'out'}", env=env)
@@ -32,12 +33,9 @@ def test_the_terminal_shows_the_cause_of_the_rank_that_failed_first(tmp_path: Pa
 def test_two_ranks_start_beside_other_work(tmp_path: Path, door: Door) -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
     try:
-        ends = [
-            door(*TWO, "trainer.steps=1", f"seed={seed}", f"output_dir={tmp_path / 'out'}")
-            for seed in range(2)
-        ]
+        done = door(*TWO, "trainer.steps=1", f"output_dir={tmp_path / 'out'}")
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    assert [(end.code, end.err) for end in ends] == [(0, "")] * len(ends)
+    assert (done.code, done.err) == (0, "")
