@@ -264,20 +264,14 @@ def test_two_ranks_with_both_train_as_one_without(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-@pytest.mark.parametrize(
-    ("kind", "precision", "mode"),
-    [(kind, ("fp32", "bf16")[i % 2], ("regional", "full")[i % 2]) for i, kind in enumerate(KINDS)],
-)
-def test_compiled_losses_are_those_of_eager_and_plain(kind: str, precision: str, mode: str) -> None:
+def test_compiled_losses_are_those_of_eager_and_plain() -> None:
     torch.compiler.reset()
     words = (
-        f"trainer.precision={precision}",
+        "trainer.precision=fp32",
         "model.logit_softcap=5",
         "objective.z_loss=0.01",
         "trainer.micro_batch=4",
     )
     want = losses(small(*words, "trainer.compile=off"))
-    both = (f"trainer.activation_checkpointing={kind}", "objective.loss_chunks=3")
-    assert losses(small(*words, *both, f"trainer.compile={mode}")) == pytest.approx(
-        want, abs=2e-5 if precision == "fp32" else 5e-3
-    )
+    both = ("trainer.activation_checkpointing=attention", "objective.loss_chunks=3")
+    assert losses(small(*words, *both, "trainer.compile=full")) == pytest.approx(want, abs=2e-5)

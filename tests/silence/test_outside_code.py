@@ -137,7 +137,7 @@ def test_a_helper_that_changes_after_the_command_began_is_refused(
 
 
 @pytest.mark.slow
-def test_the_record_names_all_that_an_option_imports(here: Door, tmp_path: Path):
+def test_the_record_names_all_that_an_option_imports(door: Door, tmp_path: Path):
     """Modules of one's own by content, also inside packages and functions; installed packages by version."""
     site = tmp_path / "lib" / "site-packages"
     for name, installed in (("pinned", "null"), ("copied", '{"url": "file:///copied", "dir_info": {}}')):
@@ -159,7 +159,7 @@ def test_the_record_names_all_that_an_option_imports(here: Door, tmp_path: Path)
     source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(factor="factor", first=1)
     asked = words(tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n")
     path = ":".join(map(str, (REPO, site, package.parent)))
-    done = here(*asked, env={"PYTHONPATH": path})
+    done = door(*asked, env={"PYTHONPATH": path})
     assert done.code == 0, done.err
     modules = manifest(the_run(tmp_path / "outputs"))["parts"]["source"]
     assert modules.pop("pinned-package") == "1.5"
