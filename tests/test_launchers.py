@@ -169,7 +169,7 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(
     cluster: Path, tmp_path: Path, door: Door
 ) -> None:
     out = tmp_path / "out"
-    words = (*SMALL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
+    words = (*SMALL, "trainer.steps=200", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
     running = Background(out, *words)
     wait_until(lambda: any(path.stat().st_size for path in out.glob("runs/*/metrics.jsonl")), "a row")
     stopped = running.end(signal.SIGINT)
