@@ -565,6 +565,7 @@ REFUSED = [
     ("attention=sliding attention.kind=global", "attention.kind", "global"),
     ("optimizer.kind=muon", "optimizer.kind", "muon"),
     ("schedule.kind=cosine", "schedule.kind", "cosine"),
+    ("experiment=recipe_cpu ideas=[]", "ideas.ngrams", "ideas=[ngrams]", "1.26"),
     # Hydra's own grammar
     ("trainer.steps", "trainer.steps"),
     ("trainer.steps=1,2", "trainer.steps=1,2", "--multirun"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.attempts import spawn, wait_until
 from tests.conftest import REPO, Undisturbed
 from tests.soak import Soak, differences, left, said
 
@@ -146,25 +144,6 @@ def soaked(folder: Path, *words: str) -> dict[str, Any]:
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     result: dict[str, Any] = json.loads(counts.read_text())
     return result
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_short_soak_that_is_killed_itself(tmp_path: Path) -> None:
-    words = ("--kills", "9", "--lanes", "1", "--seed", "1")  # of which the first job takes eight at most
-    first = spawn("-m", "tests.soak", "--folder", str(tmp_path), *words, cwd=REPO)
-    wait_until(
-        lambda: (tmp_path / "state.jsonl").exists() and (tmp_path / "state.jsonl").stat().st_size > 9,
-        "a job's end",
-        limit_s=600,
-    )
-    first.send_signal(signal.SIGKILL)
-    first.communicate()
-    before = (tmp_path / "state.jsonl").read_text()
-    counts = soaked(tmp_path, *words)
-    assert (tmp_path / "state.jsonl").read_text().startswith(before)
-    assert counts["sigkills"] >= 9
-    assert counts["lost"] == []
 
 
 @pytest.mark.fuzz

@@ -58,6 +58,8 @@ def typed(plain: Any) -> DictConfig:
         ideas,
     )
     of_ideas = cast(dict[str, Any], ideas).items()
+    for name, idea in of_ideas:  # an experiment may give keys of one that the command leaves out
+        require("kind" in idea, f"ideas.{name}", f"be chosen beside its keys, as in ideas=[{name}]", idea)
     parts["ideas"] = {
         name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", idea)) for name, idea in of_ideas
     }
