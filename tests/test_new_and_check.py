@@ -167,29 +167,6 @@ CLAIM = """
         def cache_slots(self, layer, capacity):
             return capacity
     """
-HIDDEN = """
-    from nocap.options.optimizer import Optimizer
-
-    class Hidden(torch.optim.Optimizer):
-        def __init__(self, params, lr):
-            super().__init__(params, {"lr": lr})
-            self.momenta = {}
-
-        @torch.no_grad()
-        def step(self, closure=None):
-            for group in self.param_groups:
-                for p in group["params"]:
-                    m = self.momenta.setdefault(p, torch.zeros_like(p))
-                    m.mul_(0.9).add_(p.grad)
-                    p.sub_(m, alpha=group["lr"])
-
-    @dataclass(kw_only=True)
-    class Broken(Optimizer):
-        kind: str = "broken"
-
-        def build(self, model):
-            return [Hidden(list(model.parameters()), self.lr)]
-    """
 BATCH = """
     from nocap.options.norm import Norm
 
@@ -283,10 +260,6 @@ DATA = {"order": "shuffled", "read_sequences": 16}
             "the logits of token 0 change with the tokens from 1 on",
         ),
         ("causal", "norm", BATCH, {}, "the logits of token 0 change with the tokens from 1 on"),
-        pytest.param(
-            *("resumes", "optimizer", HIDDEN, {"lr": 0.1, "weight_decay": 0}, ", and undisturbed "),
-            marks=pytest.mark.slow,
-        ),
         (
             "decodes",
             "attention",

@@ -103,6 +103,7 @@ def test_every_writer_follows_the_umask(tmp_path: Path, umask: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("umask", [0o77], indirect=True)
 def test_a_whole_run_follows_the_umask(door: Door, tmp_path: Path, umask: int) -> None:
     words = [word for word in SMALL if not word.startswith("tracker")]
     done = door(

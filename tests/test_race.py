@@ -595,7 +595,7 @@ def test_a_race_on_slurm_is_paused_and_outlives_a_kill(
         "--slurm",
         "partition=two",
     ]
-    monkeypatch.setenv("EXTRA", "time.sleep(4)")
+    monkeypatch.setenv("EXTRA", "time.sleep(30)")  # beyond what a busy machine needs to cancel a job
 
     def begun() -> subprocess.Popen[bytes]:
         nowhere = subprocess.DEVNULL
@@ -619,6 +619,7 @@ def test_a_race_on_slurm_is_paused_and_outlives_a_kill(
     )
     assert any(path.read_text() == "CANCELLED" for path in cluster.glob("job-*"))
     assert not list(repo.glob("outputs/commands/*.job"))
+    monkeypatch.setenv("EXTRA", "time.sleep(4)")
     killed = begun()
     time.sleep(1)
     killed.kill()
