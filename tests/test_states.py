@@ -227,4 +227,4 @@ def test_some_lives_of_a_run_end_as_if_nothing_had_happened() -> None:
 
 @pytest.mark.slow
 def test_many_lives_of_a_run_end_as_if_nothing_had_happened() -> None:
-    lives(steps=9, examples=40)
+    lives(steps=9, examples=20)
