@@ -486,7 +486,7 @@ def test_10_dead_rank_without_restarts(
 
 @pytest.mark.slow
 @linux
-@pytest.mark.parametrize(("fault", "ranks"), [("hang@13:rank1", 2)])
+@pytest.mark.parametrize(("fault", "ranks"), [("hang@13:rank1", 2), ("stop@13", 1)])
 def test_11_hung_rank(
     tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, fault: str, ranks: int
 ) -> None:

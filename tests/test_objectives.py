@@ -617,7 +617,7 @@ SEVERAL = (
     ),
 )
 
-# all of ALL: what costs a compilation or two ranks
+# all of ALL, in two
 TOGETHER = (SEVERAL, next(words for words in ALL if "small_batches" in words[0]))
 
 
