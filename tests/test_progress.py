@@ -147,7 +147,7 @@ def test_the_first_screen_says_what_is_trained_and_why_so(tmp_path: Path) -> Non
     assert re.fullmatch(r"nano: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads", head)
     why = reasons(run)
     for line, key in ((precision, "precision"), (compiled, "compile")):
-        value = getattr(run.trainer, key).value
-        assert line == f"{key} {why[key]}" if why.get(key, "").startswith(f"{value}: ") else f"{key} {value}"
-    other = replace(run.trainer, compile=type(run.trainer.compile)("full"))
-    assert headline(planned(replace(run, trainer=other), tmp_path)).splitlines()[-1] == "compile full"
+        assert line == f"{key} {why[key]}"
+    other = replace(run.trainer, compile=type(run.trainer.compile)("max"))
+    last = headline(planned(replace(run, trainer=other), tmp_path)).splitlines()[-1]
+    assert last == f"compile max (by default {why['compile']})"

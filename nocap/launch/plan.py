@@ -313,15 +313,17 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """What it trains where, and what was chosen for this machine, with the reason where that is the
-    default."""
+    """What it trains where; precision and compilation, and why, or what the default here would be and
+    why."""
     t, why = plan.run.trainer, reasons(plan.run)
     where = f"{t.devices} × {hardware.device_name(t.device)}" + (
         f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else ""
     )
     chosen = {key: getattr(t, key).value for key in ("precision", "compile")}
     told = [
-        f"{key} {why[key] if why.get(key, '').startswith(f'{value}: ') else value}"
+        f"{key} {why.get(key, value)}"
+        if why.get(key, value).startswith(value)
+        else f"{key} {value} (by default {why[key]})"
         for key, value in chosen.items()
     ]
     return "\n".join(
