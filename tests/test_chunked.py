@@ -24,7 +24,6 @@ from nocap.model.gpt import GPT, build_model
 from nocap.training import memory
 from tests.attempts import equal_within
 from tests.conftest import MEDIUM, Door, Undisturbed, the_run
-from tests.test_combinations import losses, small
 
 VOCAB = 61
 KINDS = [kind.value for kind in ActivationCheckpointing if kind is not ActivationCheckpointing.off]
@@ -260,18 +259,3 @@ def test_two_ranks_with_both_train_as_one_without(
     done = door(*MEDIUM, *both, "trainer.devices=2", f"output_dir={out}")
     assert done.code == 0, done.err
     equal_within(the_run(out), undisturbed.run_dir, 2e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-def test_compiled_losses_are_those_of_eager_and_plain() -> None:
-    torch.compiler.reset()
-    words = (
-        "trainer.precision=fp32",
-        "model.logit_softcap=5",
-        "objective.z_loss=0.01",
-        "trainer.micro_batch=4",
-    )
-    want = losses(small(*words, "trainer.compile=off"))
-    both = ("trainer.activation_checkpointing=attention", "objective.loss_chunks=3")
-    assert losses(small(*words, *both, "trainer.compile=full")) == pytest.approx(want, abs=2e-5)

@@ -1,26 +1,34 @@
-"""What `nocap check` runs on options from outside, on nocap's own: each that a yaml chooses."""
+"""What `nocap check` runs on options from outside, on nocap's own, each that a yaml chooses, and on what
+`nocap new` writes: without the checks that train in processes (tests/test_new_and_check.py) and without
+compilation, which takes several options at once."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from nocap import outside
-from nocap.checks.contract import CHECKS, TRAINED, compiles, grid
+from nocap import new, outside
+from nocap.checks.contract import CHECKS, TRAINED, Check, compiles, grid
 from nocap.checks.trial import SkippedError, Trial
+from nocap.config.trainer import ActivationCheckpointing
 
 FAR = ("fineweb", "gpt2")  # their bytes are not on this machine
 BESIDE = {"schedule_free": ("schedule=constant",)}
-# a trial gives every model one shape: d12 stands for them
-SHAPES = ("d24", "d36", "d48", "nano", "small", "tiny")
-OPTIONS = [(group, name) for group in CHECKS for name in outside.yamls(group) if name not in (*FAR, *SHAPES)]
+OPTIONS = [
+    (group, name)
+    for group in CHECKS
+    for name in outside.yamls(group)
+    if name not in FAR and (group != "model" or name == "d12")  # a trial gives every model one shape
+]
 IN_GRAPH = ("mlp", "norm", "position")
+KINDS = [kind.value for kind in ActivationCheckpointing]
 
 
-def passes(trial: Trial, *checks: object) -> None:
+def passes(trial: Trial, *, without: Collection[Check] = (*TRAINED, grid, compiles)) -> None:
     for check in CHECKS[trial.group]:
-        if check in checks:
+        if check not in without:
             try:
                 print(check.__name__, check(trial))
             except SkippedError as error:
@@ -30,18 +38,29 @@ def passes(trial: Trial, *checks: object) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda word: word)
 def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -> None:
-    """Without the checks that train in processes, which sets of ideas and the strangers' options take, and
-    without compilation, which takes some options at once."""
-    trial = Trial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path)
-    passes(trial, *({*CHECKS[group]} - {*TRAINED, grid, compiles}))
+    passes(Trial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", outside.groups())
+def test_what_nocap_new_writes_passes(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(outside.VARIABLE, "")
+    monkeypatch.delenv(outside.VARIABLE)  # what is in use after this is out of use after the test
+    assert new.main([group, "brand_new", "--dir", str(tmp_path / "mine")]) == 0
+    outside.use([str(tmp_path / "mine")])
+    passes(Trial(group=group, name="brand_new", folder=tmp_path))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 @pytest.mark.parametrize("at", range(len(outside.yamls("attention"))))
 def test_options_compile(at: int, tmp_path: Path) -> None:
-    """Each attention, beside each other part of a block in turn; ideas: tests/test_together.py."""
+    """Each attention, beside each other part of a block, each kind of activation checkpointing and a loss in
+    chunks in turn; ideas: tests/test_together.py."""
     names = {group: sorted(outside.yamls(group)) for group in ("attention", *IN_GRAPH)}
     assert max(map(len, names.values())) == len(names["attention"])
-    more = tuple(f"{group}={names[group][at % len(names[group])]}" for group in IN_GRAPH)
-    passes(Trial(group="attention", name=names["attention"][at], more=more, folder=tmp_path), compiles)
+    more = [f"{group}={names[group][at % len(names[group])]}" for group in IN_GRAPH]
+    more += ["model.logit_softcap=5", "objective.z_loss=0.01", f"objective.loss_chunks={1 + at % 3}"]
+    more += [f"trainer.activation_checkpointing={KINDS[at % len(KINDS)]}"]
+    trial = Trial(group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path)
+    passes(trial, without={*CHECKS["attention"]} - {compiles})

@@ -226,11 +226,10 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2])
-def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturbed, ranks: int) -> None:
+def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Ctrl-Z or `scontrol suspend`, then on: nothing is killed."""
     with attempt(
-        tmp_path / "out", f"trainer.devices={ranks}", "trainer.hang_timeout_s=20", "trainer.max_restarts=0"
+        tmp_path / "out", "trainer.devices=2", "trainer.hang_timeout_s=20", "trainer.max_restarts=0"
     ) as running:
         running.wait_for_row(2)
         pids = [running.process.pid, *processes(running.run_dir)]
@@ -249,14 +248,11 @@ def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturb
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2])
-def test_storm_of_signals_in_the_start_up(
-    tmp_path: Path, door: Door, undisturbed: Undisturbed, ranks: int
-) -> None:
+def test_storm_of_signals_in_the_start_up(tmp_path: Path, door: Door, undisturbed: Undisturbed) -> None:
     """SIGTERM, SIGINT, SIGHUP and SIGUSR2 to all of its processes from its first moment: one preemption, no
     traceback, and it resumes."""
     out = tmp_path / "out"
-    with attempt(out, f"trainer.devices={ranks}") as running:
+    with attempt(out, "trainer.devices=2") as running:
         running.wait_for_file("manifest.json")
         running.wait_for(lambda: processes(running.run_dir), "a worker")
         while running.process.poll() is None:
@@ -269,7 +265,7 @@ def test_storm_of_signals_in_the_start_up(
         code, _, err = running.end()
     assert (code, err) == (75, "")
     assert not processes(the_run(out))
-    assert door(*MEDIUM, f"trainer.devices={ranks}", f"output_dir={out}").code == 0
+    assert door(*MEDIUM, "trainer.devices=2", f"output_dir={out}").code == 0
     assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
 
 
@@ -319,17 +315,12 @@ def test_a_request_to_stop_does_not_wait_for_the_compiler(tmp_path: Path, monkey
 
 @linux
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL])
-def test_no_rank_outlives_its_parent(tmp_path: Path, number: signal.Signals) -> None:
+def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
     """Also where the other one is suspended."""
-    if number is signal.SIGQUIT and signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip(
-            "SIGQUIT is ignored here, as in a shell's background job, and so by every process that is started"
-        )
     with attempt(tmp_path / "out", "trainer.devices=2", "trainer.steps=2000") as running:
         running.wait_for_row(2)
         ranks = processes(running.run_dir)
         assert sorted(ranks.values()) == ["rank 0", "rank 1"]
         os.kill(next(pid for pid, what in ranks.items() if what == "rank 1"), signal.SIGSTOP)
-        running.end(number)
+        running.end(signal.SIGKILL)
         wait_until(lambda: not processes(running.run_dir), "the ranks end with their parent")

@@ -391,12 +391,11 @@ def test_help_needs_neither_torch_nor_hydra(door_module: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["parallel"])
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-def test_strangers_pass(name: str, here: Door) -> None:
-    """The others' parts of a run: each group's template, below."""
-    done = here(str(REPO / "tests" / "strangers" / name), *SHORT, module="nocap.check")
+def test_a_strangers_block_passes(here: Door) -> None:
+    """The others train at once, and resume: tests/test_outside.py."""
+    done = here(str(REPO / "tests" / "strangers" / "parallel"), *SHORT, module="nocap.check")
     assert done.code == 0, done.out + done.err
 
 
