@@ -1,9 +1,9 @@
 """The atlas: what each idea of arms.yaml is worth on the tuned baseline, in phases that go on where they
 stopped, on any machine.
 
-    python experiments/atlas/atlas.py run PHASE      # trains what runs.jsonl lacks, as many runs at once as
-    there are cores python experiments/atlas/atlas.py steps          # what a step of each arm costs here:
-    steps.json python experiments/atlas/atlas.py tell           # the table of README.md
+    python experiments/atlas/atlas.py run PHASE  # trains what runs.jsonl lacks, a run a core
+    python experiments/atlas/atlas.py steps      # what a step of each arm costs here: steps.json
+    python experiments/atlas/atlas.py tell       # the table of README.md
 
 A run's line in runs.jsonl is its evidence: loss, training curve, config, identity, times, machine. Losses are
 compared within a block, which is a machine with a seed and a length: an arm meets the baseline of its own

@@ -1,13 +1,18 @@
 """The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted.
 `Comparison.json()` is what `--json`, trackers and other programs read.
 
-    baseline     the arm's id          target   nats per token, or null       swept   config keys that differ
-    between arms metric       what the verdicts are about: val_loss, or val_bpb where vocabularies differ and
-    that was declared, or no run has losses imported     whether the runs are of logs that another trainer
-    wrote; each run says its format, and what named its seed arms         one object an arm, in the order they
-    were started runs         one object a run, with its validation curve measurements one object a run and
-    metric, with unit and which way is better problems     lines for people: what was skipped, declared or
-    should be doubted not_compared runs that are not finished or cannot be read, with their status
+    baseline      the arm's id
+    target        nats per token, or null
+    swept         config keys that differ between arms
+    metric        what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was
+                  declared, or no run has losses
+    imported      whether the runs are of logs that another trainer wrote; each run says its format, and what
+                  named its seed
+    arms          one object an arm, in the order they were started
+    runs          one object a run, with its validation curve
+    measurements  one object a run and metric, with unit and which way is better
+    problems      lines for people: what was skipped, declared or should be doubted
+    not_compared  runs that are not finished or cannot be read, with their status
 
 Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals
 are those that decide (`judge.interval`), widened for the number of arms; the noise of the other arms narrows

@@ -2,11 +2,14 @@
 records, cut to what the judge reads and a reader asks for; whoever has the file judges them anew. No name of
 a machine is in it, nor what a run printed.
 
-    judge        the nocap that judged: its version and commit       command     that wrote it       date
-    question     the baseline (one of its runs' identities), the target, what was declared runs         one
-    object a record: config, hashes of code and data, environment, summary with the record's digests, curve
-    comparison   `Comparison.json()` of these runs, without its own `runs` sha256       digests of `runs` and
-    of the page
+    judge       the nocap that judged: its version and commit
+    command     that wrote it
+    date
+    question    the baseline (one of its runs' identities), the target, what was declared
+    runs        one object a record: config, hashes of code and data, environment, summary with the record's
+                digests, curve
+    comparison  `Comparison.json()` of these runs, without its own `runs`
+    sha256      digests of `runs` and of the page
 
 A digest shows an edit. Somebody who recomputes all of it is caught only by who has the runs: `summary.sha256`
 of each is in its folder.

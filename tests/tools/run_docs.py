@@ -7,11 +7,13 @@ A command is a line of a fenced `sh` block, or several joined by `\\` or a shell
 block. A `text` block right after it is the output that the page shows, where `…` stands for anything. HTML
 comments before a block steer the tool:
 
-    <!-- not run: needs a GPU -->       skipped, with the reason in the table <!-- slow -->
-    runs with --slow only <!-- exit 2 -->                     the exit code that is right (default: 0) <!--
-    add: model=nano -->            overrides put after each command <!-- run: COMMAND; COMMAND -->
-    smaller commands to run in place of the block's <!-- numbers vary -->               a number in the output
-    shown stands for any number, spaces for any number of spaces
+    <!-- not run: needs a GPU -->    skipped, with the reason in the table
+    <!-- slow -->                    runs with --slow only
+    <!-- exit 2 -->                  the exit code that is right (default: 0)
+    <!-- add: model=nano -->         overrides put after each command
+    <!-- run: COMMAND; COMMAND -->   smaller commands to run in place of the block's
+    <!-- numbers vary -->            a number in the output shown stands for any number, spaces for any
+                                     number of spaces
 
 Of README.md these stand in `tests/tools/readme.yaml`, by the block's first command.
 

@@ -24,13 +24,13 @@ class Attention(Option):
     Optional methods about a mixer, defined by the class that defines the mixer or by a later one (see
     `nocap.config.option.declared`):
 
-        keys_met(layer, T) -> float              keys a query meets on average; without it FLOPs are counted
-        cache_slots(layer, capacity) -> int      it is softmax over the last so many keys, and decodes from a
-        cache of them; without it, or
-                                                 where it is None, the prefix is recomputed for each token
-        documents(run) -> function or None       what makes the mixer's fourth argument of a forward's tokens;
-        None: it has three kernel_name(run, precision) -> str       for the record; without it the option's
-        kind
+        keys_met(layer, T) -> float         keys a query meets on average; without it FLOPs are counted
+        cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes from a cache
+                                            of them; without it, or where it is None, the prefix is recomputed
+                                            for each token
+        documents(run) -> function or None  what makes the mixer's fourth argument of a forward's tokens;
+                                            None: it has three
+        kernel_name(run, precision) -> str  for the record; without it the option's kind
 
     And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name
     (see `nocap.store.metrics`); without it the module is one row.

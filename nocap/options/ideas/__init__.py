@@ -1,22 +1,23 @@
 """Ideas that fit no group and mix freely: `ideas=[x0,smear]`. Each plugs into a few named joints of the model
 and the step.
 
-    a joint                         where                                                    its part comes
-    from prepare(part, …)                before the first of all forwards, on the device          build
+    a joint                         where                                                    its part is from
+    prepare(part, …)                before the first of all forwards, on the device          build
     before_forward(part, model, …)  a step's first forward                                   build
-    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards              build embed(part,
-    x_BTC, context)     after the token and position embeddings                  build enter(part, x_BTC,
-    context)     a block's input                                          build_layer qkv(part, q, k, v,
-    context)     a layer's queries, keys and values, just before they mix build_layer leave(part, x_BTC,
-    context)     a block's output                                         build_layer readout(part, x_BTC,
-    context)   before the head's norm                                   build unembed(part, x_BTC)
-    after it: times the head's matrix it gives the logits    build loss(part, x_BTC, …)            a part of
-    the training loss                              build arrange(windows, job)           which training data
-    is read, and in which order built(run, model)               the model when its first weights are drawn
-    rates(name)                     a parameter's share of learning rate and weight decay before_clip(part,
-    model, …)     a step's gradients, before their norm is taken           build_around before_step,
-    after_step         around the optimizer's step                              build_around validating(part,
-    model)         the weights that are validated                           build_around
+    micro_batch(part, tokens, …)    the tokens and targets of a step's forwards              build
+    embed(part, x_BTC, context)     after the token and position embeddings                  build
+    enter(part, x_BTC, context)     a block's input                                          build_layer
+    qkv(part, q, k, v, context)     a layer's queries, keys and values, just before they mix build_layer
+    leave(part, x_BTC, context)     a block's output                                         build_layer
+    readout(part, x_BTC, context)   before the head's norm                                   build
+    unembed(part, x_BTC)            after it: times the head's matrix it gives the logits    build
+    loss(part, x_BTC, …)            a part of the training loss                              build
+    arrange(windows, job)           which training data is read, and in which order
+    built(run, model)               the model when its first weights are drawn
+    rates(name)                     a parameter's share of learning rate and weight decay
+    before_clip(part, model, …)     a step's gradients, before their norm is taken           build_around
+    before_step, after_step         around the optimizer's step                              build_around
+    validating(part, model)         the weights that are validated                           build_around
 
 Where an idea builds no part, the joints of that place are not called. With several ideas, each joint goes in
 the order of their names. Parameters draw from a generator keyed by their place, so that those of the rest

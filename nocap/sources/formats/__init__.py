@@ -1,7 +1,7 @@
 """Formats of logs that other trainers write: a Python file each, with two names.
 
-    PATTERN            the files of a folder that are such logs: globs with spaces between them, as in
-    "*.jsonl" read(path)         yields the rows of one log in order, mappings from names to numbers and texts
+    PATTERN     the files of a folder that are such logs: globs with spaces between them, as in "*.jsonl"
+    read(path)  yields the rows of one log in order, mappings from names to numbers and texts
 
 Names that count are those of `nocap.sources.rows.KEYS`, in the units there; other names are offered to
 `--columns`. `line` is where a row stands, for messages. What is wrong with a log is a ValueError that begins
