@@ -7,6 +7,7 @@ first parts, with as many trials for the baseline.
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
     python experiments/recipe_tuned/search.py past baseline      # beyond the edge of its trials
     python experiments/recipe_tuned/search.py larger muon        # rates at six times the arithmetic
+    python experiments/recipe_tuned/search.py vocabulary muon    # and at GPT-2's vocabulary
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
 """
@@ -46,8 +47,12 @@ BASELINE = ["ideas=[]"]  # of experiments/atlas/search.json
 # past the baseline's one edge, and beside its best
 PAST = ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"]
 PARTS = ("swiglu", "partial_key_offset", "ngrams", "smear")
-# six times the arithmetic a token, as in experiments/atlas, for a quarter of the tokens
-LARGE, RATES = ["model.n_layer=6", "model.d_model=256"], (1.0, 0.5, 0.25)
+# six times the arithmetic a token, as in experiments/atlas, and a head of 50,257; beside each its part of the tokens
+OTHER = {
+    "larger": (0.25, ["model.n_layer=6", "model.d_model=256"]),
+    "vocabulary": (0.125, ["tokenizer=gpt2", "objective.loss_chunks=8", "trainer.val_tokens=16384"]),
+}
+RATES = (1.0, 0.5, 0.25)
 Words = Sequence[str]
 
 
@@ -81,7 +86,7 @@ def rows(**asked: Any) -> list[dict[str, Any]]:
 def of_step(words: Words) -> str:
     """The words that a step's time depends on."""
     slow = ("model.", "ideas=", "mlp=", "optimizer=", "trainer.batch_tokens=", "optimizer.basis_every=")
-    slow += ("ideas.ngrams.sizes=", "ideas.ngrams.channels=")
+    slow += ("ideas.ngrams.sizes=", "ideas.ngrams.channels=", "tokenizer=", "objective.")
     as_it_is = {"trainer.batch_tokens=1024"}
     return " ".join(sorted(word for word in words if word.startswith(slow) and word not in as_it_is))
 
@@ -107,9 +112,9 @@ def steps_of(words: Words, share: float) -> int:
     """Those that take this share of the baseline's time."""
     batch = next((int(word.split("=")[1]) for word in words if "batch_tokens" in word), 1024)
     speeds = {of_step(BASELINE): 1.0, **(read_json(TIMES) or {})}  # in tokens
-    size = [word for word in words if word in LARGE]
+    part, size = next((other for other in OTHER.values() if other[1][0] in words), (1.0, []))
     speed = speeds[of_step(words)] / speeds[of_step([*BASELINE, *size])]
-    return round(STEPS * (0.25 if size else 1) * share * speed * 1024 / batch)
+    return round(STEPS * part * share * speed * 1024 / batch)
 
 
 # --- losses -------------------------------------------------------------------------------------------------
@@ -214,15 +219,16 @@ def past() -> None:
         print(f"baseline {words[-1]}: {mean(found.values()):.4f}", flush=True)
 
 
-def larger(of: str) -> None:
-    """Each side at the larger size, in the time that it has in the race, by the factor on its rates."""
+def elsewhere(where: str, of: str) -> None:
+    """Each side at the other size, in the time that it has in the race, by the factor on its rates."""
     best = min(rows(phase=f"again {of}"), key=of_two)["words"]
-    sides = {"baseline": (1.0, [*LARGE, *BASELINE]), of: (RACED, [*LARGE, *best])}
+    _, size = OTHER[where]
+    sides = {"baseline": (1.0, [*size, *BASELINE]), of: (RACED, [*size, *best])}
     time_all([words for _, words in sides.values()])
     for side, (share, words) in sides.items():
         for factor in RATES:
             found = losses(
-                f"larger {side}", f"rates × {factor}", scaled(words, factor), share=share, seed=SEED
+                f"{where} {side}", f"rates × {factor}", scaled(words, factor), share=share, seed=SEED
             )
             print(f"{side}, rates × {factor}: {mean(found.values()):.4f}", flush=True)
 
@@ -273,8 +279,8 @@ def main() -> int:
             tune(of)
         case ["past", "baseline"]:
             past()
-        case ["larger", of]:
-            larger(of)
+        case ["larger" | "vocabulary" as where, of]:
+            elsewhere(where, of)
         case ["again", of, best]:
             again(of, int(best))
         case _:
