@@ -6,8 +6,10 @@ first parts, with as many trials for the baseline.
     python experiments/recipe_tuned/search.py tune soap          # 8 of the best set's with this optimizer
     python experiments/recipe_tuned/search.py again baseline 3   # its best three trials with another seed
     python experiments/recipe_tuned/search.py past baseline      # beyond the edge of its trials
-    python experiments/recipe_tuned/search.py larger muon        # rates at six times the arithmetic
-    python experiments/recipe_tuned/search.py vocabulary muon    # and at GPT-2's vocabulary
+    # rates at six times the arithmetic, in the recipe's share of the time; and at GPT-2's vocabulary
+    python experiments/recipe_tuned/search.py larger muon 0.45 1 0.5 0.25
+    python experiments/recipe_tuned/search.py vocabulary muon 0.45 1 0.5 0.25
+    python experiments/recipe_tuned/search.py vocabulary muon 1 1 2
 
 Each run becomes a line of search.jsonl. The same command goes on where it stopped.
 """
@@ -34,7 +36,7 @@ from nocap.study.tasks import loss_of, train, trainings
 HERE = Path(__file__).parent
 ROWS, TIMES = HERE / "search.jsonl", HERE / "search.times.json"
 SCALE, STEPS, SEED, TRIALS = "experiment=atlas_cpu", 1536, 100, 8
-SHARE, RACED = 0.4, 0.45  # of the baseline's time: of a trial, and in the race
+SHARE = 0.4  # of the baseline's time, of a trial
 # the texts of the search, of which the race has none
 TEXTS = {"code": ["data=stdlib"], "prose": ["data=text", "data.path=outputs/texts/prose"]}
 OPTIMIZERS = {
@@ -52,7 +54,6 @@ OTHER = {
     "larger": (0.25, ["model.n_layer=6", "model.d_model=256"]),
     "vocabulary": (0.125, ["tokenizer=gpt2", "objective.loss_chunks=8", "trainer.val_tokens=16384"]),
 }
-RATES = (1.0, 0.5, 0.25)
 Words = Sequence[str]
 
 
@@ -219,14 +220,14 @@ def past() -> None:
         print(f"baseline {words[-1]}: {mean(found.values()):.4f}", flush=True)
 
 
-def elsewhere(where: str, of: str) -> None:
-    """Each side at the other size, in the time that it has in the race, by the factor on its rates."""
+def elsewhere(where: str, of: str, share: float, factors: Sequence[float]) -> None:
+    """Each side at the other size, by the factor on its rates; not the baseline in a share of its time."""
     best = min(rows(phase=f"again {of}"), key=of_two)["words"]
     _, size = OTHER[where]
-    sides = {"baseline": (1.0, [*size, *BASELINE]), of: (RACED, [*size, *best])}
+    sides = {"baseline": (1.0, [*size, *BASELINE]), of: (share, [*size, *best])}
     time_all([words for _, words in sides.values()])
     for side, (share, words) in sides.items():
-        for factor in RATES:
+        for factor in factors:
             found = losses(
                 f"{where} {side}", f"rates × {factor}", scaled(words, factor), share=share, seed=SEED
             )
@@ -279,8 +280,8 @@ def main() -> int:
             tune(of)
         case ["past", "baseline"]:
             past()
-        case ["larger" | "vocabulary" as where, of]:
-            elsewhere(where, of)
+        case ["larger" | "vocabulary" as where, of, share, *factors]:
+            elsewhere(where, of, float(share), [float(factor) for factor in factors])
         case ["again", of, best]:
             again(of, int(best))
         case _:
