@@ -49,7 +49,7 @@ BASELINE = ["ideas=[]"]  # of experiments/atlas/search.json
 # past the baseline's one edge, and beside its best
 PAST = ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"]
 PARTS = ("swiglu", "partial_key_offset", "ngrams", "smear")
-# six times the arithmetic a token, as in experiments/atlas, and a head of 50,257; beside each its part of the tokens
+# six times the arithmetic a token, as in experiments/atlas; a head of 50,257. Each with its part of the tokens
 OTHER = {
     "larger": (0.25, ["model.n_layer=6", "model.d_model=256"]),
     "vocabulary": (0.125, ["tokenizer=gpt2", "objective.loss_chunks=8", "trainer.val_tokens=16384"]),
@@ -226,10 +226,10 @@ def elsewhere(where: str, of: str, share: float, factors: Sequence[float]) -> No
     _, size = OTHER[where]
     sides = {"baseline": (1.0, [*size, *BASELINE]), of: (share, [*size, *best])}
     time_all([words for _, words in sides.values()])
-    for side, (share, words) in sides.items():
+    for side, (whole, words) in sides.items():
         for factor in factors:
             found = losses(
-                f"{where} {side}", f"rates × {factor}", scaled(words, factor), share=share, seed=SEED
+                f"{where} {side}", f"rates × {factor}", scaled(words, factor), share=whole, seed=SEED
             )
             print(f"{side}, rates × {factor}: {mean(found.values()):.4f}", flush=True)
 
