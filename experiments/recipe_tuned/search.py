@@ -49,7 +49,7 @@ BASELINE = ["ideas=[]"]  # of experiments/atlas/search.json
 # past the baseline's one edge, and beside its best
 PAST = ["optimizer.beta2=0.995", "schedule=linear", "optimizer.lr=0.0017", "optimizer.lr=0.0034"]
 PARTS = ("swiglu", "partial_key_offset", "ngrams", "smear")
-# six times the arithmetic a token, as in experiments/atlas; a head of 50,257. Each with its part of the tokens
+# six times the arithmetic a token, as in experiments/atlas; a head of 50,257. Each with its part of tokens
 OTHER = {
     "larger": (0.25, ["model.n_layer=6", "model.d_model=256"]),
     "vocabulary": (0.125, ["tokenizer=gpt2", "objective.loss_chunks=8", "trainer.val_tokens=16384"]),
