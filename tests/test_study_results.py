@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
+from nocap.judge.interval import of_pairs
 from nocap.study import pages, words
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence
@@ -124,6 +125,21 @@ def test_a_claim_with_one_end_and_without_a_bound(tmp_path: Path):
     assert (words.expected(low), words.allowed(low)) == ("higher loss by at most 1.0000", "–")
     assert words.measured(equal).startswith("higher loss by 0.0010 ± ")
     assert words.expected(equal) == "no higher loss"
+
+
+def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
+    """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the pace is
+    eight times as fast, or more."""
+    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    paces = [
+        session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)
+    ]
+    evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
+    (row,) = resulted(made_study, evidence)["claims"]
+    gains = [math.log(4 * speed) for speed in (1.9, 2.0, 2.1)]
+    assert (row["measured"], row["least"]) == (None, pytest.approx(math.exp(of_pairs(gains, bias=0.005).low)))
+    assert words.measured(row) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
+    assert words.measured({**row, "least": None}) == "–, n=3 sessions"
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}

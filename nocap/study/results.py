@@ -144,8 +144,8 @@ def verdict_json(
 
 
 def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
-    """`per`: what the n are: seeds, sessions, or one exact count. An interval without a middle is not shown.
-    `noise`: where it was used."""
+    """`per`: what the n are: seeds, sessions, or one exact count. Of an interval without a middle only its
+    lower end is kept, `least`. `noise`: where it was used."""
     interval = gain.interval() if gain.enough else None
     used = noise[gain.metric.name].json() if interval and interval.method.endswith("declared") else None
     shown = interval.exp() if interval and is_log(gain.metric, gain.scale) else interval
@@ -160,6 +160,7 @@ def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
         "analysis": gain.analysis,
         "noise": used,
         "measured": ends,
+        "least": shown.low if shown and interval and not ends and math.isfinite(interval.low) else None,
     }
 
 
