@@ -65,7 +65,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     trained = load_typed(
         options.run, outputs=options.output_dir, device=device, allow_code=options.allow_code
     )
-    model = Harnessed(trained, batch_size=options.batch_size, log=log)
+    model = Harnessed(trained, batch_size=options.batch_size)
     names = options.tasks.split(",")
     # there are 14,000: a minute
     tasks = TaskManager(include_defaults=not all(Path(name).is_file() for name in names))

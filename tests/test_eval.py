@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nocap import eval as door
+from nocap.config.keys import InputError
 from nocap.measure.generation import Trained, load
 from tests.conftest import Undisturbed
 
@@ -29,7 +30,7 @@ def trained(undisturbed: Undisturbed) -> Trained:
 
 @pytest.fixture
 def harnessed(trained: Trained) -> Harnessed:
-    return Harnessed(trained, batch_size=3, log=print)
+    return Harnessed(trained, batch_size=3)
 
 
 def asked(kind: str, *arguments: tuple[object, ...]) -> list[Instance]:
@@ -85,27 +86,9 @@ def test_a_whole_texts_tokens_count_once_each_with_as_much_context_as_fits(
     assert harnessed.shortened == 0
 
 
-def test_a_continuation_is_greedy_up_to_its_stop(trained: Trained, harnessed: Harnessed) -> None:
-    tokens = list(b"def main")
-    with torch.no_grad():
-        for _ in range(6):
-            tokens.append(int(trained.model.logits(torch.tensor([tokens]))[0, -1].argmax()))
-    text = trained.encoding.decode(tokens[8:])
-    stop = text[3]
-    whole, stopped = harnessed.generate_until(
-        asked(
-            "generate_until",
-            ("def main", {"max_gen_toks": 6}),
-            ("def main", {"max_gen_toks": 6, "until": [stop]}),
-        )
-    )
-    assert whole == text
-    assert stopped == text.partition(stop)[0]
-    (cut,) = harnessed.generate_until(asked("generate_until", (LONG, {"max_gen_toks": 10_000})))
-    assert len(cut) <= trained.run.model.seq_len // 2
-    assert harnessed.shortened == 1
-    with pytest.raises(ValueError, match="do_sample must be false"):
-        harnessed.generate_until(asked("generate_until", ("a", {"do_sample": True, "temperature": 1.0})))
+def test_a_task_that_lets_the_model_write_is_refused(harnessed: Harnessed) -> None:
+    with pytest.raises(InputError, match="a task must score given texts"):
+        harnessed.generate_until(asked("generate_until", ("def main", {"max_gen_toks": 6})))
 
 
 DOCUMENTS = [

@@ -74,16 +74,15 @@ def rates(trial: Trial) -> str:
             f"the factor of step {step} of {steps} is {factor}: it must be in [0, 1]",
         )
     rising = factors[: schedule.warmup_steps]
-    ok = sorted(rising) == rising and (not rising or math.isclose(rising[-1], 1.0, rel_tol=1e-6))
     expect(
-        ok,
+        sorted(rising) == rising and (not rising or math.isclose(rising[-1], 1.0, rel_tol=1e-6)),
         f"the warm-up of {len(rising)} steps must rise to 1, got "
         f"{', '.join(f'{factor:.3g}' for factor in rising)}",
     )
     free = min(schedule.free_until(steps), steps)
-    same = [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)] == factors[:free]
     expect(
-        same, f"free_until({steps}) says {free}, and a factor before that step depends on the number of steps"
+        [schedule.multiplier(step=step, steps=2 * steps) for step in range(free)] == factors[:free],
+        f"free_until({steps}) says {free}, and a factor before that step depends on the number of steps",
     )
     return (
         f"{factors[0]:.3g} … {max(factors):.3g} … {factors[-1]:.3g} in {steps} steps, "
@@ -96,15 +95,12 @@ def prepares(trial: Trial) -> str:
     run, cache = trial.run, cache_root(trial.run.cache_dir)
     another = trial.folder / "another" if trial.folder in cache.parents else cache
     data, again = (prepare(run.data, run.tokenizer, cache_dir=folder) for folder in (cache, another))
-    same = again.fingerprint == data.fingerprint
-    expect(same, f"made twice, its fingerprints are {data.fingerprint[:12]}… and {again.fingerprint[:12]}…")
+    first, second = data.fingerprint[:12], again.fingerprint[:12]
+    expect(first == second, f"made twice, its fingerprints are {first}… and {second}…")
     invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
     expect(not invalid, "".join(invalid[:1]))
     train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
-    return (
-        f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint "
-        f"{data.fingerprint[:12]}…"
-    )
+    return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {first}…"
 
 
 def encodes(trial: Trial) -> str:
@@ -112,9 +108,8 @@ def encodes(trial: Trial) -> str:
     tokenizer = trial.run.tokenizer
     encoding = tokenizer.load(cache_dir=cache_root(trial.run.cache_dir))
     n, ids = encoding.n_vocab, encoding.encode_ordinary(TEXT)
-    ok = n == tokenizer.vocab_size <= 2**16
     expect(
-        ok,
+        n == tokenizer.vocab_size <= 2**16,
         f"vocab_size says {tokenizer.vocab_size}, and the encoding has {n} tokens: equal, "
         "and at most a shard's 16 bits",
     )
@@ -168,8 +163,10 @@ def scores(trial: Trial) -> str:
         torch.manual_seed(0)
         loss = model(inputs, targets)
         next_token, total = loss.next_token.item(), loss.total.item()
-        close = math.isclose(next_token, plain, rel_tol=1e-4)
-        expect(close, f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}")
+        expect(
+            math.isclose(next_token, plain, rel_tol=1e-4),
+            f"in {mode}, next_token is {next_token:.5f}, and the logits' cross-entropy {plain:.5f}",
+        )
         parts = sum(part.item() for part in loss.parts.values()) if loss.parts else total
         expect(
             math.isclose(total, parts, rel_tol=1e-4),
@@ -205,8 +202,10 @@ def compiles(trial: Trial) -> str:
     torch._dynamo.reset()
     losses = zip(*(_steps(each, 2)[1] for each in (trial.compose("trainer.compile=off"), run)), strict=True)
     for step, (eager, compiled) in enumerate(losses):
-        same = math.isclose(eager, compiled, rel_tol=1e-4)
-        expect(same, f"the loss of step {step} is {compiled:.6f} compiled, and {eager:.6f} eager")
+        expect(
+            math.isclose(eager, compiled, rel_tol=1e-4),
+            f"the loss of step {step} is {compiled:.6f} compiled, and {eager:.6f} eager",
+        )
     return "without a graph break, with eager's losses"
 
 
@@ -217,14 +216,11 @@ def decodes(trial: Trial) -> str:
     try:
         check_cached(_moved(trial.run).eval(), trial.run, most=DECODED)
     except UncachedError as error:
-        claim = (
-            "cache_slots"
-            if by_slots
-            else "PER_TOKEN"
-            if isinstance(option, Idea) and option.PER_TOKEN
-            else ""
+        claimed = by_slots or (isinstance(option, Idea) and option.PER_TOKEN)
+        expect(
+            not claimed or "logits differ" not in str(error),
+            f"it says {'cache_slots' if by_slots else 'PER_TOKEN'}, and {error}",
         )
-        expect(not claim or "logits differ" not in str(error), f"it says {claim}, and {error}")
         return f"no cache: {error}"
     return "from the cache as from the whole prefix"
 
@@ -251,13 +247,16 @@ def resumes(trial: Trial) -> str:
     went_on = f"resuming from step {int(first.name[5:])}"
     expect(went_on in (left / "train.log").read_text(), "started again, it did not go on from its checkpoint")
     for a, b in zip(_rows(trial.clean), _rows(left), strict=True):
-        key = next(
-            (key for key in sorted({*a, *b}) if a.get(key) != b.get(key) and not key.startswith(NOISE)), ""
-        )
-        expect(not key, f"step {a['step']}: {key} is {b.get(key)}, and undisturbed {a.get(key)}")
+        for key in sorted({*a, *b}):
+            expect(
+                a.get(key) == b.get(key) or key.startswith(NOISE),
+                f"step {a['step']}: {key} is {b.get(key)}, and undisturbed {a.get(key)}",
+            )
     for file in sorted(max((trial.clean / "checkpoints").iterdir()).glob("*.safetensors")):
-        same = file.read_bytes() == (left / file.relative_to(trial.clean)).read_bytes()
-        expect(same, f"the last {file.name} differs from the undisturbed run's")
+        expect(
+            file.read_bytes() == (left / file.relative_to(trial.clean)).read_bytes(),
+            f"the last {file.name} differs from the undisturbed run's",
+        )
     return f"{went_on}; weights, optimizer and {len(_rows(left))} rows are equal"
 
 
@@ -267,7 +266,6 @@ def ranks(trial: Trial) -> str:
         compose(trial.overrides("trainer.devices=2"))
     except ValueError as error:
         raise SkippedError(str(error)) from None
-    worst = 0.0
     for a, b in zip(_rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True):
         for key in a.keys() & {"val/loss", "train/loss"}:
             apart = abs(a[key] - b[key]) / max(abs(a[key]), 1e-9)
@@ -275,8 +273,7 @@ def ranks(trial: Trial) -> str:
                 apart <= RELATIVE,
                 f"step {a['step']}: {key} is {b[key]:.6f} on two ranks and {a[key]:.6f} on one",
             )
-            worst = max(worst, apart)
-    return f"losses are {'equal' if worst == 0 else f'within {worst:.0e}'}"
+    return f"losses are equal within {RELATIVE:.0e}"
 
 
 def grid(trial: Trial) -> str:

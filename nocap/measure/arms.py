@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+from nocap import outside
 from nocap.config.compose import Composed, compose_measured
 from nocap.config.keys import require
-from nocap.config.paths import conf_dir
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.launch.plan import check_compiler
@@ -86,10 +86,6 @@ def suite(name: str, overrides: Sequence[str]) -> tuple[list[str], list[str], fl
     """The suite of this name: what its arms share, with the user's overrides; its arms, the baseline first,
     then each attention and MLP that there is, and the rest, one change an arm; its seconds."""
     plain = PLAIN[name].split()
-    options = [
-        f"{group}={path.stem}"
-        for group in ("attention", "mlp")
-        for path in sorted((conf_dir() / group).glob("*.yaml"))
-    ]
+    options = [f"{group}={option}" for group in ("attention", "mlp") for option in outside.yamls(group)]
     arms = [" ".join(plain), *(option for option in options if option not in plain), *SAVERS, *LAST[name]]
     return [*BASE[name].split(), *plain, *overrides], arms, SECONDS[name]

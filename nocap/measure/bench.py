@@ -82,9 +82,8 @@ def bench(
         log(f"round {len(times)}, {spent():.0f} s")
         if rounds is not None:
             return len(times) >= rounds
-        next_s = (spent() - warm_up_s) / len(times)
         narrow = all(each.half_width <= LIMIT[trainer.device] for each in estimates(times) if each)
-        return spent() + next_s > seconds or narrow
+        return narrow or spent() + (spent() - warm_up_s) / len(times) > seconds
 
     # CUDA reserves addresses by the terabyte
     with memory.bounded() if trainer.device is Device.cpu else nullcontext():
@@ -105,15 +104,15 @@ def bench(
         gc.unfreeze()
         for arm in instances:
             arm.close()
-        result = _result(instances, times)
-    head = {
-        "kind": "bench",
-        "date": date.today().isoformat(),
-        "started": started,
-        "ended": now(),
-        "clock": clock.value,
-    }
-    return {**head, "spent_s": {"warm_up": warm_up_s, "all": spent()}, **result}
+        return {
+            "kind": "bench",
+            "date": date.today().isoformat(),
+            "started": started,
+            "clock": clock.value,
+            **_result(instances, times),
+            "ended": now(),
+            "spent_s": {"warm_up": warm_up_s, "all": spent()},
+        }
 
 
 def _result(instances: Sequence[TimedArm], times: Times) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,16 +37,15 @@ from torch import Tensor
 from nocap.config.keys import InputError, require
 from nocap.config.paths import expanded
 from nocap.config.run import Run
-from nocap.data.batches import microbatches, sequences_of, train_windows
+from nocap.data.batches import microbatches, train_windows
 from nocap.measure.arms import compose_arm
 from nocap.measure.timed import DivergedError, TimedArm
 from nocap.training import memory
-
-FLAG = "--arm-external"
+from nocap.training.step import Trainee, fetch
 
 
 def external_arm(base: Sequence[str], typed: str) -> ExternalArm:
-    """The arm of a FLAG as typed in a shell: the file, its options (`name=value`), and overrides
+    """The arm of an `--arm-external` as typed in a shell: the file, its options (`name=value`), and overrides
     (`group.key=value`) on top of `base`, the baseline's. Runs the file.
 
     Errors:
@@ -61,7 +60,7 @@ def external_arm(base: Sequence[str], typed: str) -> ExternalArm:
         path, run = expanded(file), compose_arm(base, shlex.join(overrides)).run
         return ExternalArm(" ".join([path.name, *words]), run, path, options)
     except (OSError, ValueError) as error:
-        raise InputError(f"{FLAG} {typed!r}: {error}") from error
+        raise InputError(f"--arm-external {typed!r}: {error}") from error
 
 
 def requested(run: Run) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class ExternalArm(TimedArm):
         """Build; one step, which must change a parameter, gives the MiB that a forward keeps for its
         backward."""
         torch.manual_seed(self.request["seed"])
-        self.windows = train_windows(self.run, self.job.train_shards)
+        self.reads = SimpleNamespace(train=train_windows(self.run, self.job.train_shards))
         self.built = self.module.build(SimpleNamespace(**self.request), **self.options)
         self.ahead, parameters = self._tokens(), list(self.built.parameters)
         before = [_bits(p) for p in parameters]
@@ -122,31 +121,23 @@ class ExternalArm(TimedArm):
         self.ahead = self._tokens()
         mean = float(loss)
         if not math.isfinite(mean):
-            raise DivergedError(f"the loss is {mean!r} after {self.at} steps")
+            raise DivergedError(f"a step must have a finite loss, got {mean!r} after {self.at} steps")
         return mean
 
     def describe(self) -> dict[str, Any]:
-        step = self.built
-        parameters, settings = (
-            dict.fromkeys(step.parameters),
-            json.loads(json.dumps(dict(step.settings), allow_nan=False)),
-        )
-        flops, mib = (
-            getattr(step, "flops_per_token", None),
-            memory.parts_mib(parameters, getattr(step, "optimizers", ())),
-        )
-        counts = {
+        step, flops = self.built, getattr(self.built, "flops_per_token", None)
+        parameters = dict.fromkeys(step.parameters)
+        return {
             "flops_per_token": flops,
             "flops_basis": flops and "the file's own",
             "params": sum(p.numel() for p in parameters),
+            "memory_mib": memory.parts_mib(parameters, getattr(step, "optimizers", ())),
+            "settings": json.loads(json.dumps(dict(step.settings), allow_nan=False)),
         }
-        return {**counts, "settings": settings, "memory_mib": mib}
 
     def _tokens(self) -> Tensor:
-        run, n = self.run, self.request["microbatches"]
-        first = self.at % run.trainer.steps * n * run.trainer.micro_batch
-        rows = sequences_of(first=first, rank=0, world=1, microbatches=n, micro_batch=run.trainer.micro_batch)
-        return torch.from_numpy(self.windows.read(rows)).to(self.device).long()
+        step = self.at % self.run.trainer.steps
+        return fetch(self.job, cast(Trainee, self.reads), step=step).long()
 
 
 def _bits(p: Tensor) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 import numpy as np
 import tiktoken
@@ -195,29 +196,25 @@ class LayerCache:
 
 def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
     """The model, and its layers' mixers with the tokens that each one's cache holds, where it is made of the
-    blocks that a cache can enter and no idea looks across tokens."""
-    paths = (path.split(".") for path, _ in model.named_modules())
-    ideas = {names[-1] for names in paths if names[-2:-1] == ["ideas"]}
-    across = [name for name, idea in run.ideas.items() if not idea.PER_TOKEN and name in ideas]
-    if across:
+    blocks that a cache can enter and no idea in them looks across tokens."""
+    attention = f"attention.kind={run.attention.kind}"
+    blocks: list[Any] = list(model.blocks) if type(model) is GPT else []
+    if type(model) is not GPT or any(
+        type(block) is not Block or type(block.attention.f) is not CausalSelfAttention for block in blocks
+    ):
+        raise UncachedError(f"model.kind={run.model.kind} with {attention} has layers of its own")
+    joined = [each for place in (model, *blocks) for each in place.joined]
+    if across := [name for name, idea, _ in joined if not idea.PER_TOKEN]:
         raise UncachedError(
             f"ideas.{across[0]} does not declare that it takes each token by itself (PER_TOKEN)"
         )
-    layers = (
-        [block.attention.f for block in model.blocks if type(block) is Block] if type(model) is GPT else []
-    )
-    mixers = [attention.mixer for attention in layers if type(attention) is CausalSelfAttention]
-    if type(model) is not GPT or len(mixers) < run.model.n_layer:
-        raise UncachedError(
-            f"model.kind={run.model.kind} with attention.kind={run.attention.kind} has layers of its own"
-        )
     slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
     if slots is None:
-        raise UncachedError(f"attention.kind={run.attention.kind} defines no cache_slots of its mixer")
+        raise UncachedError(f"{attention} defines no cache_slots of its mixer")
     sizes = [slots(layer, capacity) for layer in range(run.model.n_layer)]
     if None in sizes:
-        raise UncachedError(f"attention.kind={run.attention.kind} has no cache beside its other keys")
-    return model, list(zip(mixers, sizes, strict=True))
+        raise UncachedError(f"{attention} has no cache beside its other keys")
+    return model, [(block.attention.f.mixer, size) for block, size in zip(blocks, sizes, strict=True)]
 
 
 @torch.no_grad()

@@ -1,21 +1,20 @@
-"""A run's model as lm-eval asks models: log-likelihoods of texts, and greedy continuations.
+"""A run's model as lm-eval asks models: log-likelihoods of texts.
 
 B: texts of a batch, T: tokens, V: vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import Collator, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import Collator
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-from nocap.config.keys import require
-from nocap.measure.generation import Engine, Sampler, Trained, engine_for, generate
+from nocap.config.keys import InputError, require
+from nocap.measure.generation import Trained
 
 
 class Harnessed(TemplateLM):  # type: ignore[misc]
@@ -25,16 +24,10 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
     An answer that is itself longer cannot be scored, and is refused.
     """
 
-    def __init__(self, trained: Trained, *, batch_size: int, log: Callable[[str], None]) -> None:
+    def __init__(self, trained: Trained, *, batch_size: int) -> None:
         super().__init__()
-        self.trained, self.batch_size, self.log = trained, batch_size, log
+        self.trained, self.batch_size = trained, batch_size
         self.positions, self.shortened = trained.run.model.seq_len, 0
-
-    @cached_property
-    def engine(self) -> Engine:
-        return engine_for(
-            self.trained.model, self.trained.run, batch=1, capacity=self.positions, log=self.log
-        )
 
     @property
     def eot_token_id(self) -> int:
@@ -94,25 +87,4 @@ class Harnessed(TemplateLM):  # type: ignore[misc]
         return [sum(next(scores)[0] for _ in text) for text in texts]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        return [self._continued(*request.args) for request in requests]
-
-    def _continued(self, context: str, asked: dict[str, Any]) -> str:
-        """Greedily, up to a stop, an end-of-text, as many tokens as the task allows, or half of the
-        positions."""
-        given = normalize_gen_kwargs(asked)
-        require(not given["do_sample"], "do_sample", "be false: continuations are greedy", given["do_sample"])
-        new = min(given["max_gen_toks"], self.positions // 2)
-        prompt = self.tok_encode(context) or [self.eot_token_id]
-        room = self.positions - new + 1
-        self.shortened += len(prompt) > room
-        prompt = prompt[-room:]
-        sampler = Sampler(temperature=0, top_k=0, seed=0, sequences=1, max_tokens=new)
-        tokens, text = list[int](), ""
-        for token_B in generate(
-            self.engine, torch.tensor([prompt], device=self.trained.device), sampler, max_tokens=new
-        ):
-            tokens.append(int(token_B))
-            text = self.trained.text(tokens)
-            if tokens[-1] == self.eot_token_id or any(stop and stop in text for stop in given["until"]):
-                break
-        return str(postprocess_generated_text(text, given["until"], None))
+        raise InputError("a task must score given texts, got one that lets the model write")

@@ -15,8 +15,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,11 +77,10 @@ class Ranges:
             "optimizer": "optimizer",
         }
         self.calls = Counter[str]()
-        self.kept = Counter[str]()  # bytes that one micro-batch's forward keeps for its backward
+        self.kept = Counter[str]()  # part → bytes that one micro-batch's forward keeps for its backward
         self._open: list[str] = []
         # autograd's sequence number at each change of the running module, ascending
-        self._numbers: list[int] = []
-        self._paths: list[str] = []
+        self._changes: list[tuple[int, str]] = []
 
     @property
     def here(self) -> str:
@@ -92,24 +89,18 @@ class Ranges:
     def keep(self, n: int) -> None:
         """So many bytes are kept by the running module: for `memory.saved_for_backward`."""
         if self.calls["model"] <= 1:
-            self.kept[self.here] += n
-
-    def kept_by_part(self) -> dict[str, int]:
-        sums = Counter[str]()
-        for path, n in self.kept.items():
-            sums[self.part[path]] += n
-        return dict(sums)
+            self.kept[self.part[self.here]] += n
 
     def reset(self) -> None:
-        self._numbers, self._paths, self.calls = [], [], Counter()
+        self._changes, self.calls = [], Counter()
 
     def node(self, sequence: int) -> str:
         """The module whose forward made the autograd node of this number. A gradient accumulator's is the
         largest there is."""
         if not 0 <= sequence < 2**62:
             return ACCUMULATE
-        at = bisect_right(self._numbers, sequence) - 1
-        return self._paths[at] if at >= 0 else STEP
+        at = bisect_right(self._changes, sequence, key=lambda change: change[0])
+        return self._changes[at - 1][1] if at else STEP
 
     @contextmanager
     def around(self, model: nn.Module) -> Iterator[None]:
@@ -166,8 +157,8 @@ class Ranges:
             # a forward recomputed within a backward, perhaps on another thread with numbers of its own: its
             # nodes never run
             return
-        self._numbers.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
-        self._paths.append(self.here)
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._changes.append((number, self.here))
 
 
 # --- what the profiler saw
@@ -177,60 +168,37 @@ BACKWARD = "autograd::engine::evaluate_function: "
 Key = tuple[str, str]  # (module path, forward or backward)
 
 
-@dataclass(slots=True)
-class Cost:
-    """Of a module in one direction of one step."""
-
-    ms: float = 0.0
-    allocations: int = 0  # operations that took memory
-    allocated: int = 0  # bytes that they took and did not give back themselves
+BETWEEN: Key = (STEP, "between")  # no module: between the backward's nodes, and around the ranges
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
-    rows: dict[Key, Cost]
-    unattributed_ms: float  # between the backward's nodes and around the ranges
-    busy_ms: float  # on CUDA: in which a kernel or a copy ran
-    peak: int  # bytes: the most that the step's tensors held at once, beyond what was held before it
-
-
-def profiler(*, on_cuda: bool) -> profile:
+def profiler(*, on_cuda: bool, memory: bool = False) -> profile:
     """torch's profiler for one step."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     # older versions warn about the default
-    return profile(activities=activities, profile_memory=True, acc_events=True)
+    return profile(activities=activities, profile_memory=memory, acc_events=True)
 
 
-def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Timeline:
-    """The one step that `prof` saw. Ranges must be those that watched it."""
+def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> dict[Key, float]:
+    """Milliseconds of the one step that `prof` saw. Ranges must be those that watched it."""
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
     backward_ends = max(
         (e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start
     )
-    rows = defaultdict[Key, Cost](Cost)
-    unattributed = 0.0
+    ms = defaultdict[Key, float](float)
 
-    def visit(event: FunctionEvent, key: Key) -> None:
-        nonlocal unattributed
-        key = _key(event, key, ranges, backward_ends)
-        own_ms = (event.self_device_time_total if on_cuda else event.self_cpu_time_total) / 1e3
-        taken = event.self_device_memory_usage if on_cuda else event.self_cpu_memory_usage
-        if key[0] == STEP and event.name.startswith(MARK):
-            unattributed += own_ms
-        else:
-            rows[key].ms += own_ms
-        if taken > 0:
-            rows[key].allocations += 1
-            rows[key].allocated += taken
+    def visit(event: FunctionEvent, parents: Key) -> None:
+        key = _key(event, parents, ranges, backward_ends)
+        own_us = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        ours = key[0] == STEP and event.name.startswith(MARK)
+        ms[BETWEEN if ours else key] += own_us / 1e3
         for child in event.cpu_children:
             visit(child, key)
 
     for root in events:
         if root is step or (root.cpu_parent is None and root.thread != step.thread):
             visit(root, (STEP, "forward"))
-    peak = max(accumulate((n for _, n in memory_events(prof)), initial=0))
-    return Timeline(rows=rows, unattributed_ms=unattributed, busy_ms=busy_ms(prof), peak=peak)
+    return ms
 
 
 def busy_ms(prof: profile) -> float:
@@ -258,17 +226,10 @@ def _key(event: FunctionEvent, parents: Key, ranges: Ranges, backward_ends: floa
     return parents
 
 
-def memory_events(prof: profile) -> list[tuple[int, int]]:
-    """(nanoseconds, bytes; negative where freed) of every thread, in time."""
-    results: Any = prof.profiler and prof.profiler.kineto_results
-    return sorted(
-        (event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]"
-    )
-
-
 def allocated_bytes(call: Callable[..., object], *arguments: object) -> int:
     """Bytes that the call asks torch's allocator for on the CPU, whether it gives them back or not: the
     profiler's record of each allocation (compiled code's included)."""
-    with profiler(on_cuda=False) as trace:
+    with profiler(on_cuda=False, memory=True) as prof:
         call(*arguments)
-    return sum(max(0, n) for _, n in memory_events(trace))
+    results: Any = prof.profiler and prof.profiler.kineto_results
+    return sum(max(0, event.nbytes()) for event in results.events() if event.name() == "[memory]")

@@ -22,21 +22,19 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
-from nocap.measure import roofline
-from nocap.measure.parts import MARK, STEP, Cost, Ranges, Timeline, busy_ms, profiler, read
-from nocap.measure.roofline import Composer, Count, Peak, Work, count, measure_peak
-from nocap.measure.timed import Clock, DivergedError, TimedArm
+from nocap.measure.parts import BETWEEN, MARK, STEP, Key, Ranges, busy_ms, profiler, read
+from nocap.measure.roofline import Composer, Count, Peak, Work, count, measure_peak, options_ceilings
+from nocap.measure.timed import Clock, TimedArm
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
-from nocap.store.metrics import METRICS, PARTS, STEP_PARTS, Measurement, now
+from nocap.store.metrics import HELD, PARTS, STEP_PARTS
 from nocap.training import memory
 from nocap.training.ledger import Ledger
-from nocap.training.memory import MIB
 from nocap.training.step import configure_numerics
 
 MOST_MICROBATCHES = 2  # the second one shows what accumulating gradients costs; more would show nothing new
-# Beyond these limits the machine was busy: on a quiet one a process had 1.00 of its core, products came to
-# 0.92 of the peak at most.
+# Beyond these limits a CPU was busy: on a quiet one a process had 1.00 of its core, products came to 0.92 of
+# the peak at most.
 LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
 
 Row = dict[str, Any]
@@ -74,11 +72,8 @@ def profile(
             if ceilings:
                 log("counting what each option would do")
                 ms = {row["part"]: row["ms"] for row in result["parts"]}
-                result["ceilings"] = {
-                    "table": roofline.ceilings(counted, compose, peak, ms, result["step"]["unattributed_ms"])
-                }
-    except DivergedError as error:
-        raise ValueError(f"a profiled step must have a finite loss and gradient: {error}") from error
+                rest_ms = result["step"]["unattributed_ms"]
+                result["ceilings"] = {"table": options_ceilings(counted, compose, peak, ms, rest_ms)}
     except (RuntimeError, MemoryError) as error:
         if not memory.ran_out(error):
             raise
@@ -102,10 +97,10 @@ class Measured:
     # how it ran (`plain`, eager as the parts are; `profiled`; `compiled` where the config asks for it) → its
     # clocks
     steps: dict[str, Row]
-    timeline: Timeline  # of the fastest profiled step, the least disturbed
-    ranges: Ranges
-    microbatches: int  # in the measured step
-    memory: dict[str, float]  # MiB
+    ms: dict[Key, float]  # of the fastest profiled step, the least disturbed
+    between_ms: float  # of it, what is no module's
+    ranges: Ranges  # of the run as it was measured
+    memory_mib: dict[str, float]
 
 
 class _Marks(Ledger):
@@ -139,44 +134,33 @@ def measure(run: Run, *, repeats: int, trace: Path | None) -> Measured:
     model, arm.ledger = arm.built.model, _Marks(started=arm.job.started)
     with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
         arm.step()
-    memory.reset_peak(arm.device)
-    plain = _fastest(_clocked(arm) for _ in range(repeats))
+    plain = _fastest(arm, repeats)
     profiled: Row = {"wall_ms": math.inf}
     for _ in range(repeats):
         ranges.reset()
         with ranges.around(model), profiler(on_cuda=on_cuda) as prof:
             step = _clocked(arm)
         if step["wall_ms"] < profiled["wall_ms"]:
-            profiled, timeline = step, read(prof, ranges, on_cuda=on_cuda)
+            profiled, ms, work_ms = step, read(prof, ranges, on_cuda=on_cuda), busy_ms(prof)
             if trace is not None:
                 prof.export_chrome_trace(str(trace))
-    mib = {**arm.facts["memory_mib"], "activations": sum(ranges.kept.values()) / MIB}
-    # Gradients come and go within the step.
-    mib["peak"] = (
-        memory.peak_mib(arm.device) if on_cuda else mib["parameters"] + mib["optimizer"] + timeline.peak / MIB
-    )
+    between_ms = ms.pop(BETWEEN, 0.0)
     del model
     arm.close()
-    steps = {"plain": busy(plain, timeline.busy_ms), "profiled": profiled}
+    steps = {"plain": busy(plain, work_ms), "profiled": profiled}
     if run.trainer.compile is not Compile.off or run.trainer.cuda_graphs:
         steps["compiled"] = _compiled(run, eager, repeats=repeats)
     return Measured(
-        steps=steps, timeline=timeline, ranges=ranges, microbatches=microbatches(eager), memory=mib
+        steps=steps, ms=ms, between_ms=between_ms, ranges=ranges, memory_mib=arm.facts["memory_mib"]
     )
 
 
 def _compiled(run: Run, eager: Run, *, repeats: int) -> Row:
     """The step as it is trained, whole: nothing sees into it."""
-    arm = _warm(
-        replace(
-            eager,
-            trainer=replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs),
-        )
-    )
-    step = _fastest(_clocked(arm) for _ in range(repeats))
-    if run.trainer.device is Device.cpu:
-        return step
-    with profiler(on_cuda=True) as prof:
+    t = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
+    arm = _warm(replace(eager, trainer=t))
+    step = _fastest(arm, repeats)
+    with profiler(on_cuda=run.trainer.device is Device.cuda) as prof:
         _clocked(arm)
     return busy(step, busy_ms(prof))
 
@@ -185,6 +169,10 @@ def _warm(run: Run) -> TimedArm:
     arm = TimedArm("", run)
     arm.warm(Clock.wall)
     return arm
+
+
+def _fastest(arm: TimedArm, repeats: int) -> Row:
+    return min((_clocked(arm) for _ in range(repeats)), key=lambda step: step["wall_ms"])
 
 
 def _clocked(arm: TimedArm) -> Row:
@@ -200,10 +188,6 @@ def _clocked(arm: TimedArm) -> Row:
     }
 
 
-def _fastest(steps: Iterable[Row]) -> Row:
-    return min(steps, key=lambda step: step["wall_ms"])
-
-
 def busy(step: Row, busy_ms: float) -> Row:
     """The step with the share of it in which the GPU worked. `busy_ms` are kernels': what the profiler costs
     the host is in neither."""
@@ -212,46 +196,46 @@ def busy(step: Row, busy_ms: float) -> Row:
 
 # --- the record
 
-SUMMED = ("ms", "calls", "flops", "bytes", "bound_ms", "allocations", "allocated_mib", "kept_mib")  # of a row
+SUMMED = ("ms", "calls", "flops", "bytes", "bound_ms")  # of a row
 
 
 def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
     """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the
-    config has it: ms, bytes, FLOPs, MiB (those kept for the backward are one micro-batch's), and its bound by
-    the roofline."""
-    run = counted.run
-    vocab_size, n = run.tokenizer.vocab_size, microbatches(run)
+    config has it: ms, calls, bytes, FLOPs, and its bound by the roofline."""
+    run, n = counted.run, microbatches(counted.run)
+    flops, basis = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
     scale, clock = _clock(run, measured)
-    flops, basis = flops_per_token(run, vocab_size=vocab_size)
     rows = list(_rows(counted, peak, measured, scale))
     attributed_ms = sum(row["ms"] for row in rows)
-    whole_ms = (
-        attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale) * n / measured.microbatches
-    )
-    doubts = list(_doubts(counted, peak, measured, rows))
-    machine = hardware.describe(run.trainer.device, run.trainer.threads)
+    whole_ms = attributed_ms + _unattributed_ms(run, measured, attributed_ms, scale)
     parts = _summed(rows, ("part",), whole_ms)
+    core = min(
+        measured.steps[how]["cpu_ms"] / measured.steps[how]["wall_ms"] for how in ("plain", "profiled")
+    )
+    # Bytes are no bound here: a cache is faster than the copy that was measured.
+    of_peak = max(row["flop_s"] or 0.0 for row in parts) / peak.flops[run.trainer.precision.value]
+    quiet = run.trainer.device is Device.cuda or (core >= LEAST_CORE and of_peak <= MOST_OF_PEAK)
     return {
         "kind": "profile",
         "date": date.today().isoformat(),
         "words": list(overrides),
         "config": to_plain(run),
-        "vocab_size": vocab_size,
+        "vocab_size": run.tokenizer.vocab_size,
         "tokens": run.trainer.batch_tokens // run.trainer.devices,
         "flops_per_token": flops,
         "flops_basis": basis,
         "kernel": kernel_name(run, run.trainer.precision),
-        "hardware": machine,
+        "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
         "roof": asdict(peak),
         "clock": clock,
-        "trusted": not doubts,
-        "doubts": doubts,
+        "trusted": quiet,
+        "doubts": {"core": core, "peak": of_peak},
         "step": {
             "ms": whole_ms,
             "attributed_ms": attributed_ms,
             "unattributed_ms": whole_ms - attributed_ms,
             "microbatches": n,
-            "measured_microbatches": measured.microbatches,
+            "measured_microbatches": microbatches(measured.ranges.run),
             **dict.fromkeys(("plain", "profiled", "compiled")),
             **measured.steps,
             "compile": run.trainer.compile.value,
@@ -262,49 +246,20 @@ def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Me
         "rows": [_rated(row, whole_ms) for row in rows],
         "memory_mib": {
             "measured": {
-                **measured.memory,
-                "kept": {part: n / MIB for part, n in measured.ranges.kept_by_part().items()},
+                **{part: measured.memory_mib[part] for part in HELD},
+                "kept": {part: n / memory.MIB for part, n in measured.ranges.kept.items()},
             }
         },
-        "measurements": [_measurement(overrides, str(machine["fingerprint"]), row).json() for row in parts],
     }
 
 
-def _measurement(overrides: Sequence[str], where: str, row: Row) -> Measurement:
-    arm, metric = " ".join(overrides) or "(no change)", METRICS["part_ms"]
-    return Measurement(
-        arm=arm, repeat=0, metric=metric, value=row["ms"], part=row["part"], where=where, when=now()
-    )
-
-
-def _doubts(counted: Count, peak: Peak, measured: Measured, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """What a quiet machine does not show, each with its limit.
-
-    Bytes are no bound here: a cache is faster than the copy that was measured.
-    """
-    run = counted.run
-    core = min(
-        measured.steps[how]["cpu_ms"] / measured.steps[how]["wall_ms"] for how in ("plain", "profiled")
-    )
-    if run.trainer.device is Device.cpu and core < LEAST_CORE:
-        yield {"doubt": "core", "value": core, "limit": LEAST_CORE}
-    # Parts that are not counted as they are computed.
-    other = {"head": run.model.fp8_head, "scores": run.attention.countable() != run.attention}
-    for part, work in counted.by_part().items():
-        took_ms = sum(row["ms"] for row in rows if row["part"] == part)
-        of_peak = work.product_ms(peak) * microbatches(run) / took_ms if took_ms else 0.0
-        if of_peak > MOST_OF_PEAK and not other.get(part):
-            yield {"doubt": "peak", "part": part, "value": of_peak, "limit": MOST_OF_PEAK}
-
-
 def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
-    """What no module accounts for in the measured step. On a GPU: the device's waiting in a step without the
-    profiler, whose own work on the host would be taken for it."""
-    if run.trainer.device is not Device.cuda:
-        return measured.timeline.unattributed_ms * scale
-    return max(
-        0.0, measured.steps["plain"]["wall_ms"] - attributed_ms * measured.microbatches / microbatches(run)
-    )
+    """What no module accounts for in the step. On a GPU: the device's waiting in a step without the profiler,
+    whose own work on the host would be taken for it."""
+    times = microbatches(run) / microbatches(measured.ranges.run)
+    if run.trainer.device is Device.cuda:
+        return max(0.0, measured.steps["plain"]["wall_ms"] * times - attributed_ms)
+    return measured.between_ms * scale * times
 
 
 def _clock(run: Run, measured: Measured) -> tuple[float, str]:
@@ -320,28 +275,25 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
 
 
 def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
-    n, ranges = microbatches(counted.run), measured.ranges
+    ranges, n, m = measured.ranges, microbatches(counted.run), microbatches(measured.ranges.run)
     counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
     # of one rank: 0
-    for path, direction in dict.fromkeys([*measured.timeline.rows, *counted_keys, ("reduction", "backward")]):
-        cost = measured.timeline.rows.get((path, direction), Cost())
+    for path, direction in dict.fromkeys([*measured.ms, *counted_keys, ("reduction", "backward")]):
+        ms = measured.ms.get((path, direction), 0.0)
         work = counted.work.get((path, direction), Work())
         part = ranges.part.get(path, path if path in PARTS else "other")
-        times = _times(part, n, measured.microbatches)
+        times = _times(part, n, m)
         layer = re.match(r"blocks\.(\d+)", path)
         yield {
             "path": path,
             "part": part,
             "layer": int(layer.group(1)) if layer else None,
             "direction": direction,
-            "ms": cost.ms * scale * times,
-            "calls": round(ranges.calls.get(path, int(cost.ms > 0)) * times),
+            "ms": ms * scale * times,
+            "calls": round(ranges.calls.get(path, int(ms > 0)) * times),
             "flops": work.flops * n,
             "bytes": work.bytes * n,
             "bound_ms": work.bound_ms(peak) * n,
-            "allocations": round(cost.allocations * times),
-            "allocated_mib": cost.allocated * times / MIB,
-            "kept_mib": ranges.kept.get(path, 0) / MIB if direction == "forward" else 0.0,
         }
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,12 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nocap import outside
-from nocap.config.option import declared
-from nocap.config.paths import conf_dir
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure.parts import STEP, Ranges
+from nocap.measure.parts import STEP, Key, Ranges
 from nocap.measure.timed import Clock
 from nocap.model.flops import component_flops, op_flops
 from nocap.model.gpt import build_model
@@ -50,14 +47,10 @@ class Peak:
 
 def measure_peak(device: Device) -> Peak:
     """FLOP/s and bytes/s of the device with the threads that torch has now."""
-    flops, n = (
-        {precision.value: matmul_flops(device, precision) for precision in Precision},
-        COPY_BYTES[device],
-    )
-    pair = [torch.zeros(n // 4, device=device.value) for _ in range(2)]
-    copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: pair[0].copy_(pair[1]))
-    pair.clear()
-    memory.give_back(torch.device(device.value))
+    flops = {precision.value: matmul_flops(device, precision) for precision in Precision}
+    n = COPY_BYTES[device]
+    source, target = (torch.zeros(n // 4, device=device.value) for _ in range(2))
+    copy_ms = Clock.of(device, torch.get_num_threads()).least_ms(lambda: target.copy_(source))
     return Peak(flops=flops, bytes_per_s=2 * n / copy_ms * 1e3)
 
 
@@ -69,9 +62,8 @@ def matmul_flops(device: Device, precision: Precision) -> float:
 
     def product(n: int) -> Callable[[], object]:
         a, b = (torch.randn(n, n, device=device.value).to(dtype) for _ in range(2))
-        work = partial(torch.mm, a, b, out=torch.empty_like(a))
-        work()
-        return work
+        out = a @ b
+        return lambda: torch.mm(a, b, out=out)
 
     n = 256
     while n < PRODUCT[device] and 8 * clock.seconds(product(n)) < 1:
@@ -118,78 +110,14 @@ class Work(list[Op]):
         return frozenset((op.name, op.dtype) for op in self if op.flops)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Count:
+class Count(TorchDispatchMode):
     """One micro-batch: work by (module path, direction), what each path is and keeps, and the parameters'
-    bytes."""
+    bytes. While it counts it sees every operation below autograd, forward and backward."""
 
-    run: Run
-    work: dict[tuple[str, str], Work]
-    ranges: Ranges
-    parameters: int  # bytes
-
-    def by_part(self) -> defaultdict[str, Work]:
-        merged = defaultdict[str, Work](Work)
-        for (path, _), work in self.work.items():
-            merged[self.ranges.part[path]] += work
-        return merged
-
-    def product_ms(self, peak: Peak) -> dict[str, float]:
-        """Of a step, by part: its matrix products at the measured peak."""
-        n = microbatches(self.run)
-        return {
-            part: work.product_ms(peak) * n * (self.needed() if part == "scores" else 1)
-            for part, work in self.by_part().items()
-        }
-
-    def needed(self) -> float:
-        """The share of the computed scores that lies in the window: chunks compute a border that another
-        kernel can skip."""
-        run, scores = self.run, self.by_part()["scores"]
-        if (
-            not scores
-            or first_window(run) is None
-            or declared(run.attention, "keys_met", of=("build", "mixer")) is None
-        ):
-            return 1.0
-        return (
-            component_flops(run, vocab_size=1)["scores"]
-            * run.trainer.micro_batch
-            * run.model.seq_len
-            / scores.flops
-        )
-
-    def held_mib(self) -> float:
-        return (HELD * self.parameters + sum(self.ranges.kept.values())) / memory.MIB
-
-
-def count(run: Run, *, vocab_size: int) -> Count:
-    """Count one micro-batch of the run on this machine's device, without allocating it."""
-    ranges, device = Ranges(run), run.trainer.device.value
-    # FlexAttention compiles itself and cannot be faked
-    countable = run.varied(attention=run.attention.countable())
-    with FakeTensorMode():
-        with torch.device(device):
-            model = build_model(countable, vocab_size=vocab_size)
-        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
-        counter = _WorkCounter(ranges)
-        with ranges.around(model), counter:
-            with (
-                memory.saved_for_backward(list(model.parameters()), on_save=ranges.keep),
-                autocast(run, run.trainer.precision),
-            ):
-                loss = model(tokens, tokens)
-            loss.total.backward()
-    return Count(run=run, work=counter.work, ranges=ranges, parameters=memory.n_bytes(model.parameters()))
-
-
-class _WorkCounter(TorchDispatchMode):
-    """Sees every operation below autograd, forward and backward."""
-
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(self, run: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ranges = ranges
-        self.work = defaultdict[tuple[str, str], Work](Work)
+        self.run, self.ranges, self.parameters = run, Ranges(run), 0
+        self.work = defaultdict[Key, Work](Work)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -205,6 +133,49 @@ class _WorkCounter(TorchDispatchMode):
         )
         self.work[path, "forward" if node is None else "backward"].append(_op(func, args, kwargs, out))
         return out
+
+    def by_part(self) -> defaultdict[str, Work]:
+        merged = defaultdict[str, Work](Work)
+        for (path, _), work in self.work.items():
+            merged[self.ranges.part[path]] += work
+        return merged
+
+    def product_ms(self, peak: Peak) -> float:
+        """The matrix products that are needed, at the measured peak."""
+        ms = {part: work.product_ms(peak) for part, work in self.by_part().items()}
+        return sum(ms.values()) - ms.get("scores", 0.0) * (1 - self.needed())
+
+    def needed(self) -> float:
+        """The share of the computed scores that lies in the window: chunks compute a border that another
+        kernel can skip."""
+        run, computed = self.run, self.by_part()["scores"].flops
+        if not computed or first_window(run) is None:
+            return 1.0
+        tokens = run.trainer.micro_batch * run.model.seq_len
+        return min(1.0, component_flops(run, vocab_size=1)["scores"] * tokens / computed)
+
+    def held_mib(self) -> float:
+        return (HELD * self.parameters + sum(self.ranges.kept.values())) / memory.MIB
+
+
+def count(run: Run, *, vocab_size: int) -> Count:
+    """Count one micro-batch of the run on this machine's device, without allocating it."""
+    counted, device = Count(run), run.trainer.device.value
+    # FlexAttention compiles itself and cannot be faked
+    countable = run.varied(attention=run.attention.countable())
+    with FakeTensorMode():
+        with torch.device(device):
+            model = build_model(countable, vocab_size=vocab_size)
+        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
+        with counted.ranges.around(model), counted:
+            with (
+                memory.saved_for_backward(list(model.parameters()), on_save=counted.ranges.keep),
+                autocast(run, run.trainer.precision),
+            ):
+                loss = model(tokens, tokens)
+            loss.total.backward()
+    counted.parameters = memory.n_bytes(model.parameters())
+    return counted
 
 
 # Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
@@ -248,30 +219,24 @@ def _size(t: Tensor) -> int:
 Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → the run they make
 
 
-def ceilings(
+def options_ceilings(
     old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float
 ) -> list[dict[str, Any]]:
     """Everything that the configuration tree offers, the largest win first: by FLOPs and by the step, whose
     parts took these `ms`."""
-    new = {
-        override: count(run, vocab_size=run.tokenizer.vocab_size)
-        for override, run in options(old.run, compose).items()
-    }
-    rows = [{"label": override, **ceiling(old, each, peak, ms, rest_ms)} for override, each in new.items()]
+    rows: list[dict[str, Any]] = []
+    for override, run in options(old.run, compose).items():
+        new = count(run, vocab_size=run.tokenizer.vocab_size)
+        rows.append({"label": override, **ceiling(old, new, peak, ms, rest_ms)})
     return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
 
 
 def options(run: Run, compose: Composer) -> dict[str, Run]:
     """Everything that this configuration tree offers and the run does not already have: the override, and the
     run with it."""
-    groups = [
-        (group, folder / group)
-        for group in ("attention", "mlp")
-        for folder in (conf_dir(), *outside.folders())
-    ]
     runs: dict[str, Run] = {}
     for override in (
-        *(f"{group}={path.stem}" for group, folder in groups for path in sorted(folder.glob("*.yaml"))),
+        *(f"{group}={name}" for group in ("attention", "mlp") for name in outside.yamls(group)),
         "trainer.precision=bf16",
         "trainer.compile=regional",
         f"model.tie_head={'false' if run.model.tie_head else 'true'}",
@@ -291,7 +256,7 @@ def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: f
     """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their
     precision) and by the measured step (Amdahl's law), and the MiB saved with their share of the memory."""
     return {
-        "by_flops": sum(old.product_ms(peak).values()) / sum(new.product_ms(peak).values()),
+        "by_flops": old.product_ms(peak) / new.product_ms(peak),
         "by_step": (sum(ms.values()) + rest_ms) / (sum(changed(old, new, peak, ms).values()) + rest_ms),
         "saved_mib": old.held_mib() - new.held_mib(),
         "saved": 1 - new.held_mib() / old.held_mib(),
@@ -305,10 +270,8 @@ def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[st
     before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
     fuses = new.run.trainer.compile is not old.run.trainer.compile
     new_ms = dict(ms)
-    for part in dict.fromkeys([*MODEL_PARTS, *before, *after]):  # a replaced block's own too
+    for part in {*MODEL_PARTS, *before, *after} - {*STEP_PARTS}:  # a replaced block's own too
         first, second = before[part], after[part]
-        if part in STEP_PARTS:
-            continue
         if fuses and not second.flops and part != "embedding":
             new_ms[part] = 0.0  # fused into a neighbour, at best for nothing
         elif first.kinds != second.kinds or not first:
@@ -316,7 +279,6 @@ def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[st
         elif first.bound_ms(peak):
             new_ms[part] = ms.get(part, 0.0) * second.bound_ms(peak) / first.bound_ms(peak)
     new_ms["scores"] *= new.needed() / old.needed()
-    for part in ("accumulate", "clip", "optimizer", "reduction"):
-        if part in new_ms:
-            new_ms[part] *= new.parameters / old.parameters
+    for part in ("accumulate", "clip", "optimizer"):
+        new_ms[part] = ms.get(part, 0.0) * new.parameters / old.parameters
     return new_ms

@@ -8,7 +8,7 @@ from typing import Any
 from nocap.judge.interval import Estimate
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import measured, values
-from nocap.store.formats import fixed, shorten, three_digits, whole
+from nocap.store.formats import fixed, three_digits, whole
 from nocap.store.metrics import HELD, METRICS, PARTS, Scale, part_title
 
 Json = Mapping[str, Any]
@@ -96,53 +96,35 @@ def _notes(result: Json) -> Iterator[str]:
 
 
 def render_profile(profile: Json) -> str:
-    return "\n\n".join(["\n".join(profile_head(profile)), *map(str, profile_tables(profile).values())])
+    """Its head, then the tables in the order to read them; that of ceilings where those were measured."""
+    trusted, ceilings = profile["trusted"], profile.get("ceilings")
+    tables = [
+        _parts(profile["parts"], profile["step"]),
+        _memory(profile["memory_mib"]["measured"]),
+        *([_ceilings(ceilings["table"], trusted=trusted)] if ceilings else []),
+        _layers(profile["layers"]),
+    ]
+    return "\n\n".join(["\n".join(_head(profile)), *map(str, tables)])
 
 
-def profile_head(profile: Json) -> list[str]:
-    m, t, peak, hard = (
-        profile["config"]["model"],
-        profile["config"]["trainer"],
-        profile["roof"],
-        profile["hardware"],
-    )
+def _head(profile: Json) -> Iterator[str]:
+    m, t = profile["config"]["model"], profile["config"]["trainer"]
+    peak, hard, doubts = profile["roof"], profile["hardware"], profile["doubts"]
+    if not profile["trusted"]:
+        yield (
+            f"not to be trusted, the machine was busy: this process had {doubts['core']:.2f} of its core, "
+            f"a part came to {doubts['peak']:.0%} of the measured peak; measure again when it is quiet"
+        )
     flops = ", ".join(f"{v / 1e9:,.1f} GFLOP/s {k}" for k, v in peak["flops"].items())
-    return [
-        *doubted(profile),
+    yield (
         f"{m['n_layer']} layers, {m['n_head']} heads, {m['d_model']} wide, V={profile['vocab_size']:,}; "
         f"B={t['micro_batch']}, T={m['seq_len']}, {profile['step']['microbatches']} "
         f"micro-batch(es) a step; {t['precision']}, eager, "
-        f"attention {profile['kernel']}",
-        f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}",
-        f"peaks, measured: {flops}; {peak['bytes_per_s'] / 1e9:,.1f} GB/s",
-        f"time: {profile['clock']}",
-    ]
-
-
-def doubted(profile: Json) -> list[str]:
-    """A line that says why the figures cannot be trusted; none where they can."""
-    why = [
-        f"this process had {doubt['value']:.2f} of its core"
-        if doubt["doubt"] == "core"
-        else f"{part_title(doubt['part'])} at {doubt['value']:.0%} of the measured peak"
-        for doubt in profile["doubts"]
-    ]
-    return (
-        [f"not to be trusted, the machine was busy: {shorten(why)}; measure again when it is quiet"]
-        if why
-        else []
+        f"attention {profile['kernel']}"
     )
-
-
-def profile_tables(profile: Json) -> dict[str, Table]:
-    """By what they show, in the order to read them; tables of ceilings where those were measured."""
-    tables = {
-        "parts": _parts(profile["parts"], profile["step"]),
-        "memory": _memory(profile["memory_mib"]["measured"]),
-    }
-    if "ceilings" in profile:
-        tables["ceilings"] = _ceilings(profile["ceilings"]["table"], trusted=profile["trusted"])
-    return {**tables, "layers": _layers(profile["layers"])}
+    yield f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}"
+    yield f"peaks, measured: {flops}; {peak['bytes_per_s'] / 1e9:,.1f} GB/s"
+    yield f"time: {profile['clock']}"
 
 
 def _per(unit: float, digits: int = 1) -> Callable[[float], str]:
@@ -166,8 +148,6 @@ PART_COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "bytes": ("MiB moved", _per(2**20, 0)),
     "bound_ms": ("bound ms", three_digits),
     "of_bound": ("of bound", "{:.0%}".format),
-    "allocations": ("allocating ops", whole),
-    "allocated_mib": ("MiB", _per(1)),
     "calls": ("calls", whole),
 }
 COUNTED = ("flops", "of_flops", "flop_s", "bytes", "bound_ms", "of_bound")
@@ -235,9 +215,7 @@ def _memory(mib: Json) -> Table:
     ]
     columns = [Column(title="memory"), Column(title="MiB", show=_per(1))]
     note = "activations: what a micro-batch's forward keeps for its backward, by the part that keeps it first"
-    return Table(
-        title="memory", columns=columns, rows=[*rows, ["peak of tensors", mib["peak"]]], notes=[note]
-    )
+    return Table(title="memory", columns=columns, rows=rows, notes=[note])
 
 
 def _ceilings(ceilings: Sequence[Json], *, trusted: bool) -> Table:

@@ -115,7 +115,7 @@ def random_tokens(run: Run) -> Iterator[Job]:
         )
 
 
-class DivergedError(Exception):
+class DivergedError(ValueError):
     """A loss that is not finite: the optimizer's part of the step is skipped, and the time is not a
     step's."""
 
@@ -156,8 +156,8 @@ class TimedArm:
         self.at += 1
         if not update.finite:
             raise DivergedError(
-                f"the loss is {update.loss!r}, its gradient's norm {update.grad_norm!r}, after "
-                f"{self.at} steps"
+                f"a step must have a finite loss and gradient, got a loss of {update.loss!r} and a gradient "
+                f"of norm {update.grad_norm!r} after {self.at} steps"
             )
         return update.loss
 
@@ -165,37 +165,42 @@ class TimedArm:
         """The facts that depend on what was built; MiB without the peak and the activations."""
         run, model = self.run, self.built.model
         flops, basis = flops_per_token(run, vocab_size=self.job.vocab_size)
-        mib = memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around())
-        counts = {"flops_per_token": flops, "flops_basis": basis, "params": count_parameters(model)["total"]}
-        return {**counts, "kernel": kernel_name(run, run.trainer.precision), "memory_mib": mib}
+        return {
+            "flops_per_token": flops,
+            "flops_basis": basis,
+            "params": count_parameters(model)["total"],
+            "kernel": kernel_name(run, run.trainer.precision),
+            "memory_mib": memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around()),
+        }
 
     # --- what all have in common
 
     def warm(self, clock: Clock) -> None:
         """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and
         measured on CUDA."""
-        self.clock, began, before_mib = clock, time.perf_counter(), self._allocated_mib()
+        self.clock, began, before = clock, time.perf_counter(), torch.cuda.memory_allocated()
         configure_numerics(self.run)
         with random_tokens(self.run) as self.job:
             saved_mib = self.build()
         warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
         self.steps = max(1, round(BLOCK_S[self.run.trainer.device] / warm_s[-1]))
-        self.held_mib, known = self._allocated_mib() - before_mib, self.describe()
+        self.held, known = torch.cuda.memory_allocated() - before, self.describe()
         mib = {**known["memory_mib"], "activations": saved_mib}
         mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())
-        size = {
+        self.facts |= {
             "tokens_per_step": self.run.trainer.batch_tokens,
             "steps_per_block": self.steps,
             "warm_up_s": time.perf_counter() - began,
+            **known,
+            "memory_mib": mib,
         }
-        self.facts = {**self.facts, **size, **known, "memory_mib": mib}
 
     def block(self) -> float:
         """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes
         back what other arms left."""
         configure_numerics(self.run)
         if on_cuda := self.device.type == "cuda":
-            others_mib = self._allocated_mib() - self.held_mib
+            others_mib = (torch.cuda.memory_allocated() - self.held) / memory.MIB
             memory.reset_peak(self.device)
             self.step()
         seconds = self.clock.seconds(partial(repeat, self.step, self.steps))
@@ -234,11 +239,6 @@ class TimedArm:
         """Give the memory back."""
         self.built = None
         memory.give_back(self.device)
-
-    def _allocated_mib(self) -> float:
-        return (
-            torch.cuda.memory_allocated(self.device) / memory.MIB if self.device.type == "cuda" else math.nan
-        )
 
 
 # --- a layer's attention by itself, and what it costs against the sequence length ------------
