@@ -137,8 +137,8 @@ def test_generate_asks_for_the_code(here: Door, tmp_path: Path):
     assert given.code == copied.code == 0
     assert given.out == copied.out
     assert (
-        "no cache: attention.kind=head_temperature defines no cache_slots of its mixer; the "
-        "prefix is computed again" in given.err
+        "no cache: attention.kind=head_temperature defines no cache_slots of its mixer with these keys; "
+        "the prefix is computed again" in given.err
     )
 
 

@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -141,7 +140,7 @@ def causal(trial: Trial) -> str:
     model, tokens, V = _moved(trial.run), _tokens(trial.run)[:, :-1], trial.run.tokenizer.vocab_size
     for mode in MODES:
         model.train(mode == "training")
-        for t, earlier, later in differences(partial(_logits, model), tokens, V):
+        for t, earlier, later in differences(lambda shown: _logits(model, shown), tokens, V):
             expect(
                 earlier is None,
                 f"in {mode}, the logits of token {earlier} change with the tokens from {t} on",

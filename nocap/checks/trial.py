@@ -114,10 +114,9 @@ class Trial:
             errors="replace",
             timeout=LIMIT_S,
         )
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or ["nothing on stderr"]
-        last = [line.removeprefix("nocap: ") for line in lines if line.startswith("nocap: ")] or lines
         log = f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-        expect(done.returncode == 0, f"training ended with code {done.returncode}: {last[-1]}", log)
+        last = log.rstrip().rpartition("\n")[2].removeprefix("nocap: ")
+        expect(done.returncode == 0, f"training ended with code {done.returncode}: {last}", log)
         unseen = done.stderr.partition(NO_MIRROR)[2]
         expect(not unseen, f"the tracker failed: {unseen.partition(chr(10))[0]}", log)
         return sorted((self.folder / output / "runs").iterdir())

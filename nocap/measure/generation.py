@@ -209,11 +209,9 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
             f"ideas.{across[0]} does not declare that it takes each token by itself (PER_TOKEN)"
         )
     slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    if slots is None:
-        raise UncachedError(f"{attention} defines no cache_slots of its mixer")
-    sizes = [slots(layer, capacity) for layer in range(run.model.n_layer)]
+    sizes = [slots(layer, capacity) if slots else None for layer in range(run.model.n_layer)]
     if None in sizes:
-        raise UncachedError(f"{attention} has no cache beside its other keys")
+        raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")
     return model, [(block.attention.f.mixer, size) for block, size in zip(blocks, sizes, strict=True)]
 
 
