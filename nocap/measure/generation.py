@@ -210,9 +210,12 @@ def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tup
         )
     slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
     sizes = [slots(layer, capacity) if slots else None for layer in range(run.model.n_layer)]
-    if None in sizes:
+    layers = [
+        (block.attention.f.mixer, size) for block, size in zip(blocks, sizes, strict=True) if size is not None
+    ]
+    if len(layers) < len(blocks):
         raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")
-    return model, [(block.attention.f.mixer, size) for block, size in zip(blocks, sizes, strict=True)]
+    return model, layers
 
 
 @torch.no_grad()
