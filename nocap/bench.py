@@ -7,11 +7,17 @@ import argparse
 import math
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import trusted, visible
+from nocap.config.paths import STDOUT
 from nocap.store.command import command
+from nocap.store.record import write_json
 
 SECONDS = 120.0
 FORMS = """\
@@ -79,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _bench(options: argparse.Namespace) -> int:
     """Time the arms. One that does not fit has the status of that; one that fails for another reason than
-    memory has failed."""
+    memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms, suite
     from nocap.measure.text import render_bench
@@ -122,12 +128,22 @@ def _bench(options: argparse.Namespace) -> int:
             arms += [
                 external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external
             ]
-            result = bench(arms, seconds=options.seconds or seconds, rounds=options.rounds, log=_progress)
+            keep = partial(_keep, options.json, suite=options.suite, words=base)
+            limit_s = options.seconds or seconds
+            result = bench(arms, seconds=limit_s, rounds=options.rounds, log=_progress, keep=keep)
     finally:
         _progress("")
     print(render_bench(result))
     options.answer({"suite": options.suite, "words": base, **result})
-    return EXIT_CODES["failed" if any(arm["status"] == "failed" for arm in result["arms"]) else "finished"]
+    lost = result["arms"][0]["status"] != "measured"
+    failed = lost or any(arm["status"] == "failed" for arm in result["arms"])
+    return EXIT_CODES["failed" if failed else "finished"]
+
+
+def _keep(path: Path | None, result: Mapping[str, Any], **about: Any) -> None:
+    if path not in (None, STDOUT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**about, **result})
 
 
 def _progress(line: str) -> None:

@@ -319,11 +319,21 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: 
     assert [graph() for graph in graphs] == [None]
 
 
-def test_without_its_baseline_a_bench_fails(raced: Raced, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit, match="1"):
-        raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
-    assert not list(raced.folder.iterdir())
-    assert capsys.readouterr().err == "nocap: the baseline, mlp=gelu4x: does not fit: no more\n"
+def test_a_lost_baseline_loses_no_other_arm(raced: Raced, capsys: pytest.CaptureFixture[str]):
+    code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
+    assert code == 1
+    base, *others = result["arms"]
+    assert (base["status"], base["tokens_per_s"], result["rounds"]) == ("does not fit", None, 3)
+    assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [(None, pytest.approx(1.0))] * 2
+    assert "\nmlp=gelu4x: does not fit: no more\n" in capsys.readouterr().out
+
+
+def test_a_bench_is_in_its_file_after_each_round(raced: Raced, monkeypatch: pytest.MonkeyPatch):
+    kept = list[dict[str, Any]]()
+    monkeypatch.setattr(command, "write_json", lambda path, content: kept.append(content))
+    _, result = raced(still, "--rounds", "4")
+    assert [content["rounds"] for content in kept] == [1, 2, 3, 4]
+    assert kept[-1]["arms"] == result["arms"]
 
 
 @pytest.mark.slow

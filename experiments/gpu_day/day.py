@@ -1,11 +1,13 @@
 """A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See README.md
 beside this file.
 
-    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--challenge DIR] [--device cuda|cpu] [--small]
+    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--only-failed] [--challenge DIR]
+        [--device cuda|cpu] [--small]
 
-A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of its JSON
-are in day.json before the next step begins; a step that fails stops no other. Exit code 0: all went well; 1:
-a step failed; 2: the machine lacks what no step can do without, or a step's name is wrong.
+The attention kernel that `numerics` finds right is what the later steps compute with. A step is a process
+with a time limit. Its exit code, seconds, the end of its output and the name of its JSON are in day.json
+before the next step begins; a step that fails stops no other. Exit code 0: all went well; 1: a step failed;
+2: the machine lacks what no step can do without, or a step's name is wrong.
 """
 
 from __future__ import annotations
@@ -50,14 +52,17 @@ NANO = (
 )
 ARMS = (
     "trainer.compile=regional",
+    "trainer.micro_batch=32 trainer.batch_tokens=32768",
+    "trainer.micro_batch=64 trainer.batch_tokens=65536",
+    "model.residual_precision=bf16",
     "trainer.compile=full",
     "attention.kernel=flash",
     "attention.kernel=cudnn",
     "trainer.compile=off",
     "attention.merge_qkv=true",
     "model.pad_logits=true",
-    "model.residual_precision=bf16",
     "model.fp8_head=true",
+    "trainer.compile=max",  # last: it may warm up for minutes
 )
 NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
 # a step that a GPU may do faster than the host launches it
@@ -76,8 +81,15 @@ class Day:
     challenge: Path | None
 
     @property
+    def kernel(self) -> list[str]:
+        """The attention kernel that `numerics` found right, where it is not torch's own choice."""
+        path = self.out / "numerics.json"
+        name = json.loads(path.read_text())["kernel"] if path.is_file() else None
+        return [] if name in (None, "fused") else [f"attention.kernel={name}"]
+
+    @property
     def shape(self) -> list[str]:
-        return [*(NANO if self.small else D12).split(), f"trainer.device={self.device}"]
+        return [*(NANO if self.small else D12).split(), f"trainer.device={self.device}", *self.kernel]
 
     @property
     def how(self) -> list[str]:
@@ -103,7 +115,7 @@ def script(name: str, *words: str) -> Callable[[Day, Path], list[str]]:
 def bench(day: Day, path: Path) -> list[str]:
     there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
     arms = [arm for arm in ARMS if there >= NEEDS.get(arm, (0, 0))]
-    seconds = "40" if day.small else "245"
+    seconds = "40" if day.small else "290"
     return [
         "-m",
         "nocap.bench",
@@ -192,7 +204,7 @@ def tests(day: Day, path: Path) -> list[str]:
 
 
 def challenge(day: Day, path: Path) -> list[str]:
-    return [str(HERE / "challenge.py"), str(day.challenge), *day.how, "--json", str(path)]
+    return [str(HERE / "challenge.py"), str(day.challenge), *day.kernel, *day.how, "--json", str(path)]
 
 
 def no_challenge(day: Day) -> str:
@@ -204,6 +216,16 @@ def no_challenge(day: Day) -> str:
 
 
 # --- a line of each for the summary
+
+
+def _checks(output: dict[str, Any]) -> str:
+    rows = [f"{row['name']} {row['outcome']}{_worst(row['errors'])}" for row in output["rows"]]
+    return "; ".join(rows) + (f"; attention by {output['kernel']}" if output["kernel"] else "")
+
+
+def _worst(errors: dict[str, float | None]) -> str:
+    known = [error for error in errors.values() if error is not None]
+    return f" ({max(known):.1e})" if known else ""
 
 
 def _products(output: dict[str, Any]) -> str:
@@ -254,7 +276,11 @@ def _challenge(output: dict[str, Any]) -> str:
     if not output["ratio"]:
         return "; ".join(f"{run['who']}: {run['error'] or 'ran'}" for run in output["runs"])
     twice = ", ".join(f"{who} {ratio:.3f}" for who, ratio in output["control"].items())
-    return f"nocap makes {output['ratio']:.3f} of its tokens/s (second run over first: {twice})"
+    curves = ", ".join(f"{who} {nats:.3f}" for who, nats in output["curves"].items())
+    return (
+        f"nocap makes {output['ratio']:.3f} of its tokens/s (second run over first: {twice}); "
+        f"losses at most so far apart: {curves}"
+    )
 
 
 def _study(output: dict[str, Any]) -> str:
@@ -263,16 +289,19 @@ def _study(output: dict[str, Any]) -> str:
     )
 
 
-STEPS: dict[str, Step] = {  # 25 minutes at most
+STEPS: dict[str, Step] = {  # 32 minutes at most
+    "numerics": Step(limit_s=120, words=script("checks.py", "numerics"), figure=_checks),
     "products": Step(limit_s=60, words=script("kernels.py", "products"), figure=_products),
     "attention": Step(limit_s=60, words=script("kernels.py", "attention"), figure=_attention),
-    "challenge": Step(limit_s=300, words=challenge, figure=_challenge, skip=no_challenge),
-    "bench": Step(limit_s=280, words=bench, figure=_bench),
-    "graphs": Step(limit_s=100, words=graphs, figure=_bench),
+    "bench": Step(limit_s=330, words=bench, figure=_bench),
+    "challenge": Step(limit_s=480, words=challenge, figure=_challenge, skip=no_challenge),
+    "resume": Step(limit_s=130, words=script("checks.py", "resume"), figure=_checks),
+    "ddp": Step(limit_s=100, words=script("checks.py", "ddp"), figure=_checks),
     "profile": Step(limit_s=90, words=profile, figure=_profile),
+    "graphs": Step(limit_s=100, words=graphs, figure=_bench),
     "suite": Step(limit_s=210, words=suite, figure=_bench),
-    "tests": Step(limit_s=130, words=tests),
-    "study": Step(limit_s=150, words=study, figure=_study, leaves=f"{STUDY}/results.*.json"),
+    "tests": Step(limit_s=120, words=tests),
+    "study": Step(limit_s=120, words=study, figure=_study, leaves=f"{STUDY}/results.*.json"),
 }
 
 
@@ -458,9 +487,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if lacks:
         print(f"gpu day: no step can run: {lacks}", file=sys.stderr)
         return 2
-    names = options.steps or list(STEPS)
     out = (options.out or HERE / _folder(machine, options.device)).absolute()
     out.mkdir(parents=True, exist_ok=True)
+    done = {name for name, row in _recorded(out).items() if outcome(row) == "ok"}
+    names = [name for name in options.steps or STEPS if not (options.only_failed and name in done)]
     rows = []
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as scratch:
         folder = options.challenge and options.challenge.absolute()
@@ -507,6 +537,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a copy of the challenge's repository, for the step of that name",
     )
+    add("--only-failed", action="store_true", help="leave out the steps that went well in --out's day.json")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the commands")
     add("--small", action="store_true", help="tiny shapes: whether the commands work, no figure")
     return parser
@@ -523,10 +554,15 @@ def _folder(machine: dict[str, Any], device: str) -> str:
     return f"{re.sub(r'[^a-z0-9]+', '-', name.removeprefix('NVIDIA ').lower())}-{date.today().isoformat()}"
 
 
+def _recorded(out: Path) -> dict[str, dict[str, Any]]:
+    """The rows of its day.json, by step."""
+    path = out / "day.json"
+    return {row["step"]: row for row in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+
+
 def _record(out: Path, machine: dict[str, Any], row: dict[str, Any], *, small: bool) -> None:
     """Put the row into day.json, in the place of an earlier one of its step."""
-    path = out / "day.json"
-    rows = {old["step"]: old for old in json.loads(path.read_text())["rows"]} if path.is_file() else {}
+    rows = _recorded(out)
     rows[row["step"]] = {**row, "date": date.today().isoformat()}
     day = {
         "kind": "gpu day",
@@ -534,7 +570,7 @@ def _record(out: Path, machine: dict[str, Any], row: dict[str, Any], *, small: b
         "machine": machine,
         "rows": [rows[name] for name in STEPS if name in rows],
     }
-    write_text(path, json.dumps(day, indent=1))
+    write_text(out / "day.json", json.dumps(day, indent=1))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.config import hardware
-from nocap.config.errors import EndedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.compare import difference
@@ -43,24 +42,20 @@ LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 
 
-class BaselineError(EndedError):
-    """The baseline cannot be timed, and nothing can be compared with it."""
-
-
 def bench(
     arms: Sequence[TimedArm],
     *,
     seconds: float,
     rounds: int | None = None,
     log: Callable[[str], None] = lambda line: None,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Time the arms against the first one. The result as JSON types.
+    """Time the arms against the first one. The result as JSON types, which `keep` gets after each round.
 
     Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up included,
-    are spent.
+    are spent. Where the baseline fails or does not fit, the other arms are timed, and compared with nothing.
 
     Errors:
-        BaselineError: the baseline fails or does not fit.
         ValueError: the arms are on different devices.
     """
     started, began, trainer = now(), time.monotonic(), arms[0].run.trainer
@@ -77,11 +72,23 @@ def bench(
     def spent() -> float:
         return time.monotonic() - began
 
+    def result(times: Times) -> dict[str, Any]:
+        return {
+            "kind": "bench",
+            "date": date.today().isoformat(),
+            "started": started,
+            "clock": clock.value,
+            **_result(instances, times, peaks),
+            "ended": now(),
+            "spent_s": {"warm_up": warm_up_s, "all": spent()},
+        }
+
     def enough(times: Times) -> bool:
-        _check_baseline(instances)
+        keep(result(times))
         log(f"round {len(times)}, {spent():.0f} s")
-        if rounds is not None:
-            return len(times) >= rounds
+        alone = any(arm.status != "measured" for arm in instances[:2])
+        if rounds is not None or alone:
+            return len(times) >= (rounds or LEAST_PAIRS)
         narrow = all(each.half_width <= LIMIT[trainer.device] for each in estimates(times) if each)
         return narrow or spent() + (spent() - warm_up_s) / len(times) > seconds
 
@@ -96,27 +103,18 @@ def bench(
                 continue
             log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
             arm.tried(partial(arm.warm, clock))
-            _check_baseline(instances)
-        warm_up_s = spent()
+        peaks, warm_up_s = _peaks(instances), spent()
         gc.collect()
         gc.freeze()  # the collector need not walk through all arms in the middle of one's block
         times = interleave([partial(arm.tried, arm.block) for arm in instances], enough=enough)
         gc.unfreeze()
         for arm in instances:
             arm.close()
-        return {
-            "kind": "bench",
-            "date": date.today().isoformat(),
-            "started": started,
-            "clock": clock.value,
-            **_result(instances, times),
-            "ended": now(),
-            "spent_s": {"warm_up": warm_up_s, "all": spent()},
-        }
+        return result(times)
 
 
-def _result(instances: Sequence[TimedArm], times: Times) -> dict[str, Any]:
-    trainer, peaks, log_ratios = instances[0].run.trainer, _peaks(instances), estimates(times)
+def _result(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    trainer, log_ratios = instances[0].run.trainer, estimates(times)
     machine = hardware.describe(trainer.device, trainer.threads)
     control, *rows = [
         _row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks)
@@ -136,12 +134,6 @@ def _result(instances: Sequence[TimedArm], times: Times) -> dict[str, Any]:
             each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))
         ],
     }
-
-
-def _check_baseline(instances: Sequence[TimedArm]) -> None:
-    for arm in instances[:2]:
-        if arm.status != "measured":
-            raise BaselineError(f"the baseline, {arm.label}: {arm.status}: {arm.reason}")
 
 
 def order(n: int, *, round_: int) -> list[int]:
@@ -172,7 +164,8 @@ def estimates(times: Times) -> list[Estimate | None]:
     others = [
         of_pairs(logs[:, 1] - arm, bias=bias, comparisons=max(1, logs.shape[1] - 2)) for arm in logs.T[2:]
     ]
-    return [control, None, *(each if math.isfinite(each.mid) else None for each in others)]
+    known = [each if math.isfinite(each.mid) else None for each in (control, *others)]
+    return [known[0], None, *known[1:]]
 
 
 def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:

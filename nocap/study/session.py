@@ -23,6 +23,7 @@ import torch
 
 from nocap.config import hardware
 from nocap.config.compose import compose
+from nocap.config.errors import FailedError
 from nocap.config.option import declared
 from nocap.config.outward import guarded
 from nocap.config.run import Run
@@ -66,12 +67,14 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     timed once.
 
     Errors:
-        nocap.measure.bench.BaselineError: the baseline cannot be timed.
+        FailedError: the baseline cannot be timed.
     """
     first: dict[str, str] = {}
     twins = {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
     result = bench([TimedArm(name, runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
-    timed = {arm["label"]: arm for arm in result["arms"]}
+    timed, base = {arm["label"]: arm for arm in result["arms"]}, result["arms"][0]
+    if base["status"] != "measured":
+        raise FailedError(f"the baseline, {base['label']}: {base['status']}: {base['reason']}")
     keys = (
         "status",
         "reason",
