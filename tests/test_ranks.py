@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -34,9 +35,64 @@ def test_outer_torchrun_gives_the_same(tmp_path: Path, undisturbed: Undisturbed)
 
 def test_outer_torchrun_of_another_size_is_refused(tmp_path: Path, door: Door) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    done = door(*MEDIUM, f"output_dir={tmp_path / 'out'}", env=env)
+    done = door(*MEDIUM, "trainer.devices=1", f"output_dir={tmp_path / 'out'}", env=env)
     assert (done.code, done.err) == (2, "nocap: trainer.devices must be torchrun's 2 ranks, got 1\n")
     assert not (tmp_path / "out").exists()
+
+
+SRUN = """#!/bin/sh
+# its words as two tasks
+for task in 0 1; do PYTHONPATH=$PWD/node$task:$PYTHONPATH "$@" & tasks="$tasks $!"; done
+for task in $tasks; do wait $task || failed=1; done
+exit ${failed:-0}
+"""
+
+
+# on a node that does not see the other's disk
+BLIND = """import pathlib
+real = pathlib.Path.exists
+pathlib.Path.exists = lambda self, **how: self.name != "manifest.json" and real(self, **how)
+"""
+
+
+def by_slurm(folder: Path) -> subprocess.CompletedProcess[str]:
+    """docs/nodes.sbatch on a Slurm of two nodes, which are processes here."""
+    for name, text in {"srun": SRUN, "scontrol": "#!/bin/sh\necho localhost\n"}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    env = {
+        **os.environ,
+        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(REPO),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "a,b",
+        "SLURM_JOB_NUM_NODES": "2",
+        "RANKS_PER_NODE": "1",
+        "PORT": port,
+    }
+    words = ["bash", str(REPO / "docs" / "nodes.sbatch"), *MEDIUM, f"output_dir={folder / 'out'}"]
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+
+@pytest.mark.slow
+@linux
+def test_two_nodes_are_one_run(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    done = by_slurm(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished at step 30") == 1
+    assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
+
+
+@pytest.mark.slow
+@linux
+def test_nodes_that_share_no_folder_are_told(tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1" / "sitecustomize.py").write_text(BLIND)
+    done = by_slurm(tmp_path)
+    assert done.returncode != 0
+    assert "nocap: output_dir must be a folder that all nodes share, got " in done.stderr
 
 
 @linux

@@ -25,6 +25,8 @@ from nocap.training.heartbeat import Heartbeat
 from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
 
+SHOWN_S = 10.0
+
 
 def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     """Train one run, or take part in it as a rank of torchrun's; the process ends with its exit code.
@@ -33,16 +35,12 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     Errors:
         ValueError: it cannot be trained.
     """
-    is_rank, this = "RANK" in os.environ, settled(overrides, composed)
+    is_rank, ranks = "RANK" in os.environ, int(os.environ.get("WORLD_SIZE", "1"))
+    this = settled([f"trainer.devices={ranks}", *overrides] if is_rank else overrides, composed)
     if is_rank:
         watch_parent(os.getppid())
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        require(
-            this.run.trainer.devices == ranks,
-            "trainer.devices",
-            f"be torchrun's {ranks} ranks",
-            this.run.trainer.devices,
-        )
+        devices = this.run.trainer.devices
+        require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
     planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
     if is_rank:
         _train_as_rank(planned, started=started)
@@ -118,9 +116,12 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     Every rank reads the same config. Rank 0 alone decides whether there is something to train, and where.
 
     Errors:
-        ValueError: another process is training this run, or the ranks have other files from outside.
+        ValueError: another process is training this run, or the ranks have other files from outside or
+            other output folders.
     """
-    from nocap.launch.worker import work  # torch
+    import torch
+
+    from nocap.launch.worker import work
     from nocap.training.world import join
 
     world = join(plan.run.trainer.device, timeout_s=plan.run.trainer.hang_timeout_s)
@@ -150,6 +151,10 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
             headline(plan) if summary is None else nothing_to_train(plan, summary),
         ]
         print("\n".join(lines), flush=True)
+    if summary is None:
+        seen = torch.tensor(int(_appears(Path(run_dir) / "manifest.json")), device=world.device)
+        shared = int(world.sum(seen)) == world.size
+        require(shared, "output_dir", "be a folder that all nodes share", run_dir)
     status = work(plan.run, Path(run_dir), started=started) if summary is None else summary["status"]
     if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:
         print(table(summary, run_dir=plan.run_dir), flush=True)
@@ -159,6 +164,14 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     if run_lease is not None:
         run_lease.close()
     leave(EXIT_CODES[status])
+
+
+def _appears(path: Path) -> bool:
+    """Whether a file is there, or comes within the seconds that a shared file system may take to show it."""
+    ends = time.monotonic() + SHOWN_S
+    while not path.exists() and time.monotonic() < ends:
+        time.sleep(0.1)
+    return path.exists()
 
 
 if __name__ == "__main__":
