@@ -119,9 +119,7 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
         ValueError: another process is training this run, or the ranks have other files from outside or
             other output folders.
     """
-    import torch
-
-    from nocap.launch.worker import work
+    from nocap.launch.worker import work  # torch
     from nocap.training.world import join
 
     world = join(plan.run.trainer.device, timeout_s=plan.run.trainer.hang_timeout_s)
@@ -152,8 +150,7 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
         ]
         print("\n".join(lines), flush=True)
     if summary is None:
-        seen = torch.tensor(int(_appears(Path(run_dir) / "manifest.json")), device=world.device)
-        shared = int(world.sum(seen)) == world.size
+        shared = world.all(_appears(Path(run_dir) / "manifest.json"))
         require(shared, "output_dir", "be a folder that all nodes share", run_dir)
     status = work(plan.run, Path(run_dir), started=started) if summary is None else summary["status"]
     if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:

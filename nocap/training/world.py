@@ -35,6 +35,10 @@ class World:
             dist.all_reduce(values)
         return values
 
+    def all(self, mine: bool) -> bool:
+        """Whether it is so on every rank."""
+        return int(self.sum(torch.tensor(int(mine), device=self.device))) == self.size
+
     def from_main(self, value: Any) -> Any:
         """Rank 0's value on every rank: plain JSON, because what comes over a socket must never be
         unpickled."""
