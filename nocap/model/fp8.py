@@ -37,7 +37,7 @@ class _Fp8Product(torch.autograd.Function):
         x, weight = quantized(x_NC, E4M3), quantized(weight_VC, E4M3)
         ctx.save_for_backward(*x, *weight)
         ctx.dtypes = x_NC.dtype, weight_VC.dtype
-        return product(x, (weight[0].t(), weight[1]))
+        return product(x, (weight[0].t(), weight[1]), fast=True)
 
     @staticmethod
     @once_differentiable
@@ -60,5 +60,7 @@ def by_column(x: Tensor) -> Tensor:
     return x.t().contiguous().t()
 
 
-def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
-    return torch._scaled_mm(a[0], b[0], scale_a=a[1], scale_b=b[1], out_dtype=torch.bfloat16)
+def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], *, fast: bool = False) -> Tensor:
+    """a·b in bf16. `fast`: a GPU's tensor cores add in fewer bits than fp32, which gradients do not bear."""
+    how: dict[str, Any] = {"scale_a": a[1], "scale_b": b[1], "use_fast_accum": fast}
+    return torch._scaled_mm(a[0], b[0], out_dtype=torch.bfloat16, **how)
