@@ -266,10 +266,11 @@ def test_its_study_waits_for_nothing(day: ModuleType, tmp_path: Path) -> None:
     assert load(folder).scales["gpu"].sessions == 1
 
 
+@pytest.mark.parametrize("kernel", ["fused", "flash"])
 def test_the_arms_of_the_bench_compose(
-    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
-    """As the bench would on a GPU, which is taken to be there."""
+    """As the bench would on a GPU, which is taken to be there. The kernel that all arms have is no arm."""
     from nocap.config import hardware
     from nocap.measure.arms import compose_arms
 
@@ -277,7 +278,8 @@ def test_the_arms_of_the_bench_compose(
     monkeypatch.setattr(hardware, "cuda_devices", lambda: ("NVIDIA H200",))
     monkeypatch.setattr(hardware, "capability", lambda: (9, 0))
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
-    assert list(compose_arms(shared.shape, day.ARMS)) == list(day.ARMS)
-    words = day.graphs(shared, tmp_path / "graphs.json")
-    arms = [word for flag, word in pairwise(words) if flag == "--arm"]
-    assert len(compose_arms(words[2 : words.index("--arm")], arms)) == 3
+    (tmp_path / "numerics.json").write_text(json.dumps({"kernel": kernel}))
+    for step, count in {"bench": len(day.ARMS) - (kernel == "flash"), "graphs": 3}.items():
+        words = getattr(day, step)(shared, tmp_path / f"{step}.json")
+        arms = [word for flag, word in pairwise(words) if flag == "--arm"]
+        assert len(compose_arms(words[2 : words.index("--arm")], arms)) == count

@@ -16,7 +16,7 @@ from nocap.config.compose import compose
 from nocap.store.identity import config_that_counts, digest, identity_parts
 from nocap.training.ledger import LINES
 from tests.attempts import on_a_terminal
-from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of
+from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of, the_run
 
 Json = dict[str, Any]
 
@@ -137,6 +137,34 @@ def test_manifest_says_what_the_run_is_made_of(undisturbed: Undisturbed) -> None
     assert not any(module.endswith(("terminal", ".train")) for module in manifest["parts"]["source"])
     assert {"torch", "numpy", "python"} <= set(manifest["versions"])
     assert manifest["data"]["val_bytes_reason"]
+
+
+WITHOUT = """
+import importlib.metadata as metadata, sys
+GONE = {"wandb", "optuna", "plotly", "huggingface_hub"}
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in GONE:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+there = metadata.Distribution.from_name
+def from_name(name):
+    if name in GONE:
+        raise metadata.PackageNotFoundError(name)
+    return there(name)
+metadata.Distribution.from_name = staticmethod(from_name)
+"""
+
+
+def test_a_machine_without_what_a_run_does_not_use_trains(door: Door, tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT)
+    env = {"PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(REPO)])}
+    done = door(*SMALL, "tracker=none", "trainer.steps=2", f"output_dir={tmp_path / 'out'}", env=env)
+    assert done.code == 0, done.err
+    versions = json.loads((the_run(tmp_path / "out") / "manifest.json").read_text())["versions"]
+    assert "numpy" in versions
+    assert "wandb" not in versions
 
 
 # --- the same run again -------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Whether a GPU computes what it should, before anything is timed on it: kernels against fp32, ranks over
 NCCL, a resumed run against an uninterrupted one.
 
-    python experiments/gpu_day/checks.py numerics|ddp|resume [--device cuda|cpu] [--small] [--json FILE]
+    python experiments/gpu_day/checks.py numerics|ddp|resume [OVERRIDES …] [--device cuda|cpu] [--small]
+        [--json FILE]
 
 A row is *ok*, *wrong*, or *not on this machine* where a library or a chip lacks what it needs, which is no
 failure. Exit code 1: a row is wrong. The JSON is written after each row.
@@ -42,8 +43,11 @@ from nocap.training.step import autocast, build
 
 Row = dict[str, Any]
 # what torch says of a library or a kernel that it has not
-MISSING = re.compile(r"nccl|cudnn|cusolver|no available kernel|not (implemented|supported|compiled)", re.I)
+MISSING = re.compile(
+    r"nccl|cudnn|cusolver|no available kernel|only supported|not (implemented|supported|compiled)", re.I
+)
 D12 = ("model=d12", "tokenizer=gpt2", "trainer.micro_batch=4", "trainer.batch_tokens=4096")
+D12 += ("trainer.val_tokens=65536",)  # the synthetic data has 99,328
 NANO = ("model=nano", "tokenizer=bytes", "trainer.micro_batch=2", "trainer.batch_tokens=256")
 # relative errors, in the Frobenius norm: bf16 keeps 8 bits, fp8 4 of them and in gradients 3
 BF16, FP8, FP32 = 0.02, 0.15, 1e-4
@@ -278,17 +282,19 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=CHECKS)
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDES", help="nocap's")
     parser.add_argument("--device", type=Device, default=Device.cuda, help="cuda or cpu")
     parser.add_argument("--small", action="store_true", help="a tiny shape")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found, after each row")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
+    words = (*(NANO if options.small else D12), *options.overrides)
     report: dict[str, Any] = {
         "kind": options.what,
         "date": date.today().isoformat(),
         "hardware": hardware.describe(options.device, 1),
     }
-    report |= {"words": NANO if options.small else D12, "kernel": None, "rows": []}
-    for row in CHECKS[options.what](report["words"], options.device):
+    report |= {"words": words, "kernel": None, "rows": []}
+    for row in CHECKS[options.what](words, options.device):
         report["rows"].append(row)
         report["kernel"] = kernel(report["rows"])
         print(json.dumps(row), flush=True)

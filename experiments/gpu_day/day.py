@@ -1,7 +1,7 @@
 """A GPU day: what only a GPU can answer, in steps of a few minutes, the most telling first. See README.md
 beside this file.
 
-    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--only-failed] [--challenge DIR]
+    python experiments/gpu_day/day.py [STEP …] [--out DIR] [--only-failed] [--challenge DIR] [--share X]
         [--device cuda|cpu] [--small]
 
 The attention kernel that `numerics` finds right is what the later steps compute with. A step is a process
@@ -52,16 +52,16 @@ NANO = (
 )
 ARMS = (
     "trainer.compile=regional",
-    "trainer.micro_batch=32 trainer.batch_tokens=32768",
-    "trainer.micro_batch=64 trainer.batch_tokens=65536",
+    "model.pad_logits=true",
+    "attention.merge_qkv=true",
     "model.residual_precision=bf16",
+    "model.fp8_head=true",
+    "attention.kernel=cudnn",
+    "trainer.micro_batch=64 trainer.batch_tokens=65536",
+    "trainer.compile=off",
     "trainer.compile=full",
     "attention.kernel=flash",
-    "attention.kernel=cudnn",
-    "trainer.compile=off",
-    "attention.merge_qkv=true",
-    "model.pad_logits=true",
-    "model.fp8_head=true",
+    "trainer.micro_batch=32 trainer.batch_tokens=32768",
     "trainer.compile=max",  # last: it may warm up for minutes
 )
 NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
@@ -78,6 +78,7 @@ class Day:
     scratch: Path  # goes away
     device: str
     small: bool
+    share: float = 1.0  # of the time of each bench
     challenge: Path | None
 
     @property
@@ -90,6 +91,10 @@ class Day:
     @property
     def shape(self) -> list[str]:
         return [*(NANO if self.small else D12).split(), f"trainer.device={self.device}", *self.kernel]
+
+    def seconds(self, whole: float) -> str:
+        """Of a bench."""
+        return "40" if self.small else f"{whole * self.share:g}"
 
     @property
     def how(self) -> list[str]:
@@ -112,17 +117,22 @@ def script(name: str, *words: str) -> Callable[[Day, Path], list[str]]:
     return lambda day, path: [str(HERE / name), *words, *day.how, "--json", str(path)]
 
 
+def checks(day: Day, path: Path) -> list[str]:
+    """`resume` and `ddp`."""
+    return [str(HERE / "checks.py"), path.stem, *day.kernel, *day.how, "--json", str(path)]
+
+
 def bench(day: Day, path: Path) -> list[str]:
     there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
-    arms = [arm for arm in ARMS if there >= NEEDS.get(arm, (0, 0))]
-    seconds = "40" if day.small else "290"
+    # the kernel that all arms have is no arm
+    arms = [arm for arm in ARMS if there >= NEEDS.get(arm, (0, 0)) and arm not in day.kernel]
     return [
         "-m",
         "nocap.bench",
         *day.shape,
         *(word for arm in arms for word in ("--arm", arm)),
         "--seconds",
-        seconds,
+        day.seconds(290),
         "--json",
         str(path),
     ]
@@ -146,14 +156,14 @@ def graphs(day: Day, path: Path) -> list[str]:
         *shape,
         *words,
         "--seconds",
-        "40" if day.small else "75",
+        day.seconds(75),
         "--json",
         str(path),
     ]
 
 
 def suite(day: Day, path: Path) -> list[str]:
-    name, seconds = ("gpu" if day.device == "cuda" else "cpu"), ("40" if day.small else "180")
+    name = "gpu" if day.device == "cuda" else "cpu"
     return [
         "-m",
         "nocap.bench",
@@ -161,7 +171,7 @@ def suite(day: Day, path: Path) -> list[str]:
         name,
         *(day.shape if day.small else []),
         "--seconds",
-        seconds,
+        day.seconds(180),
         "--json",
         str(path),
     ]
@@ -295,8 +305,8 @@ STEPS: dict[str, Step] = {  # 32 minutes at most
     "attention": Step(limit_s=60, words=script("kernels.py", "attention"), figure=_attention),
     "bench": Step(limit_s=330, words=bench, figure=_bench),
     "challenge": Step(limit_s=480, words=challenge, figure=_challenge, skip=no_challenge),
-    "resume": Step(limit_s=130, words=script("checks.py", "resume"), figure=_checks),
-    "ddp": Step(limit_s=100, words=script("checks.py", "ddp"), figure=_checks),
+    "resume": Step(limit_s=130, words=checks, figure=_checks),
+    "ddp": Step(limit_s=100, words=checks, figure=_checks),
     "profile": Step(limit_s=90, words=profile, figure=_profile),
     "graphs": Step(limit_s=100, words=graphs, figure=_bench),
     "suite": Step(limit_s=210, words=suite, figure=_bench),
@@ -495,7 +505,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="gpu-day-") as scratch:
         folder = options.challenge and options.challenge.absolute()
         day = Day(
-            out=out, scratch=Path(scratch), device=options.device, small=options.small, challenge=folder
+            out=out,
+            scratch=Path(scratch),
+            device=options.device,
+            small=options.small,
+            share=options.share,
+            challenge=folder,
         )
         for name in names:
             print(f"{name}: at most {STEPS[name].limit_s} s …", flush=True)
@@ -538,6 +553,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a copy of the challenge's repository, for the step of that name",
     )
     add("--only-failed", action="store_true", help="leave out the steps that went well in --out's day.json")
+    add("--share", type=float, default=1.0, metavar="X", help="of the time of each bench (default: 1)")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the commands")
     add("--small", action="store_true", help="tiny shapes: whether the commands work, no figure")
     return parser

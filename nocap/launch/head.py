@@ -6,8 +6,9 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,15 @@ def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
     )
 
 
+def _versions() -> dict[str, str]:
+    """Without what is not installed: a GPU machine may have no network, and no W&B."""
+    versions = {}
+    for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb"):
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    return versions
+
+
 def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
     """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the
     ones before this."""
@@ -131,11 +141,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
             "val_bytes_reason": reason,
         },
         "hardware": hardware.describe(t.device, t.threads),
-        "versions": {"nocap": __version__, "python": platform.python_version()}
-        | {
-            package: version(package)
-            for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb")
-        }
+        "versions": {"nocap": __version__, "python": platform.python_version(), **_versions()}
         | {"torch": hardware.torch_build()["version"]},
         "declared": {
             name: [
