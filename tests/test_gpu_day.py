@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
 from nocap.study.spec import load
@@ -131,7 +132,7 @@ def test_later_steps_take_the_kernel_that_numerics_found_right(
             {"name": name, "outcome": word}
             for name, word in zip(checks.KERNELS[checks.Device.cuda], outcomes, strict=True)
         ]
-        (tmp_path / "numerics.json").write_text(json.dumps({"kernel": checks.kernel(rows)}))
+        (tmp_path / "numerics.json").write_text(json.dumps({"kernel": checks.kernel(rows), "rows": rows}))
         return shared.kernel  # type: ignore[no-any-return]
 
     absent = "not on this machine"
@@ -270,7 +271,8 @@ def test_its_study_waits_for_nothing(day: ModuleType, tmp_path: Path) -> None:
 def test_the_arms_of_the_bench_compose(
     day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
-    """As the bench would on a GPU, which is taken to be there. The kernel that all arms have is no arm."""
+    """As the bench would on a GPU, which is taken to be there. The kernel that all arms have is no arm, nor
+    is one that is not there."""
     from nocap.config import hardware
     from nocap.measure.arms import compose_arms
 
@@ -278,8 +280,26 @@ def test_the_arms_of_the_bench_compose(
     monkeypatch.setattr(hardware, "cuda_devices", lambda: ("NVIDIA H200",))
     monkeypatch.setattr(hardware, "capability", lambda: (9, 0))
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
-    (tmp_path / "numerics.json").write_text(json.dumps({"kernel": kernel}))
-    for step, count in {"bench": len(day.ARMS) - (kernel == "flash"), "graphs": 3}.items():
-        words = getattr(day, step)(shared, tmp_path / f"{step}.json")
+    absent = [{"name": name, "outcome": "not on this machine"} for name in ("fused", "cudnn")]
+    rows = absent if kernel == "flash" else []
+    (tmp_path / "numerics.json").write_text(json.dumps({"kernel": kernel, "rows": rows}))
+    for step, count in {"bench": len(day.ARMS) - len(rows), "compile": 3, "graphs": 3}.items():
+        words = day.STEPS[step].words(shared, tmp_path / f"{step}.json")
         arms = [word for flag, word in pairwise(words) if flag == "--arm"]
         assert len(compose_arms(words[2 : words.index("--arm")], arms)) == count
+
+
+def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
+    words = ["resume", "--device", "cpu", "--small", "--out", str(tmp_path)]
+    running = subprocess.Popen([sys.executable, str(FOLDER / "day.py"), *words], stdout=subprocess.DEVNULL)
+
+    def steps() -> list[psutil.Process]:
+        return [process for process in psutil.Process(running.pid).children() if process.is_running()]
+
+    until = time.monotonic() + 30
+    while not (left := steps()) and time.monotonic() < until:
+        time.sleep(0.05)
+    running.terminate()
+    assert running.wait(30) == 143
+    assert len(left) == 1
+    assert not left[0].is_running()
