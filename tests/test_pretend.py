@@ -243,7 +243,7 @@ def test_flexattention_stays_compiled_beyond_eight_shapes(pretended: Pretended) 
 STEPS = (
     COUNTS
     + """
-import json, sys, time
+import json, sys, time, torch
 from torch._dynamo.utils import counters as dynamo
 from nocap.config.compose import compose
 from nocap.measure.timed import random_tokens
@@ -256,10 +256,15 @@ configure_numerics(run)
 with random_tokens(run) as job:
     trainee, ledger = build(job), Ledger(started=time.monotonic())
 warm_up(job, trainee, ledger)
-seen = []
+seen, synchronize, last = [], torch.cuda.Event.synchronize, []
+def wait(event):
+    last[:] = [counts()[0]]
+    synchronize(event)
+torch.cuda.Event.synchronize = wait
 for step in range(6):
     before = counts()
     take_step(job, trainee, ledger, step=step)
+    assert last == [counts()[0]]  # the update is launched before the wait
     seen.append([now - then for now, then in zip(counts(), before)])
     assert trainee.ahead[0] == step + 1  # read before the wait
     graphs = dynamo["stats"]["unique_graphs"]

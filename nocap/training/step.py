@@ -145,7 +145,7 @@ def autocast(run: Run, precision: Precision) -> torch.autocast:
 
 def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Update:
     """Accumulate the micro-batches, agree with the other ranks, update. A non-finite loss or gradient: no
-    update."""
+    update, but on a GPU, which would stand idle until the host has seen them."""
     with ledger.charge("train"):
         began, run, world = trainee.waited or time.perf_counter(), job.run, job.world
         job.heartbeat(step)
@@ -181,22 +181,13 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         on_gpu = world.device.type == "cuda"
         if on_gpu and step + 1 < run.trainer.steps:
             trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
-        # the step's one wait for the device
-        mean, *part_means, stops, norm_value = torch.cat([sums, norm.double()[None]]).tolist()
+        read = reading(torch.cat([sums, norm.double()[None]]))
+        if on_gpu:  # launched before its numbers are known: a run that ends with them keeps nothing of it
+            update(run, trainee, norm, step=step)
+        mean, *part_means, stops, norm_value = read()  # the step's one wait for the device
         ended = time.perf_counter()
-        if math.isfinite(mean) and math.isfinite(norm_value):
-            if run.trainer.grad_clip is not None:
-                clip(trainee.parameters, run.trainer.grad_clip, norm, norm_value)
-            for _, idea, part in trainee.model.joined_around:
-                idea.before_step(part, trainee.model, step=step)
-            for optimizer in trainee.optimizers:
-                optimizer.step()
-                if trainee.graphed is None:
-                    optimizer.zero_grad(set_to_none=True)
-            if trainee.graphed is not None:
-                trainee.graphed.zero()
-            for _, idea, part in trainee.model.joined_around:
-                idea.after_step(part, trainee.model, step=step)
+        if not on_gpu and math.isfinite(mean) and math.isfinite(norm_value):
+            update(run, trainee, norm, step=step)
         if not on_gpu:
             ended = time.perf_counter()
     trainee.waited = ended if on_gpu else None
@@ -228,9 +219,41 @@ def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[to
     return tokens_BT, targets_BT
 
 
-def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor, norm_value: float) -> None:
-    """Scale the gradients by limit / (norm + 1e-6), unless that is above 1. `norm_value` is `norm`, read."""
-    if 1.001 * (norm_value + 1e-6) > limit:  # below, torch would multiply all of them by 1
+def reading(numbers: torch.Tensor) -> Callable[[], list[float]]:
+    """Begin to copy them to the host; what waits for the copy, but not for what is launched after it."""
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    host, copied = torch.empty_like(numbers, device="cpu", pin_memory=True), torch.cuda.Event()
+    host.copy_(numbers, non_blocking=True)
+    copied.record()
+
+    def read() -> list[float]:
+        copied.synchronize()
+        return host.tolist()
+
+    return read
+
+
+def update(run: Run, trainee: Trainee, norm: torch.Tensor, *, step: int) -> None:
+    """Clip the gradients, of this norm, and let the optimizers take their step."""
+    if run.trainer.grad_clip is not None:
+        clip(trainee.parameters, run.trainer.grad_clip, norm)
+    for _, idea, part in trainee.model.joined_around:
+        idea.before_step(part, trainee.model, step=step)
+    for optimizer in trainee.optimizers:
+        optimizer.step()
+        if trainee.graphed is None:
+            optimizer.zero_grad(set_to_none=True)
+    if trainee.graphed is not None:
+        trainee.graphed.zero()
+    for _, idea, part in trainee.model.joined_around:
+        idea.after_step(part, trainee.model, step=step)
+
+
+def clip(parameters: list[nn.Parameter], limit: float, norm: torch.Tensor) -> None:
+    """Scale the gradients by limit / (norm + 1e-6), unless that is above 1."""
+    # then torch multiplies all of them by 1, which on a GPU costs less than asking
+    if norm.device.type == "cuda" or 1.001 * (float(norm) + 1e-6) > limit:
         nn.utils.clip_grads_with_norm_(parameters, limit, norm)
 
 
