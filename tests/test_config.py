@@ -235,7 +235,6 @@ def test_cpu_defaults():
             "off",
         ),
         (["model=small"], "bf16", "regional"),
-        (["model=small", "trainer.steps=100000"], "bf16", "full"),  # it lasts for hours
     ],
 )
 def test_precision_and_compilation_are_the_fast_ones(

@@ -52,6 +52,7 @@ BEST: dict[str, dict[str, tuple[str, ...]]] = {
     shape: {"own": (f"{precision} regional",), **dict.fromkeys(PEERS, (f"{precision} full",))}
     for shape, precision in {**dict.fromkeys(SHAPES, "bf16"), "nano": "fp32"}.items()
 }
+BEST["d12_gpt2"]["own"] = ("bf16 full",)
 BEST["tiny"]["nanochat"] = ("fp32 full", "bf16 full")
 MARK = "<!-- the table -->"
 

@@ -34,9 +34,6 @@ EAGER_FLOPS = 5e10  # per second and thread
 # CPU-seconds to compile with nothing in the cache; the last is a guess
 COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
 SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
-# times its own cost that compilation must save before a larger model is compiled whole, which costs half a
-# minute more than regions and takes 0 to 12% less of a step
-LONG = 20
 SAVED, SAVED_BY_HEAD = 0.2, 0.5  # of an eager step's time; the second where the head is more than the blocks
 
 
@@ -92,14 +89,13 @@ def precision(
 
 
 def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[Compile, str]:
-    """The block and the head compiled, or the whole of a small model or in a long run, where that takes less
-    time, cold, than it saves within the run, and why. `tokens`: a thread."""
+    """The block and the head compiled, or the whole of a small model, where that takes less time, cold, than
+    it saves within the run, and why. `tokens`: a thread."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     blocks, head = _weights(model, tokenizer)
     saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
-    whole = blocks < SHORT or saved > LONG * COLD_S[Compile.full]
-    compiled = Compile.full if whole else Compile.regional
+    compiled = Compile.full if blocks < SHORT else Compile.regional
     why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved:,.1f} s of this run"
     if saved <= COLD_S[compiled]:
         return Compile.off, why
