@@ -20,7 +20,7 @@ soak: $(VENV)/ready    ## 1,000 random SIGKILLs, about an hour; the same command
 fuzz: $(VENV)/ready    ## 20,000 damaged records through every door, an hour at most; CASES=10 for 10 in each of 40 parts, not 500
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m fuzz tests/test_fuzz.py $(ARGS)
 
-gpu-day:               ## 36 minutes of measurements on a GPU with the Python that is there; ARGS="bench --out DIR" for less
+gpu-day:               ## 35 minutes of measurements on a GPU with the Python that is there; ARGS="bench --out DIR" for less
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) experiments/gpu_day/day.py $(ARGS)
 
 ATLAS := $(BIN)/python experiments/atlas

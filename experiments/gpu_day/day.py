@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -68,7 +67,6 @@ WHOLE = ("trainer.compile=regional", "trainer.compile=full", "trainer.compile=ma
 NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
 # a step that a GPU may do faster than the host launches it
 SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"
-STUDY = "quadratic"  # of those in experiments/ that read no data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +114,6 @@ class Step:
     words: Callable[[Day, Path], list[str]]
     figure: Callable[[dict[str, Any]], str] = lambda output: ""  # a line of the summary, from the JSON
     skip: Callable[[Day], str] = lambda day: ""  # why not here; empty: it runs
-    leaves: str = ""  # pattern below the scratch folder, of a file that becomes the JSON
 
 
 def script(name: str, *words: str) -> Callable[[Day, Path], list[str]]:
@@ -191,23 +188,11 @@ def profile(day: Day, path: Path) -> list[str]:
     return ["-m", "nocap.profile", *day.shape, "trainer.compile=regional", "--json", str(path)]
 
 
-def study(day: Day, path: Path) -> list[str]:
-    folder = day.scratch / STUDY  # a copy: the study writes its results beside its file
-    shutil.copytree(
-        ROOT / "experiments" / STUDY, folder, ignore=shutil.ignore_patterns("results.*"), dirs_exist_ok=True
-    )
-    text = (folder / "study.yaml").read_text()
-    # three are ten minutes apart in all
-    (folder / "study.yaml").write_text(text.replace("  gpu:\n", "  gpu:\n    sessions: 1\n"))
-    words = [f"scale={'gpu' if day.device == 'cuda' else 'cpu'}", f"output_dir={day.scratch / 'study'}"]
-    return ["-m", "nocap.study", str(folder), *words, *(["--plan"] if day.small else [])]
-
-
 def tests(day: Day, path: Path) -> list[str]:
     files = [
         str(file) for file in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in file.read_text()
     ]
-    how = ["--collect-only"] if day.small else ["-n", "4"] if _version("pytest-xdist") else []
+    how = ["--collect-only"] if day.small else ["-n", "8"] if _version("pytest-xdist") else []
     return [
         "-m",
         "pytest",
@@ -305,13 +290,7 @@ def _challenge(output: dict[str, Any]) -> str:
     )
 
 
-def _study(output: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{claim['id']} {claim['verdict']}" for claim in output.get("claims", []) if isinstance(claim, dict)
-    )
-
-
-STEPS: dict[str, Step] = {  # 36 minutes at most
+STEPS: dict[str, Step] = {  # 35 minutes at most
     "numerics": Step(limit_s=120, words=script("checks.py", "numerics"), figure=_checks),
     "products": Step(limit_s=60, words=script("kernels.py", "products"), figure=_products),
     "attention": Step(limit_s=60, words=script("kernels.py", "attention"), figure=_attention),
@@ -323,8 +302,7 @@ STEPS: dict[str, Step] = {  # 36 minutes at most
     "graphs": Step(limit_s=100, words=graphs, figure=_bench),
     "compile": Step(limit_s=300, words=bench, figure=_bench),
     "suite": Step(limit_s=170, words=suite, figure=_bench),
-    "tests": Step(limit_s=120, words=tests),
-    "study": Step(limit_s=120, words=study, figure=_study, leaves=f"{STUDY}/results.*.json"),
+    "tests": Step(limit_s=170, words=tests),
 }
 
 
@@ -399,8 +377,6 @@ def carry_out(name: str, day: Day) -> dict[str, Any]:
     row["rc"] = _run([sys.executable, *words], cwd=day.scratch, log=log, limit_s=step.limit_s)
     row["seconds"] = round(time.monotonic() - began, 1)
     row["tail"] = log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    for left in day.scratch.glob(step.leaves) if step.leaves else []:
-        shutil.copyfile(left, path)
     row["json"] = path.name if path.is_file() else None
     row["figure"] = _figure(step, path) or (row["tail"][-1] if row["tail"] else "")
     return row
