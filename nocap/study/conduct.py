@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import product
@@ -69,19 +69,21 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
     study.register()
     trials = study.tune()
     numbers, most = {claim.id: 1 for claim in plan.study.claims}, analysis_of(len(plan.study.seeds))
-    while True:
+    further = [*numbers]
+    while further:
         part = up_to(plan, numbers)
         evidence = study.measure(part, trials)
         verdicts = {claim.id: judge(claim, part.study, plan.scale, evidence) for claim in part.study.claims}
         stands = study.analysed(part, evidence, verdicts)
-        # more seeds say nothing of what is timed
-        trained = [claim.id for claim in part.study.claims if "train" in places(claim)]
         further = [
-            name for name in trained if verdicts[name].reason is Reason.undecided and numbers[name] < most
+            claim.id
+            for claim in part.study.claims
+            # more seeds say nothing of what is timed
+            if "train" in places(claim)
+            and verdicts[claim.id].reason is Reason.undecided
+            and numbers[claim.id] < most
         ]
-        if not further:
-            break
-        if run:
+        if run and further:
             log(f"not decided, and another analysis follows: {', '.join(further)}")
         numbers |= {name: numbers[name] + 1 for name in further}
     return Done(
@@ -129,8 +131,8 @@ class _Conductor:
                 f"{self.path.parent} cannot be written: nothing is registered, and no README or "
                 "results are left there"
             )
-        machine = hardware.describe(plan.trainer.device, plan.trainer.threads)["fingerprint"]
-        self.common = {"machine": str(machine), "scale": plan.scale}
+        described = hardware.describe(plan.trainer.device, plan.trainer.threads)
+        self.common = {"machine": str(described["fingerprint"]), "scale": plan.scale}
 
     # --- the log --------------------------------------------------------------------------------------------
 
@@ -141,15 +143,9 @@ class _Conductor:
     def register(self) -> None:
         """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another
         registration."""
-        made = registrations(self.plan).items()
         lines = [
-            {
-                "event": "registration",
-                "claim": name,
-                "hash": registration.hash,
-                "subject": registration.subject,
-            }
-            for name, registration in made
+            {"event": "registration", "claim": name, **asdict(registration)}
+            for name, registration in registrations(self.plan).items()
         ]
         self._add(lines, once=("hash", "machine"))
 
@@ -157,29 +153,28 @@ class _Conductor:
         self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]
     ) -> dict[str, Provenance]:
         """Where each claim stands. What is said of it is written where it is new."""
-        stands, lines = self._stands(plan, evidence), list[Line]()
-        for name, verdict in verdicts.items():
-            own = {
+        stands = self._stands(plan, evidence)
+        lines = [
+            {
+                "event": "analysis",
                 "claim": name,
                 "hash": stands[name].hash,
                 "number": verdict.primary.analysis,
                 "n": verdict.n,
+                "word": verdict.word.value,
+                "exploratory": stands[name].exploratory or "",
             }
-            if verdict.reason is not Reason.missing:
-                said = {"word": verdict.word.value, "exploratory": stands[name].exploratory or ""}
-                lines.append({"event": "analysis", **own, **said})
+            for name, verdict in verdicts.items()
+            if verdict.reason is not Reason.missing
+        ]
         self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
         # the second time, it is this analysis that the log has
         return self._stands(plan, evidence) if self.writes else stands
 
     def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
         """By the log and by those of the studies beside it."""
-        beside = [
-            path
-            for path in sorted(self.path.parents[1].glob(f"*/{FILE}"))
-            if path != self.path and path.with_name(STUDY).exists()
-        ]
-        logs = [read(path) for path in (self.path, *beside)]
+        others = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path]
+        logs = [read(self.path), *(read(path) for path in others if path.with_name(STUDY).exists())]
         return {
             claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"])
             for claim in plan.study.claims
@@ -209,12 +204,16 @@ class _Conductor:
                 raise FailedError(
                     f"the search of {arm} picks nothing: a run of it failed, or all its trials diverged"
                 )
-            for name, words in listed.items():
-                known = {
+            trials += [
+                {
+                    "arm": arm,
+                    "words": words,
+                    "seeds": tune.seeds,
                     "val_loss": means[name] if math.isfinite(means[name]) else None,
                     "picked": picks and name == best,
                 }
-                trials.append({"arm": arm, "words": words, "seeds": tune.seeds, **known})
+                for name, words in listed.items()
+            ]
         return trials
 
     def _trained(self, runs: Sequence[Training], between: Callable[[], None] = lambda: None) -> Records:
@@ -248,19 +247,17 @@ class _Conductor:
         return made
 
     def _run_line(self, run: Training, record: Record) -> Line:
-        who = {
+        return {
+            "event": "run",
             "arm": run.arm,
             "content": content_of(self.plan, run.composed, "train"),
             "seed": run.seed,
             "short": run.short,
-        }
-        how = {
             "identity": record.identity,
             "status": record.status,
             "started": record.started,
             "val_loss": record.val_loss,
         }
-        return {"event": "run", **who, **how}
 
     # --- all of it ------------------------------------------------------------------------------------------
 
@@ -272,24 +269,25 @@ class _Conductor:
         asked, needed = sessions(plan, arms), seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
         runs = {(run.arm, run.seed): record for run, record in self._trained(trainings(arms, needed), due)}
-        # from one that diverged nothing is learnt
-        ended = {key for key, record in runs.items() if record.status != "diverged"}
         lengths = [dict(zip(short, made, strict=True)) for made in zip(*short.values(), strict=True)]
-        wanted = [
-            run
-            for made in lengths
-            for run in trainings(made, needed, short=True)
-            if (run.arm, run.seed) in ended
-        ]
-        shorts: dict[tuple[str, int], dict[int, Record]] = {}
-        for run, record in self._trained(wanted, due):
-            shorts.setdefault((run.arm, run.seed), {})[run.short] = record
+        shorts: dict[tuple[str, int], dict[int, Record]] = {
+            # from one that diverged nothing is learnt
+            key: {}
+            for key, record in runs.items()
+            if record.status != "diverged"
+        }
+        wanted = [run for made in lengths for run in trainings(made, needed, short=True)]
+        for run, record in self._trained([run for run in wanted if (run.arm, run.seed) in shorts], due):
+            shorts[run.arm, run.seed][run.short] = record
         self._hold(plan, asked, wait=True)
-        files: dict[str, list[dict[str, Any]]] = {}
-        for session in asked:
-            files.setdefault(session.place, []).extend(session.results(plan.folder))
+        files = {
+            place: [
+                file for session in asked if session.place == place for file in session.results(plan.folder)
+            ]
+            for place in KIND
+        }
         self._add(
-            [self._session_line(result, arms) for place in files.values() for result in place],
+            [self._session_line(file, arms) for some in files.values() for file in some],
             once=("key", "number", "started"),
         )
         composed = {
@@ -306,26 +304,18 @@ class _Conductor:
         for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
-            before = [
-                result["ended"]
-                for other in asked
-                for result in other.results(plan.folder)
-                if result["number"] < n
+            apart = timedelta(minutes=plan.at.apart_min)
+            before = [result for other in asked for result in other.results(plan.folder)]
+            due = [
+                datetime.fromisoformat(result["ended"]) + apart for result in before if result["number"] < n
             ]
-            rest = (
-                datetime.now().astimezone() - max(map(datetime.fromisoformat, before))
-                if before
-                else timedelta.max
-            )
-            due_in_s = 60 * plan.at.apart_min - rest.total_seconds()
+            due_in_s = (max(due) - datetime.now().astimezone()).total_seconds() if due else 0.0
             if due_in_s > 0 and not wait:
                 return
             try:
                 if due_in_s > 0:
-                    self.log(
-                        f"waiting {duration(due_in_s)}: sessions of timing are {plan.at.apart_min:g} "
-                        "minutes apart"
-                    )
+                    apart_min = f"{plan.at.apart_min:g} minutes apart"
+                    self.log(f"waiting {duration(due_in_s)}: sessions of timing are {apart_min}")
                     time.sleep(due_in_s)
                 began = time.monotonic()
                 session.run(plan.folder, n)
@@ -343,15 +333,13 @@ class _Conductor:
 
     def _session_line(self, result: Mapping[str, Any], train: Mapping[str, Composed]) -> Line:
         """Of a session's file."""
-        arms = train if result["place"] == "pace" else self.plan.bench
-        contents = {name: content_of(self.plan, arms[name], result["place"]) for name in result["arms"]}
-        measured = {
-            name: number(dig(row, FIGURE[result["kind"]])) for name, row in result["measured"]["arms"].items()
-        }
-        names = {
+        arms, figure = train if result["place"] == "pace" else self.plan.bench, FIGURE[result["kind"]]
+        return {
+            "event": "session",
             "place": result["place"],
             "number": result["number"],
             "key": result["key"],
-            "contents": contents,
+            "contents": {name: content_of(self.plan, arms[name], result["place"]) for name in result["arms"]},
+            "started": result["started"],
+            "measured": {name: number(dig(row, figure)) for name, row in result["measured"]["arms"].items()},
         }
-        return {"event": "session", **names, "started": result["started"], "measured": measured}

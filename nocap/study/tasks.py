@@ -4,6 +4,7 @@ there."""
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import math
 import os
@@ -88,11 +89,8 @@ def trainings(
     for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
         made = with_seed(arms[arm], seed)
         plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
-        runs.append(
-            Training(
-                arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0
-            )
-        )
+        steps = made.run.trainer.steps if short else 0
+        runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=steps))
     return runs
 
 
@@ -181,15 +179,8 @@ class Session:
 
     def results(self, folder: Path) -> list[dict[str, Any]]:
         """Of all its numbers that there are, in their order."""
-        paths = [
-            path
-            for path in (folder / "sessions").glob(f"*-{self.key}.json")
-            if path.name.startswith(self.name)
-        ]
-        return sorted(
-            (file for path in paths if (file := read_json(path)) is not None),
-            key=lambda file: int(file["number"]),
-        )
+        paths = (folder / "sessions").glob(f"{glob.escape(self.name)}-*-{self.key}.json")
+        return sorted(filter(None, map(read_json, paths)), key=lambda file: int(file["number"]))
 
     def run(self, folder: Path, number: int = 1) -> dict[str, Any]:
         """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
@@ -204,30 +195,25 @@ class Session:
             "KINETO_LOG_LEVEL": "99",
             **os.environ,
             "OMP_NUM_THREADS": str(t.threads),
+            "NOCAP_PARENT": str(os.getpid()),
+            **({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}),
         }
-        env |= {"NOCAP_PARENT": str(os.getpid())} | (
-            {"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}
-        )
         with timing():
             if (result := read_json(path)) is not None:  # maybe another command's, while this one waited
                 return result
-            names = {
+            asked = {
                 "kind": KIND[self.place],
                 "place": self.place,
                 "key": self.key,
                 "number": number,
                 "how": dict(self.how),
-            }
-            asked = {
-                **names,
                 "started": now(),
                 "arms": {name: list(arm.overrides) for name, arm in self.arms.items()},
             }
             (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", WORKER, str(path)]
             with open(log, "w", opener=not_elsewhere) as file:
                 done = subprocess.run(
-                    command,
+                    [sys.executable, "-m", WORKER, str(path)],
                     env=env,
                     input=json.dumps(asked),
                     text=True,
@@ -307,26 +293,22 @@ def _key(plan: StudyPlan, run: Training) -> str:
 
 def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> Path:
     """Rows of these runs, beside those of other machines that are there."""
-    path = Path(plan.study.folder) / ROWS
-    rows = {(row["key"], row["machine"]): row for row in _rows(path)}
+    rows = _rows(path := Path(plan.study.folder) / ROWS)
     for run, record in records:
-        torch, steps = record.parts["environment"]["torch"], record.config["trainer.steps"]
-        names = {
-            "key": _key(plan, run),
-            "machine": record.machine[0],
-            "torch": torch,
-            "content": content_of(plan, run.composed, "train"),
-        }
-        facts = {
-            "config": {"trainer.steps": steps},
+        key, machine, torch = _key(plan, run), record.machine[0], record.parts["environment"]["torch"]
+        kept = {
+            "config": {"trainer.steps": record.config["trainer.steps"]},
             "parts": {"environment": {"torch": torch}},
             "manifest": {},
             "folder": record.identity,
+            "summary": {name: record.summary[name] for name in KEPT if name in record.summary},
         }
-        summary = {name: record.summary[name] for name in KEPT if name in record.summary}
-        rows[names["key"], names["machine"]] = {
-            **names,
-            "record": {**asdict(record), **facts, "summary": summary},
+        rows[machine, key] = {
+            "key": key,
+            "machine": machine,
+            "torch": torch,
+            "content": content_of(plan, run.composed, "train"),
+            "record": {**asdict(record), **kept},
         }
     write_file(
         path, "".join(f"{json.dumps(redact(row), allow_nan=False)}\n" for row in rows.values()).encode()
@@ -334,8 +316,10 @@ def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> P
     return path
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [parse_json(line) for line in read_text(path).splitlines()] if path.is_file() else []
+def _rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """By machine and key."""
+    rows = map(parse_json, read_text(path).splitlines() if path.is_file() else ())
+    return {(row["machine"], row["key"]): row for row in rows}
 
 
 def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Training, Record]]:
@@ -345,8 +329,7 @@ def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Tra
     Errors:
         ValueError: a row whose loss the study's log has not.
     """
-    path, records = Path(plan.study.folder) / ROWS, list[tuple[Training, Record]]()
-    rows = {(row["machine"], row["key"]): row for row in _rows(path)}
+    records, rows = list[tuple[Training, Record]](), _rows(path := Path(plan.study.folder) / ROWS)
     known = {(line["content"], line["seed"], line["val_loss"]) for line in log.of("run")}
     for seed in dict.fromkeys(run.seed for run in runs) if rows else ():
         wanted = {_key(plan, run): run for run in runs if run.seed == seed}
@@ -356,7 +339,6 @@ def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Tra
             kept, rule = row["record"], "have a loss that the study's log has"
             loss = kept["summary"]["val_loss"]
             require((row["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
-            records.append(
-                (run, Record(**{**kept, "folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])}))
-            )
+            kept |= {"folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])}
+            records.append((run, Record(**kept)))
     return records
