@@ -22,9 +22,9 @@ from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, outcome
 from nocap.store.formats import duration
 from nocap.store.runs import Record, dig, number
-from nocap.study.evidence import Evidence, judge, places
+from nocap.study.evidence import Evidence, places, verdict_of
 from nocap.study.log import FILE, Line, append, read, writable
-from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trial_of
+from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
@@ -73,7 +73,9 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
     while further:
         part = up_to(plan, numbers)
         evidence = study.measure(part, trials)
-        verdicts = {claim.id: judge(claim, part.study, plan.scale, evidence) for claim in part.study.claims}
+        verdicts = {
+            claim.id: verdict_of(claim, part.study, plan.scale, evidence) for claim in part.study.claims
+        }
         stands = study.analysed(part, evidence, verdicts)
         further = [
             claim.id
@@ -194,7 +196,7 @@ class _Conductor:
         ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
         losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
         for arm in [arm for arm in tune.trials if arm in self.plan.train]:
-            listed = {trial_of(arm, i): words for i, words in enumerate(tune.trials[arm])}
+            listed = trials_of(self.plan.study, arm)
             means = {
                 name: fmean(losses.get((name, seed), math.nan) for seed in tune.seeds) for name in listed
             }

@@ -11,8 +11,7 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.judge.claim import TO_TARGET, Claim, Rule
 from nocap.judge.time_to_target import race
-from nocap.judge.verdict import Verdict
-from nocap.judge.verdict import judge as verdict_on
+from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record, dig
 from nocap.store.runs import measurements as of_run
@@ -66,14 +65,14 @@ def places(claim: Claim) -> set[str]:
     return {PLACE_OF[metric.made_by] for metric in claim.metrics} | ({"pace"} if paced else set())
 
 
-def judge(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
+def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """The verdict, with the claim's bound as it was computed."""
     limit = bound(claim, study, evidence)
     claim = replace(
         claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
     )
     noise = study.scales[scale].noise
-    return verdict_on(
+    return judge(
         claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise
     )
 

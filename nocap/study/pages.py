@@ -27,9 +27,9 @@ from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.store.record import read_json, write_json
-from nocap.study import ladder, log, parts
+from nocap.study import ladder, log
 from nocap.study.results import judged
-from nocap.study.spec import FILE, Study, load
+from nocap.study.spec import FILE, LEAVE_ONE_OUT, WORTH, Study, load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Json, Row, counted, expected, is_exact, measured, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
@@ -99,27 +99,29 @@ def tables(results: Json) -> Iterator[Table]:
         "MiB": whole,
         "overrides": str,
     }
-    columns = [Column(title=title, show=show) for title, show in shown.items()]
-    yield Table(title="arms", columns=columns, rows=list(map(_arm, results["arms"])))
+    yield Table(
+        title="arms",
+        columns=[Column(title=title, show=show) for title, show in shown.items()],
+        rows=list(map(_arm, results["arms"])),
+    )
     if trials := results["trials"]:
-        columns = [
-            Column(title="tuned arm"),
-            Column(title="trial"),
-            Column(title="val loss", show=loss),
-            Column(title="picked"),
-        ]
-        cells = [
-            [t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials
-        ]
-        title = f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use"
-        yield Table(title=title, columns=columns, rows=cells)
-    if cells := list(_parts(results)):
-        columns = [
-            Column(title=name) for name in ("part", "lines", "parameters", "a step", "in time", "verdict")
-        ]
         yield Table(
-            title=f"parts: one shown to give less than {parts.WORTH - 1:.0%} in time goes",
-            columns=columns,
+            title=f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use",
+            columns=[
+                Column(title="tuned arm"),
+                Column(title="trial"),
+                Column(title="val loss", show=loss),
+                Column(title="picked"),
+            ],
+            rows=[
+                [t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials
+            ],
+        )
+    if cells := list(_parts(results)):
+        titles = ("part", "lines", "parameters", "a step", "in time", "verdict")
+        yield Table(
+            title=f"parts: one shown to give less than {WORTH - 1:.0%} in time goes",
+            columns=[Column(title=title) for title in titles],
             rows=cells,
         )
 
@@ -127,24 +129,19 @@ def tables(results: Json) -> Iterator[Table]:
 def _parts(results: Json) -> Iterator[list[Any]]:
     """What each part of a stack costs, and what it is worth."""
     arms = {arm["arm"]: arm for arm in results["arms"]}
-    for claim in results["claims"]:
-        if claim["source"] != parts.SOURCE:
-            continue
-        name, sides = (
-            claim["id"].removeprefix(f"{claim['arm']}."),
-            (arms[claim["arm"]], arms[claim["baseline"]]),
-        )
+    for claim in (claim for claim in results["claims"] if claim["source"] == LEAVE_ONE_OUT):
+        name = claim["id"].removeprefix(f"{claim['arm']}.")
+        sides = (arms[claim["arm"]], arms[claim["baseline"]])
         params = [side["params"] for side in sides]
         more = params[0] - params[1] if all(params) else None
         ms = [fmean(side["pace"]["step_ms"]) for side in sides if side["pace"]]
-        word = {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"])
         yield [
             name,
             _lines(name),
             None if more is None else f"{'-' if more < 0 else '+'}{count(abs(more))}",
             f"{ms[0] / ms[1] - 1:+.1%}" if len(ms) == 2 else None,
             measured(claim),
-            word,
+            {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"]),
         ]
 
 
@@ -161,14 +158,16 @@ def _arm(arm: Json) -> list[Any]:
     ended = loss(arm["val_loss"] and arm["val_loss"]["mean"]) + (
         f", {n} diverged" if (n := len(arm["diverged"])) else ""
     )
-    pace, bench = arm["pace"] or {}, arm["bench"] or {}
-    speeds = [
-        [speed for speed in timed.get("tokens_per_s", ()) if speed is not None] for timed in (pace, bench)
+    timed = [arm[place] or {} for place in ("pace", "bench")]
+    speeds = [[speed for speed in row.get("tokens_per_s", ()) if speed is not None] for row in timed]
+    return [
+        *(arm[key] for key in ("arm", "params", "flops_per_token", "kernel", "tokens")),
+        arm["n_trials"] or None,
+        ended,
+        *(median_high(some) if some else None for some in speeds),
+        timed[1].get("memory_mib"),
+        " ".join([*arm["words"], *arm["tuned"]]) or None,
     ]
-    known = [arm[key] for key in ("arm", "params", "flops_per_token", "kernel", "tokens")]
-    medians = [median_high(some) if some else None for some in speeds]
-    overrides = " ".join([*arm["words"], *arm["tuned"]])
-    return [*known, arm["n_trials"] or None, ended, *medians, bench.get("memory_mib"), overrides or None]
 
 
 def _limitations(results: Json) -> list[str]:
@@ -356,11 +355,10 @@ def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, st
         "bound": "arithmetic allows",
         "why": "why",
     }
-    cells = [[claim.get(key) for key in columns] for claim in missing]
     table = Table(
         title="Not built, or nothing to measure",
         columns=[Column(title=name) for name in columns.values()],
-        rows=cells,
+        rows=[[claim.get(key) for key in columns] for claim in missing],
     )
     return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
 

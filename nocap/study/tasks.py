@@ -39,7 +39,7 @@ from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import Curve, Record, read
 from nocap.study.log import Log
-from nocap.study.plan import StudyPlan, with_seed
+from nocap.study.plan import StudyPlan
 from nocap.study.registration import content_of
 from nocap.study.spec import engine_of
 
@@ -87,7 +87,11 @@ def trainings(
     """
     runs, datasets = list[Training](), Datasets()
     for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
-        made = with_seed(arms[arm], seed)
+        made = replace(
+            arms[arm],
+            overrides=(*arms[arm].overrides, f"seed={seed}"),
+            run=replace(arms[arm].run, seed=seed),
+        )
         plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
         steps = made.run.trainer.steps if short else 0
         runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=steps))
@@ -257,7 +261,6 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
         if at.decode
         else {}
     )
-    made = list[Session]()
     asked: list[tuple[str, Mapping[str, Composed], list[str], dict[str, Any]]] = [
         (
             "pace",
@@ -270,11 +273,11 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
         ("curve", bench, of("lengths"), {"T": at.curve}),
         ("decoding", bench, of("decoding"), text),
     ]
-    for place, composed, names, how in asked:
-        control_first = sorted(names, key=lambda arm: arm != study.baseline)
-        if chosen := {arm: composed[arm] for arm in control_first if arm in composed}:
-            made.append(Session(place=place, arms=chosen, how=how))
-    return made
+    return [
+        Session(place=place, arms=chosen, how=how)
+        for place, composed, names, how in asked  # the baseline is the first that is composed
+        if (chosen := {arm: made for arm, made in composed.items() if arm in names})
+    ]
 
 
 # --- rows of another machine --------------------------------------------------------------------------------
