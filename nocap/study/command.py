@@ -116,16 +116,22 @@ def propose(asked: argparse.Namespace) -> int:
     """Exit code 0 where all were answered, whatever the answer is."""
     folders, options = _given(asked)
     require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
-    rule = "be left out with --propose: losses are compared"
-    require(options.sessions is None, "sessions", rule, options.sessions)
+    require(
+        options.sessions is None,
+        "sessions",
+        "be left out with --propose: losses are compared",
+        options.sessions,
+    )
     study = spec.load(folders[0])
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
         if rules.command:
-            own = [name for name in ("scale", "steps") if getattr(options, name)]
             require(
-                not own, " and ".join(own), "be left out of commands: they are nocap's own trainer's", "one"
+                not (options.scale or options.steps),
+                "scale and steps",
+                "be left out of commands: they are nocap's own trainer's",
+                f"{options.scale or options.steps}",
             )
             questions = of_commands(
                 study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo

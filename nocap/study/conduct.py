@@ -306,18 +306,22 @@ class _Conductor:
         for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
-            apart = timedelta(minutes=plan.at.apart_min)
-            before = [result for other in asked for result in other.results(plan.folder)]
-            due = [
-                datetime.fromisoformat(result["ended"]) + apart for result in before if result["number"] < n
+            ended = [
+                datetime.fromisoformat(result["ended"])
+                for other in asked
+                for result in other.results(plan.folder)
+                if result["number"] < n
             ]
-            due_in_s = (max(due) - datetime.now().astimezone()).total_seconds() if due else 0.0
+            rest = datetime.now().astimezone() - max(ended) if ended else timedelta.max
+            due_in_s = 60 * plan.at.apart_min - rest.total_seconds()
             if due_in_s > 0 and not wait:
                 return
             try:
                 if due_in_s > 0:
-                    apart_min = f"{plan.at.apart_min:g} minutes apart"
-                    self.log(f"waiting {duration(due_in_s)}: sessions of timing are {apart_min}")
+                    self.log(
+                        f"waiting {duration(due_in_s)}: sessions of timing are "
+                        f"{plan.at.apart_min:g} minutes apart"
+                    )
                     time.sleep(due_in_s)
                 began = time.monotonic()
                 session.run(plan.folder, n)

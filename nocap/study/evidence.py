@@ -192,8 +192,15 @@ def _timed(
 def _of_session(
     arm: str, metric: Metric, session: Json, value: float, *, repeat: int, per: Per = Per.session
 ) -> Measurement:
-    where, when = str(dig(session, "hardware", "fingerprint") or ""), str(session.get("started", ""))
-    return Measurement(arm=arm, repeat=repeat, metric=metric, value=value, where=where, when=when, per=per)
+    return Measurement(
+        arm=arm,
+        repeat=repeat,
+        metric=metric,
+        value=value,
+        where=str(dig(session, "hardware", "fingerprint") or ""),
+        when=str(session.get("started", "")),
+        per=per,
+    )
 
 
 def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
@@ -221,11 +228,8 @@ def _times(
     for arm, pace in paces.items():
         ends = [m for m in steps if m.arm == arm]
         for group in range(groups) if len(ends) == len(claim.seeds) else ():
-            endings = {m.ending for m in ends[group::groups]}
-            ending = next(
-                (end for end in (Ending.diverged, Ending.at_most) if end in endings), Ending.measured
-            )
             dealt = (ends[group::groups], pace[group::groups])
+            ending = max((m.ending for m in dealt[0]), key=[*Ending].index)  # the worst
             value = None if ending is Ending.diverged else math.exp(sum(map(_log_mean, dealt))) / 1e3
             rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
     return rows

@@ -34,7 +34,7 @@ from nocap.study.words import PROJECT, STAND_IN, THERE, Json, Row, counted, expe
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
-NOTHING_YET = "Nothing is written here yet.\n"
+NOTHING_YET = "Nothing is written here yet."
 CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "verdict", "notes")
 # of a claim, for a terminal
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
@@ -67,7 +67,7 @@ INTRO = (
 
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
     """A row a claim, with these of the columns. `link`: what stands for its statement."""
-    cells = [{**row.cells, **({"statement": link(row)} if link else {})} for row in some]
+    cells = [row.cells | ({"statement": link(row)} if link else {}) for row in some]
     return Table(
         title="",
         columns=[Column(title=name) for name in names],
@@ -181,10 +181,13 @@ def write(study: Study, folder: Path, results: Json) -> list[Path]:
     """The results and what is told of all there are; which files those are."""
     path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
     write_json(path, results)
-    told = _told(study, folder, all_results(folder))
-    for file, content in told.items():
-        write_file(file, content.encode())
-    return [path, *told]
+    return [path, *_write(_told(study, folder, all_results(folder)))]
+
+
+def _write(files: Mapping[Path, str]) -> list[Path]:
+    for path, content in files.items():
+        write_file(path, content.encode())
+    return list(files)
 
 
 def _told(study: Study, folder: Path, every: Sequence[Json]) -> dict[Path, str]:
@@ -230,32 +233,28 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
     shown = rows(every, {study.name: study})
     for results in every:
         some = [row for row in shown if row.results is results]
-        words = (
-            counted(some)
-            if len(some) > HEADLINE
-            else ", ".join(f"{row.claim['id']} {row.word}" for row in some)
-        )
+        few = ", ".join(f"{row.claim['id']} {row.word}" for row in some)
+        words = few if len(some) <= HEADLINE else counted(some)
         heads.append(f"{words} ({results['scale']}, {results['hardware']['name']})")
         sections += _section(results, some)
-    sections += ladder.section(every) if study.ladder else []
     lines = [
         f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
         "",
         f"**Question.** {study.question}",
         "",
+        *([f"**Method.** {study.method.strip()}", ""] if study.method else []),
+        *sections,
+        *(ladder.section(every) if study.ladder else []),
     ]
-    lines += [f"**Method.** {study.method.strip()}", ""] if study.method else []
-    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].lstrip(
-        "\n"
-    ) or NOTHING_YET
-    return "\n".join([tame("\n".join([*lines, *sections])), LEARNT, "", lessons.rstrip("\n"), ""])
+    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].strip("\n")
+    return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons or NOTHING_YET, ""])
 
 
 def _section(results: Json, some: Sequence[Row]) -> list[str]:
     """A scale on a machine."""
     hardware = results["hardware"]
-    arms, *trials = tables(results)
-    lines = [
+    arms, *others = tables(results)
+    return [
         f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch "
         f"{hardware['torch']}, {results['date']}",
         "",
@@ -267,10 +266,10 @@ def _section(results: Json, some: Sequence[Row]) -> list[str]:
         "",
         *arms.markdown(),
         "",
+        *(line for table in others for line in (table.title, "", *table.markdown(), "")),
+        *(line + "  " for line in _limitations(results)),
+        "",
     ]
-    for table in trials:
-        lines += [table.title, "", *table.markdown(), ""]
-    return [*lines, *(line + "  " for line in _limitations(results)), ""]
 
 
 # --- the leaderboard ------------
@@ -282,10 +281,7 @@ def write_board(folder: Path) -> list[Path]:
     Errors:
         ValueError: a folder without any study's results, or results that were changed.
     """
-    written = board(folder)
-    for path, content in written.items():
-        write_file(path, content.encode())
-    return list(written)
+    return _write(board(folder))
 
 
 def board(folder: Path) -> dict[Path, str]:

@@ -39,7 +39,7 @@ def of_grid(grid: Grid) -> str:
         arms.setdefault(re.sub(r" ?\bseed=\d+$", "", cell.label) or cell.plan.arm, []).append(cell)
     todo = {arm: [cell for cell in cells if outcome(cell.plan) is None] for arm, cells in arms.items()}
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
-    timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name) if first else {}
+    timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name)
     run_s = {arm: _run_s(cell, timed[arm]) for arm, cell in first.items()}
     kept = {arm: len(todo[arm]) * _checkpoints(cell, timed[arm]) for arm, cell in first.items()}
     table = Table(
@@ -86,8 +86,8 @@ def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
     arms = {
         arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()
     }
-    result = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder)
-    return dict(result["measured"]["arms"])
+    session = Session(place="pace", arms=arms, how={"rounds": 1})
+    return dict(session.run(folder)["measured"]["arms"]) if arms else {}
 
 
 def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:

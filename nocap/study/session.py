@@ -67,11 +67,11 @@ KEPT = (
     "reason",
     "tokens_per_s",
     "step_ms",
-    "tokens_per_step",
     "flops_per_token",
     "params",
     "kernel",
     "memory_mib",
+    "tokens_per_step",
 )
 
 

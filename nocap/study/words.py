@@ -50,11 +50,11 @@ def allowed(claim: Json) -> str:
 def measured(effect: Json) -> str:
     """A claim's or a guard's gain with its interval over so many pairs, or that it was counted; where only a
     lower end is known, that."""
+    drawn = NONE
     if effect["measured"]:
         drawn = str(words.measured(Estimate(**effect["measured"], n=effect["n"]), *_of(effect)))
-    else:
-        least = effect.get("least")  # results of before 2026-11-26 have none
-        drawn = NONE if least is None else words.limit(least, *_of(effect), least=True)
+    elif effect["least"] is not None:
+        drawn = words.limit(effect["least"], *_of(effect), least=True)
     per = " sessions" if effect["per"] == Per.session.value else ""
     return f"{drawn}, exact" if is_exact(effect) else f"{drawn}, n={effect['n']}{per}"
 
