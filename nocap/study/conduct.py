@@ -37,6 +37,7 @@ FIGURE = {
     "lengths": "exponent",
     "decoding": "decode_tokens_per_s",
 }
+
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
 Records = list[tuple[Training, Record]]
 
@@ -48,7 +49,7 @@ class Done:
     part: StudyPlan  # the plan of the last analyses
     evidence: Evidence
     stands: dict[str, Provenance]  # claim → what its study's log says
-    seeds: list[int]  # that the analyses needed
+
     # of the search, with arm, words, seeds, val_loss and picked
     trials: list[dict[str, Any]] = field(default_factory=list)
     records: Records = field(default_factory=list)  # of this machine, trials and shorter runs too
@@ -92,7 +93,6 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         part=part,
         evidence=evidence,
         stands=stands,
-        seeds=plan.study.seeds[: max(len(claim.seeds) for claim in part.study.claims)],
         trials=trials,
         records=study.records,
         problems=list(dict.fromkeys(study.problems)),

@@ -61,19 +61,20 @@ class Evidence:
 
 def places(claim: Claim) -> set[str]:
     """Where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
-    paced = any(metric.name == "time_to_target_s" for metric in claim.metrics)
-    return {PLACE_OF[metric.made_by] for metric in claim.metrics} | ({"pace"} if paced else set())
+    made = {PLACE_OF[metric.made_by] for metric in claim.metrics}
+    return made | {"pace" for metric in claim.metrics if metric.name == "time_to_target_s"}
 
 
 def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """The verdict, with the claim's bound as it was computed."""
     limit = bound(claim, study, evidence)
-    claim = replace(
-        claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
-    )
-    noise = study.scales[scale].noise
+    mechanism = replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
     return judge(
-        claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise
+        replace(claim, mechanism=mechanism),
+        measurements(claim, study, evidence),
+        against=study.against(claim),
+        at=scale,
+        noise=study.scales[scale].noise,
     )
 
 
@@ -208,10 +209,9 @@ def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
         value = dig(row, *(("memory_mib", "peak") if metric.name == "memory_mib" else (metric.name,)))
         return None if value is None else float(value)
     source = {"part_mib": "mib", "held_mib": "memory_mib", "part_params": "params"}.get(metric.name, "ms")
+    whole = sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"]
     spent = float(sum(row[source].get(part, 0) for part in claim.parts))
-    if metric.name != "share":
-        return spent
-    return spent / (sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"])
+    return spent / whole if metric.name == "share" else spent
 
 
 # --- steps and time to a loss -------------------------------------------------------------------------------

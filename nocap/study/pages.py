@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
@@ -415,7 +414,7 @@ def _unit(row: Row) -> str:
 def _plot(title: str, some: Sequence[Row]) -> Markup:
     metric, scale = METRICS[some[0].claim["metric"]], Scale(some[0].claim["scale"])
     if scale is Scale.value:
-        return forest.svg(list(map(_line, some)), title=title, tick=partial(amount, metric=metric))
+        return forest.svg(list(map(_line, some)), title=title, tick=lambda x: amount(x, metric))
     return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
 
 

@@ -79,11 +79,15 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
         require(text <= bench[arm].run.model.seq_len, f"scales.{scale}.decode", rule, text)
     words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
     words += [word for listed in study.tune.trials.values() for trial in listed for word in trial]
-    typed = frozenset(parsed(word).key_or_group.removeprefix("trainer.") for word in words).intersection(
-        OF_THE_MACHINE
+    typed = {parsed(word).key_or_group.removeprefix("trainer.") for word in words}
+    plan = StudyPlan(
+        study=study,
+        scale=scale,
+        folder=Path(output_dir) / "studies" / study.name / scale,
+        train=train,
+        bench=bench,
+        typed=frozenset(typed & {*OF_THE_MACHINE}),
     )
-    folder = Path(output_dir) / "studies" / study.name / scale
-    plan = StudyPlan(study=study, scale=scale, folder=folder, train=train, bench=bench, typed=typed)
     for arm in study.racing:
         shorter(plan, train[arm])  # checked
     return plan

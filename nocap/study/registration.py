@@ -121,10 +121,10 @@ def provenance(
                 line["event"] == "registration"
                 and line["subject"] == registration.subject
                 and line["hash"] != registration.hash
-            ):
                 # those written together knew nothing of each other
-                together = (line["at"], line["machine"]) == (at, first.get("machine"))
-                others |= set() if together else {line["hash"]}
+                and (line["at"], line["machine"]) != (at, first.get("machine"))
+            ):
+                others.add(line["hash"])
     older = [(name, arm) for name, arm, started in evidence.used(claim, plan.study) if _before(started, at)]
     known += [name for name, arm in older if arm == claim.arm]
     baseline = sorted({name for name, arm in older if arm != claim.arm})
@@ -161,8 +161,10 @@ def _said(analyses: Sequence[Line], machine: str) -> list[str]:
     """How often a claim was analysed here, and what came out on other machines."""
     here = {line["number"] for line in analyses if line["machine"] == machine}
     elsewhere = {line["machine"]: line["word"] for line in analyses if line["machine"] != machine}
-    several = [f"{len(here)} analyses"] if len(here) > 1 else []
-    return [*several, *(f"{word} on another machine ({name})" for name, word in elsewhere.items())]
+    return [
+        *([f"{len(here)} analyses"] if len(here) > 1 else []),
+        *(f"{word} on another machine ({name})" for name, word in elsewhere.items()),
+    ]
 
 
 def _before(started: str, at: str | None) -> bool:

@@ -41,7 +41,7 @@ def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results
         "hardware": {key: value for key, value in hardware.items() if key != "host"},
         "limitations": plan.at.limitations,
         "baseline": study.baseline,
-        "seeds": done.seeds,
+        "seeds": study.seeds[: max(len(claim.seeds) for claim in study.claims)],  # that the analyses needed
         "claims": [_claim(claim, plan, done) for claim in study.claims],
         "measurements": [
             {"claim": claim.id, **measurement.json()}

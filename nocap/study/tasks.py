@@ -93,8 +93,11 @@ def trainings(
             run=replace(arms[arm].run, seed=seed),
         )
         plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
-        steps = made.run.trainer.steps if short else 0
-        runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=steps))
+        runs.append(
+            Training(
+                arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0
+            )
+        )
     return runs
 
 

@@ -226,20 +226,21 @@ def _shape(shape: Json) -> str:
         plural(shape["layers"], "layer"),
         f"{shape['width']} wide",
         f"T={T[0]}" + (f" to {T[-1]}" if len(T) > 1 else ""),
+        *([f"{shape['tokenizer']} tokens", f"{batch:,} a step"] if batch else []),
+        shape["precision"],
+        shape["device"],
     ]
-    parts += [f"{shape['tokenizer']} tokens", f"{batch:,} a step"] if batch else []
-    return ", ".join([*parts, *filter(None, (shape["precision"], shape["device"]))])
+    return ", ".join(filter(None, parts))
 
 
 def rows(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Row]:
     """Every claim of these results, in their order. `studies`: as their folders have them now."""
-    some = []
-    for results in every:
-        notes = studies[results["study"]].notes if results["study"] in studies else {}
-        some += [
-            Row(results=results, claim=claim, caution=notes.get(claim["id"], ""))
-            for claim in results["claims"]
-        ]
+    notes = {(name, claim): note for name, study in studies.items() for claim, note in study.notes.items()}
+    some = [
+        Row(results=results, claim=claim, caution=notes.get((results["study"], claim["id"]), ""))
+        for results in every
+        for claim in results["claims"]
+    ]
     return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
 
 
