@@ -241,25 +241,23 @@ class _Conductor:
             except ValueError as error:
                 self.problems.append(f"{DAMAGED}: {error}")
                 self.damaged.add((run.arm, run.seed))
-        self._add(
-            [self._run_line(run, record) for run, record in made],
-            once=("content", "seed", "identity", "started"),
-        )
+        lines = [
+            {
+                "event": "run",
+                "arm": run.arm,
+                "content": content_of(self.plan, run.composed, "train"),
+                "seed": run.seed,
+                "short": run.short,
+                "identity": record.identity,
+                "status": record.status,
+                "started": record.started,
+                "val_loss": record.val_loss,
+            }
+            for run, record in made
+        ]
+        self._add(lines, once=("content", "seed", "identity", "started"))
         self.records += made
         return made
-
-    def _run_line(self, run: Training, record: Record) -> Line:
-        return {
-            "event": "run",
-            "arm": run.arm,
-            "content": content_of(self.plan, run.composed, "train"),
-            "seed": run.seed,
-            "short": run.short,
-            "identity": record.identity,
-            "status": record.status,
-            "started": record.started,
-            "val_loss": record.val_loss,
-        }
 
     # --- all of it ------------------------------------------------------------------------------------------
 

@@ -80,14 +80,15 @@ def ladders(every: Sequence[Json]) -> list[Ladder]:
         params = {arm["arm"]: arm["params"] for arm in results["arms"]}
         for claim in results["claims"]:
             if claim["metric"] in TO_TARGET and claim["measured"]:
-                size = Size(
-                    scale=results["scale"],
-                    params=params[claim["baseline"]],
-                    gain=Estimate(**claim["measured"], n=claim["n"]),
-                    word=claim["word"],
-                    pairs=list(_pairs(results, claim)),
+                races.setdefault((claim["id"], claim["metric"]), []).append(
+                    Size(
+                        scale=results["scale"],
+                        params=params[claim["baseline"]],
+                        gain=Estimate(**claim["measured"], n=claim["n"]),
+                        word=claim["word"],
+                        pairs=list(_pairs(results, claim)),
+                    )
                 )
-                races.setdefault((claim["id"], claim["metric"]), []).append(size)
     return [
         Ladder(claim=name, metric=METRICS[metric], sizes=sorted(sizes, key=lambda size: size.params))
         for (name, metric), sizes in races.items()

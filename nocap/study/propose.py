@@ -33,9 +33,8 @@ from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
 from nocap.sources import arms
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
-from nocap.store.identity import config_that_counts, source_hashes
+from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.store.metrics import Better
-from nocap.store.record import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.log import Line, append, read
 from nocap.study.plan import check_fair, compose_arms, training_overrides

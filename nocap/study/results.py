@@ -223,10 +223,9 @@ def judged(results: Results, log: Log) -> Results:
 
 def _judged(claim: Mapping[str, Any], measured: Sequence[Measurement], baseline: str) -> Results:
     """The verdict on a claim as it is stored."""
-    effects = [claim, *claim["guards"]]
     noise = {
         effect["metric"]: Declared(**{**known, "df": known["df"] or math.inf})
-        for effect in effects
+        for effect in (claim, *claim["guards"])
         if (known := effect["noise"])
     }
     seeds = sorted({m.repeat for m in measured if m.per is Per.seed})
