@@ -385,7 +385,8 @@ def test_a_claim_without_an_interval_is_named_beside_the_plots():
     results |= {
         "claims": [
             results["claims"][0]
-            | {"id": "A1.lost", "measured": None, "word": "inconclusive", "reason": "missing", "missing": []}
+            | {"id": "A1.lost", "word": "inconclusive", "reason": "missing", "missing": []}
+            | {"measured": None, "least": None}
         ]
     }
     assert f"Without an interval: {results['claims'][0]['statement']}." in text_of(

@@ -99,7 +99,7 @@ def test_of_a_metric_of_which_more_is_better(study_door: Door, folder: Path):
 @pytest.mark.parametrize(
     ("proposal", "more", "line"),
     [
-        (command(1, seed=""), {}, "a proposal must have {seed}"),
+        (command(1, seed=""), {}, "--propose must have {seed}"),
         ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
         ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
         (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),

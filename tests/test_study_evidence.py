@@ -16,7 +16,7 @@ from nocap.model.flops import component_flops
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.plan import prepare, shorter
-from nocap.study.results import sigma
+from nocap.study.preview import sigma
 from nocap.study.spec import Study
 from tests.studies import (
     LOSS,
@@ -286,10 +286,8 @@ def test_a_claim_rests_on_its_own_runs_and_sessions(tmp_path: Path):
 
 def test_sigma_is_pooled_within_arms() -> None:
     groups = {"mha": [3.0, 3.1, 3.2], "mqa": [2.0, 2.0, 2.3]}
-    runs = {
-        (arm, seed): record(arm, seed, 400, x)
-        for arm, values in groups.items()
-        for seed, x in enumerate(values)
-    }
+    runs = [
+        (arm, record(arm, seed, 400, x)) for arm, values in groups.items() for seed, x in enumerate(values)
+    ]
     assert sigma(runs) == pytest.approx(math.sqrt((0.1**2 + np.var(groups["mqa"], ddof=1)) / 2))
-    assert sigma({}) is None
+    assert sigma([]) is None

@@ -16,7 +16,7 @@ from nocap.report import forest
 from nocap.study import pages
 from nocap.study.__main__ import main
 from nocap.study.ladder import ladders, picture, section
-from nocap.study.parts import expand, parts
+from nocap.study.spec import expand, parts_of
 from tests.studies import LOSS, RACE, STUDY, Json, at, claim, loaded, study, written
 
 
@@ -127,12 +127,12 @@ STACK = ["mlp=swiglu", "ideas=[smear,bigram]", "optimizer.lr=0.1"]
 
 
 def test_each_option_is_a_part_and_a_key_is_none():
-    assert dict(parts(STACK)) == {
+    assert dict(parts_of(STACK)) == {
         "mlp.swiglu": ["ideas=[smear,bigram]", "optimizer.lr=0.1"],
         "ideas.smear": ["mlp=swiglu", "ideas=[bigram]", "optimizer.lr=0.1"],
         "ideas.bigram": ["mlp=swiglu", "ideas=[smear]", "optimizer.lr=0.1"],
     }
-    assert list(parts(["optimizer.lr=0.1", "ideas=[]"])) == []
+    assert list(parts_of(["optimizer.lr=0.1", "ideas=[]"])) == []
 
 
 def test_a_stack_is_claimed_to_be_faster_with_each_part(tmp_path: Path):

@@ -51,7 +51,6 @@ def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STAN
         part=plan,
         evidence=evidence,
         stands={claim.id: stands for claim in made_study.claims},
-        seeds=made_study.seeds,
     )
     content = results(done, hardware=MACHINE, command="made")
     assert "host" not in content["hardware"]

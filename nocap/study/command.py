@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nocap.config import defaults, hardware
 from nocap.config.compose import from_overrides
@@ -45,10 +46,6 @@ def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
     return folders, from_overrides(Options, [word for word in asked.overrides if "=" in word])
 
 
-def _loaded(folder: Path, options: Options) -> Study:
-    return replace(spec.load(spec.source_of(folder)), folder=str(folder.resolve()))
-
-
 def _scales(study: Study, options: Options) -> list[str]:
     """Those that are asked for."""
     on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
@@ -63,21 +60,21 @@ def studies(asked: argparse.Namespace) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     folders, options = _given(asked)
-    plans, codes = [(folder, plan) for folder in folders for plan in _prepared(folder, options)], []
+    plans, code = [(folder, plan) for folder in folders for plan in _prepared(folder, options)], 0
     for folder, plan in plans:
         if asked.plan:
             print(preview.render(plan))
             continue
         try:
-            codes.append(_carried_out(folder, plan, asked, options))
+            code = max(code, _carried_out(folder, plan, asked, options))
         except FailedError as failed:
             print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
-            codes.append(failed.code)
-    return max(codes, default=EXIT_CODES["finished"])
+            code = max(code, failed.code)
+    return code
 
 
 def _prepared(folder: Path, options: Options) -> list[StudyPlan]:
-    study = _loaded(folder, options)
+    study = spec.load(folder)
     pages.check_readme(folder)
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
     scales = _scales(study, options)
@@ -97,15 +94,16 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
         print(f"written: {folder / spec.FILE}, as it comes with nocap")
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
-    command = f"python -m nocap.study {folder} scale={plan.scale}{steps}"
     content = results.results(
-        done, hardware=hardware.describe(plan.trainer.device, plan.trainer.threads), command=command
+        done,
+        hardware=hardware.describe(plan.trainer.device, plan.trainer.threads),
+        command=f"python -m nocap.study {folder} scale={plan.scale}{steps}",
     )
     print(pages.render(content, plan.study))
-    written = (
-        pages.write(spec.load(folder), folder, content) if run and log.writable(folder / log.FILE) else []
-    )
-    for path in [*written, *([tasks.write_rows(plan, done.records)] if asked.rows else [])]:
+    writes = run and log.writable(folder / log.FILE)
+    written = pages.write(spec.load(folder), folder, content) if writes else []
+    written += [tasks.write_rows(plan, done.records)] if asked.rows else []
+    for path in written:
         print(f"written: {path}")
     for problem in done.problems:
         print(f"nocap: {problem}", file=sys.stderr)
@@ -124,14 +122,16 @@ def propose(asked: argparse.Namespace) -> int:
         "be left out with --propose: losses are compared",
         options.sessions,
     )
-    study = _loaded(folders[0], options)
+    study = spec.load(folders[0])
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
         if rules.command:
-            own = [name for name in ("scale", "steps") if getattr(options, name)]
             require(
-                not own, " and ".join(own), "be left out of commands: they are nocap's own trainer's", "one"
+                not (options.scale or options.steps),
+                "scale and steps",
+                "be left out of commands: they are nocap's own trainer's",
+                f"{options.scale or options.steps}",
             )
             questions = of_commands(
                 study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo
@@ -147,12 +147,9 @@ def propose(asked: argparse.Namespace) -> int:
     return EXIT_CODES["finished"]
 
 
-def _said(line: dict[str, object]) -> str:
+def _said(line: Mapping[str, Any]) -> str:
     gain = line["gain"]
-    how = f": {'better' if gain >= 0 else 'worse'} by {abs(gain):.4f}" if isinstance(gain, float) else ""
+    how = "" if gain is None else f": {'better' if gain >= 0 else 'worse'} by {abs(gain):.4f}"
     diverged = ", a run diverged" if line["diverged"] else ""
-    overrides: Sequence[str] = line["overrides"]  # type: ignore[assignment]
-    return (
-        f"{line['word']}: {shlex.join(overrides)}{how}{diverged}, {line['pairs']} pairs "
-        f"(proposal {line['number']})"
-    )
+    said = f"{line['word']}: {shlex.join(line['overrides'])}{how}{diverged}"
+    return f"{said}, {line['pairs']} pairs (proposal {line['number']})"

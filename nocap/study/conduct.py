@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import product
@@ -22,9 +22,9 @@ from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, outcome
 from nocap.store.formats import duration
 from nocap.store.runs import Record, dig, number
-from nocap.study.evidence import Evidence, judge, places
+from nocap.study.evidence import Evidence, places, verdict_of
 from nocap.study.log import FILE, Line, append, read, writable
-from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trial_of
+from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
@@ -37,6 +37,7 @@ FIGURE = {
     "lengths": "exponent",
     "decoding": "decode_tokens_per_s",
 }
+
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
 Records = list[tuple[Training, Record]]
 
@@ -48,7 +49,7 @@ class Done:
     part: StudyPlan  # the plan of the last analyses
     evidence: Evidence
     stands: dict[str, Provenance]  # claim → what its study's log says
-    seeds: list[int]  # that the analyses needed
+
     # of the search, with arm, words, seeds, val_loss and picked
     trials: list[dict[str, Any]] = field(default_factory=list)
     records: Records = field(default_factory=list)  # of this machine, trials and shorter runs too
@@ -69,26 +70,29 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
     study.register()
     trials = study.tune()
     numbers, most = {claim.id: 1 for claim in plan.study.claims}, analysis_of(len(plan.study.seeds))
-    while True:
+    further = [*numbers]
+    while further:
         part = up_to(plan, numbers)
         evidence = study.measure(part, trials)
-        verdicts = {claim.id: judge(claim, part.study, plan.scale, evidence) for claim in part.study.claims}
+        verdicts = {
+            claim.id: verdict_of(claim, part.study, plan.scale, evidence) for claim in part.study.claims
+        }
         stands = study.analysed(part, evidence, verdicts)
-        # more seeds say nothing of what is timed
-        trained = [claim.id for claim in part.study.claims if "train" in places(claim)]
         further = [
-            name for name in trained if verdicts[name].reason is Reason.undecided and numbers[name] < most
+            claim.id
+            for claim in part.study.claims
+            # more seeds say nothing of what is timed
+            if "train" in places(claim)
+            and verdicts[claim.id].reason is Reason.undecided
+            and numbers[claim.id] < most
         ]
-        if not further:
-            break
-        if run:
+        if run and further:
             log(f"not decided, and another analysis follows: {', '.join(further)}")
         numbers |= {name: numbers[name] + 1 for name in further}
     return Done(
         part=part,
         evidence=evidence,
         stands=stands,
-        seeds=plan.study.seeds[: max(len(claim.seeds) for claim in part.study.claims)],
         trials=trials,
         records=study.records,
         problems=list(dict.fromkeys(study.problems)),
@@ -129,8 +133,8 @@ class _Conductor:
                 f"{self.path.parent} cannot be written: nothing is registered, and no README or "
                 "results are left there"
             )
-        machine = hardware.describe(plan.trainer.device, plan.trainer.threads)["fingerprint"]
-        self.common = {"machine": str(machine), "scale": plan.scale}
+        described = hardware.describe(plan.trainer.device, plan.trainer.threads)
+        self.common = {"machine": str(described["fingerprint"]), "scale": plan.scale}
 
     # --- the log --------------------------------------------------------------------------------------------
 
@@ -141,15 +145,9 @@ class _Conductor:
     def register(self) -> None:
         """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another
         registration."""
-        made = registrations(self.plan).items()
         lines = [
-            {
-                "event": "registration",
-                "claim": name,
-                "hash": registration.hash,
-                "subject": registration.subject,
-            }
-            for name, registration in made
+            {"event": "registration", "claim": name, **asdict(registration)}
+            for name, registration in registrations(self.plan).items()
         ]
         self._add(lines, once=("hash", "machine"))
 
@@ -157,29 +155,28 @@ class _Conductor:
         self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]
     ) -> dict[str, Provenance]:
         """Where each claim stands. What is said of it is written where it is new."""
-        stands, lines = self._stands(plan, evidence), list[Line]()
-        for name, verdict in verdicts.items():
-            own = {
+        stands = self._stands(plan, evidence)
+        lines = [
+            {
+                "event": "analysis",
                 "claim": name,
                 "hash": stands[name].hash,
                 "number": verdict.primary.analysis,
                 "n": verdict.n,
+                "word": verdict.word.value,
+                "exploratory": stands[name].exploratory or "",
             }
-            if verdict.reason is not Reason.missing:
-                said = {"word": verdict.word.value, "exploratory": stands[name].exploratory or ""}
-                lines.append({"event": "analysis", **own, **said})
+            for name, verdict in verdicts.items()
+            if verdict.reason is not Reason.missing
+        ]
         self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
         # the second time, it is this analysis that the log has
         return self._stands(plan, evidence) if self.writes else stands
 
     def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
         """By the log and by those of the studies beside it."""
-        beside = [
-            path
-            for path in sorted(self.path.parents[1].glob(f"*/{FILE}"))
-            if path != self.path and path.with_name(STUDY).exists()
-        ]
-        logs = [read(path) for path in (self.path, *beside)]
+        others = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path]
+        logs = [read(self.path), *(read(path) for path in others if path.with_name(STUDY).exists())]
         return {
             claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"])
             for claim in plan.study.claims
@@ -199,7 +196,7 @@ class _Conductor:
         ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
         losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
         for arm in [arm for arm in tune.trials if arm in self.plan.train]:
-            listed = {trial_of(arm, i): words for i, words in enumerate(tune.trials[arm])}
+            listed = trials_of(self.plan.study, arm)
             means = {
                 name: fmean(losses.get((name, seed), math.nan) for seed in tune.seeds) for name in listed
             }
@@ -209,12 +206,16 @@ class _Conductor:
                 raise FailedError(
                     f"the search of {arm} picks nothing: a run of it failed, or all its trials diverged"
                 )
-            for name, words in listed.items():
-                known = {
+            trials += [
+                {
+                    "arm": arm,
+                    "words": words,
+                    "seeds": tune.seeds,
                     "val_loss": means[name] if math.isfinite(means[name]) else None,
                     "picked": picks and name == best,
                 }
-                trials.append({"arm": arm, "words": words, "seeds": tune.seeds, **known})
+                for name, words in listed.items()
+            ]
         return trials
 
     def _trained(self, runs: Sequence[Training], between: Callable[[], None] = lambda: None) -> Records:
@@ -240,27 +241,23 @@ class _Conductor:
             except ValueError as error:
                 self.problems.append(f"{DAMAGED}: {error}")
                 self.damaged.add((run.arm, run.seed))
-        self._add(
-            [self._run_line(run, record) for run, record in made],
-            once=("content", "seed", "identity", "started"),
-        )
+        lines = [
+            {
+                "event": "run",
+                "arm": run.arm,
+                "content": content_of(self.plan, run.composed, "train"),
+                "seed": run.seed,
+                "short": run.short,
+                "identity": record.identity,
+                "status": record.status,
+                "started": record.started,
+                "val_loss": record.val_loss,
+            }
+            for run, record in made
+        ]
+        self._add(lines, once=("content", "seed", "identity", "started"))
         self.records += made
         return made
-
-    def _run_line(self, run: Training, record: Record) -> Line:
-        who = {
-            "arm": run.arm,
-            "content": content_of(self.plan, run.composed, "train"),
-            "seed": run.seed,
-            "short": run.short,
-        }
-        how = {
-            "identity": record.identity,
-            "status": record.status,
-            "started": record.started,
-            "val_loss": record.val_loss,
-        }
-        return {"event": "run", **who, **how}
 
     # --- all of it ------------------------------------------------------------------------------------------
 
@@ -272,24 +269,25 @@ class _Conductor:
         asked, needed = sessions(plan, arms), seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
         runs = {(run.arm, run.seed): record for run, record in self._trained(trainings(arms, needed), due)}
-        # from one that diverged nothing is learnt
-        ended = {key for key, record in runs.items() if record.status != "diverged"}
         lengths = [dict(zip(short, made, strict=True)) for made in zip(*short.values(), strict=True)]
-        wanted = [
-            run
-            for made in lengths
-            for run in trainings(made, needed, short=True)
-            if (run.arm, run.seed) in ended
-        ]
-        shorts: dict[tuple[str, int], dict[int, Record]] = {}
-        for run, record in self._trained(wanted, due):
-            shorts.setdefault((run.arm, run.seed), {})[run.short] = record
+        shorts: dict[tuple[str, int], dict[int, Record]] = {
+            # from one that diverged nothing is learnt
+            key: {}
+            for key, record in runs.items()
+            if record.status != "diverged"
+        }
+        wanted = [run for made in lengths for run in trainings(made, needed, short=True)]
+        for run, record in self._trained([run for run in wanted if (run.arm, run.seed) in shorts], due):
+            shorts[run.arm, run.seed][run.short] = record
         self._hold(plan, asked, wait=True)
-        files: dict[str, list[dict[str, Any]]] = {}
-        for session in asked:
-            files.setdefault(session.place, []).extend(session.results(plan.folder))
+        files = {
+            place: [
+                file for session in asked if session.place == place for file in session.results(plan.folder)
+            ]
+            for place in KIND
+        }
         self._add(
-            [self._session_line(result, arms) for place in files.values() for result in place],
+            [self._session_line(file, arms) for some in files.values() for file in some],
             once=("key", "number", "started"),
         )
         composed = {
@@ -306,25 +304,21 @@ class _Conductor:
         for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
-            before = [
-                result["ended"]
+            ended = [
+                datetime.fromisoformat(result["ended"])
                 for other in asked
                 for result in other.results(plan.folder)
                 if result["number"] < n
             ]
-            rest = (
-                datetime.now().astimezone() - max(map(datetime.fromisoformat, before))
-                if before
-                else timedelta.max
-            )
+            rest = datetime.now().astimezone() - max(ended) if ended else timedelta.max
             due_in_s = 60 * plan.at.apart_min - rest.total_seconds()
             if due_in_s > 0 and not wait:
                 return
             try:
                 if due_in_s > 0:
                     self.log(
-                        f"waiting {duration(due_in_s)}: sessions of timing are {plan.at.apart_min:g} "
-                        "minutes apart"
+                        f"waiting {duration(due_in_s)}: sessions of timing are "
+                        f"{plan.at.apart_min:g} minutes apart"
                     )
                     time.sleep(due_in_s)
                 began = time.monotonic()
@@ -343,15 +337,13 @@ class _Conductor:
 
     def _session_line(self, result: Mapping[str, Any], train: Mapping[str, Composed]) -> Line:
         """Of a session's file."""
-        arms = train if result["place"] == "pace" else self.plan.bench
-        contents = {name: content_of(self.plan, arms[name], result["place"]) for name in result["arms"]}
-        measured = {
-            name: number(dig(row, FIGURE[result["kind"]])) for name, row in result["measured"]["arms"].items()
-        }
-        names = {
+        arms, figure = train if result["place"] == "pace" else self.plan.bench, FIGURE[result["kind"]]
+        return {
+            "event": "session",
             "place": result["place"],
             "number": result["number"],
             "key": result["key"],
-            "contents": contents,
+            "contents": {name: content_of(self.plan, arms[name], result["place"]) for name in result["arms"]},
+            "started": result["started"],
+            "measured": {name: number(dig(row, figure)) for name, row in result["measured"]["arms"].items()},
         }
-        return {"event": "session", **names, "started": result["started"], "measured": measured}

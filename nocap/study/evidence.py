@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -11,8 +11,7 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.judge.claim import TO_TARGET, Claim, Rule
 from nocap.judge.time_to_target import race
-from nocap.judge.verdict import Verdict
-from nocap.judge.verdict import judge as verdict_on
+from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record, dig
 from nocap.store.runs import measurements as of_run
@@ -42,10 +41,6 @@ class Evidence:
         rows = [(session, dig(session, "measured", "arms", arm)) for session in self.sessions.get(place, ())]
         return [(session, row) for session, row in rows if isinstance(row, Mapping)]
 
-    def first(self, place: str, arm: str) -> Json | None:
-        """Of the first session; what is counted is equal in all."""
-        return next((row for _, row in self.of_arm(place, arm)), None)
-
     def whole(self, arm: str, seed: int) -> bool:
         """Whether all its shorter runs are there: one that is missing might have been the one."""
         wanted = [composed.run.trainer.steps for composed in self.arms.get("train", {}).get(arm, ())[1:]]
@@ -66,19 +61,20 @@ class Evidence:
 
 def places(claim: Claim) -> set[str]:
     """Where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
-    paced = any(metric.name == "time_to_target_s" for metric in claim.metrics)
-    return {PLACE_OF[metric.made_by] for metric in claim.metrics} | ({"pace"} if paced else set())
+    made = {PLACE_OF[metric.made_by] for metric in claim.metrics}
+    return made | {"pace" for metric in claim.metrics if metric.name == "time_to_target_s"}
 
 
-def judge(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
+def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """The verdict, with the claim's bound as it was computed."""
     limit = bound(claim, study, evidence)
-    claim = replace(
-        claim, mechanism=replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
-    )
-    noise = study.scales[scale].noise
-    return verdict_on(
-        claim, measurements(claim, study, evidence), against=study.against(claim), at=scale, noise=noise
+    mechanism = replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
+    return judge(
+        replace(claim, mechanism=mechanism),
+        measurements(claim, study, evidence),
+        against=study.against(claim),
+        at=scale,
+        noise=study.scales[scale].noise,
     )
 
 
@@ -123,7 +119,8 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
         if evidence.sessions.get("bench")
         else "pace"
     )
-    rows = [row for arm in sides if (row := evidence.first(place, arm)) is not None]
+    # of the first session: what is counted is equal in all
+    rows = [row for arm in sides for _, row in evidence.of_arm(place, arm)[:1]]
     if len(rows) < 2 or any(row.get("status", "measured") != "measured" for row in rows):
         return None  # an arm that did not fit gives no bound
     base, arm = map(read[rule], rows)
@@ -196,8 +193,15 @@ def _timed(
 def _of_session(
     arm: str, metric: Metric, session: Json, value: float, *, repeat: int, per: Per = Per.session
 ) -> Measurement:
-    where, when = str(dig(session, "hardware", "fingerprint") or ""), str(session.get("started", ""))
-    return Measurement(arm=arm, repeat=repeat, metric=metric, value=value, where=where, when=when, per=per)
+    return Measurement(
+        arm=arm,
+        repeat=repeat,
+        metric=metric,
+        value=value,
+        where=str(dig(session, "hardware", "fingerprint") or ""),
+        when=str(session.get("started", "")),
+        per=per,
+    )
 
 
 def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
@@ -205,10 +209,9 @@ def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
         value = dig(row, *(("memory_mib", "peak") if metric.name == "memory_mib" else (metric.name,)))
         return None if value is None else float(value)
     source = {"part_mib": "mib", "held_mib": "memory_mib", "part_params": "params"}.get(metric.name, "ms")
+    whole = sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"]
     spent = float(sum(row[source].get(part, 0) for part in claim.parts))
-    if metric.name != "share":
-        return spent
-    return spent / (sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"])
+    return spent / whole if metric.name == "share" else spent
 
 
 # --- steps and time to a loss -------------------------------------------------------------------------------
@@ -217,26 +220,23 @@ def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
 def _times(
     claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[Measurement], evidence: Evidence
 ) -> list[Measurement]:
-    """Steps are seeds', the time of a step is a session's: both are dealt into as many groups as there are of
-    the fewer."""
+    """Steps are seeds', the time of a step is a session's: both are dealt in turns into as many groups as
+    there are of the fewer. Their means make independent pairs, whose spread has the noise of both."""
     step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
     paces, rows = {arm: [m for m in step_ms if m.arm == arm] for arm in sides}, []
     groups = min(len(claim.seeds), *map(len, paces.values()))
     for arm, pace in paces.items():
         ends = [m for m in steps if m.arm == arm]
-        if len(ends) < len(claim.seeds):
-            continue
-        ms = group_means([math.log(m.value) for m in pace if m.value], groups)
-        for group in range(groups):
-            dealt = ends[group::groups]
-            endings = {m.ending for m in dealt}
-            ending = next(
-                (end for end in (Ending.diverged, Ending.at_most) if end in endings), Ending.measured
-            )
-            logs = [math.log(m.value) for m in dealt if m.value is not None]
-            value = None if ending is Ending.diverged else math.exp(fmean(logs) + ms[group]) / 1e3
+        for group in range(groups) if len(ends) == len(claim.seeds) else ():
+            dealt = (ends[group::groups], pace[group::groups])
+            ending = max((m.ending for m in dealt[0]), key=[*Ending].index)  # the worst
+            value = None if ending is Ending.diverged else math.exp(sum(map(_log_mean, dealt))) / 1e3
             rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
     return rows
+
+
+def _log_mean(some: Iterable[Measurement]) -> float:
+    return fmean(math.log(m.value) for m in some if m.value)
 
 
 def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
@@ -245,55 +245,41 @@ def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Meas
     there = [seed for seed in claim.seeds if all((arm, seed) in runs for arm in sides)]
     ends: dict[tuple[str, int], Steps] = {}
     lost = {seed for seed in there if any(runs[arm, seed].status == "diverged" for arm in sides)}
-    for seed in sorted(lost):
-        base = runs[sides[1], seed]
-        ends[sides[0], seed] = None, Ending.diverged
+    for seed in lost:
+        base, worst = runs[sides[1], seed], (None, Ending.diverged)
+        ends[sides[0], seed] = worst
         ends[sides[1], seed] = (
-            (None, Ending.diverged) if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
+            worst if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
         )
     seeds = [seed for seed in there if seed not in lost and all(evidence.whole(arm, seed) for arm in sides)]
     if seeds:
         for arm, finish in zip(sides, race(*(_curve(arm, seeds, evidence) for arm in sides)), strict=True):
             ends |= {(arm, seed): (n, finish.ending) for seed, n in zip(seeds, finish.steps, strict=True)}
-    rows = []
-    for arm, seed in ((arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in ends):
-        run, (value, ending), metric = runs[arm, seed], ends[arm, seed], METRICS["steps_to_target"]
-        rows.append(
-            Measurement(
-                arm=arm,
-                repeat=seed,
-                metric=metric,
-                value=value,
-                ending=ending,
-                where=run.machine[0],
-                when=run.started,
-            )
+    return [
+        Measurement(
+            arm=arm,
+            repeat=seed,
+            metric=METRICS["steps_to_target"],
+            value=ends[arm, seed][0],
+            ending=ends[arm, seed][1],
+            where=runs[arm, seed].machine[0],
+            when=runs[arm, seed].started,
         )
-    return rows
+        for arm in sides
+        for seed in claim.seeds
+        if (arm, seed) in ends
+    ]
 
 
 def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list[float]]:
     """Final losses by steps, over seeds that all finished. A length at which a seed diverged is left out."""
-    lengths = [
-        {**evidence.shorter.get((arm, seed), {}), steps_of(run := evidence.runs[arm, seed]): run}
-        for seed in seeds
-    ]
-    ends = [
-        {
-            n: run.val_loss
-            for n, run in by_steps.items()
-            if run.status == "finished" and run.val_loss is not None
-        }
-        for by_steps in lengths
-    ]
-    return {n: [by_steps[n] for by_steps in ends] for n in ends[0] if all(n in by_steps for by_steps in ends)}
+    losses: dict[int, list[float]] = {}
+    for seed in seeds:
+        for run in (*evidence.shorter.get((arm, seed), {}).values(), evidence.runs[arm, seed]):
+            if run.status == "finished" and run.val_loss is not None:
+                losses.setdefault(steps_of(run), []).append(run.val_loss)
+    return {n: by_seed for n, by_seed in losses.items() if len(by_seed) == len(seeds)}
 
 
 def steps_of(run: Record) -> int:
     return int(run.config["trainer.steps"])
-
-
-def group_means(values: Sequence[float], groups: int) -> list[float]:
-    """Means of so many groups, the values dealt in turns. Two samples dealt into as many as the smaller one
-    has make independent pairs, whose spread has the noise of both: seeds' steps and sessions' step times."""
-    return [fmean(values[group::groups]) for group in range(groups)]

@@ -80,14 +80,15 @@ def ladders(every: Sequence[Json]) -> list[Ladder]:
         params = {arm["arm"]: arm["params"] for arm in results["arms"]}
         for claim in results["claims"]:
             if claim["metric"] in TO_TARGET and claim["measured"]:
-                size = Size(
-                    scale=results["scale"],
-                    params=params[claim["baseline"]],
-                    gain=Estimate(**claim["measured"], n=claim["n"]),
-                    word=claim["word"],
-                    pairs=list(_pairs(results, claim)),
+                races.setdefault((claim["id"], claim["metric"]), []).append(
+                    Size(
+                        scale=results["scale"],
+                        params=params[claim["baseline"]],
+                        gain=Estimate(**claim["measured"], n=claim["n"]),
+                        word=claim["word"],
+                        pairs=list(_pairs(results, claim)),
+                    )
                 )
-                races.setdefault((claim["id"], claim["metric"]), []).append(size)
     return [
         Ladder(claim=name, metric=METRICS[metric], sizes=sorted(sizes, key=lambda size: size.params))
         for (name, metric), sizes in races.items()
@@ -96,8 +97,8 @@ def ladders(every: Sequence[Json]) -> list[Ladder]:
 
 
 def _pairs(results: Json, claim: Json) -> Iterator[float]:
-    rows = [row for row in results["measurements"] if row["claim"] == claim["id"]]
-    rows = [row for row in rows if row["metric"] == claim["metric"]]
+    of_claim = (claim["id"], claim["metric"])
+    rows = [row for row in results["measurements"] if (row["claim"], row["metric"]) == of_claim]
     if all(row["ending"] == Ending.measured.value for row in rows):
         sides = [
             {row["repeat"]: row["value"] for row in rows if row["arm"] == claim[side]}
@@ -110,7 +111,6 @@ def section(every: Sequence[Json]) -> list[str]:
     """Of a README: a table a machine."""
     lines = []
     for results, made in _by_machine(every):
-        titles = ("size", *(ladder.claim for ladder in made))
         shown = {size.scale: size.params for ladder in made for size in ladder.sizes}
         cells: list[list[Any]] = [
             [f"{scale}: {count(params)} parameters", *(_at(ladder, scale) for ladder in made)]
@@ -121,9 +121,17 @@ def section(every: Sequence[Json]) -> list[str]:
             [f"at {FAR / 1e6:.0f}M parameters", *(_times(ladder.far) for ladder in made)],
             ["as the model grows, the gain", *(f"**{ladder.word}**" for ladder in made)],
         ]
-        table = Table(title="", columns=[Column(title=title) for title in titles], rows=cells)
-        lines += [f"## The ladder: {results['hardware']['name']}", "", f"![the ladder]({PICTURE})", ""]
-        lines += [*table.markdown(), "", RULE, ""]
+        columns = [Column(title=title) for title in ("size", *(ladder.claim for ladder in made))]
+        lines += [
+            f"## The ladder: {results['hardware']['name']}",
+            "",
+            f"![the ladder]({PICTURE})",
+            "",
+            *Table(title="", columns=columns, rows=cells).markdown(),
+            "",
+            RULE,
+            "",
+        ]
     return lines
 
 

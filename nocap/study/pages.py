@@ -8,7 +8,6 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
@@ -27,14 +26,14 @@ from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.store.record import read_json, write_json
-from nocap.study import ladder, log, parts
+from nocap.study import ladder, log
 from nocap.study.results import judged
-from nocap.study.spec import FILE, Study, load
+from nocap.study.spec import FILE, LEAVE_ONE_OUT, WORTH, Study, load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Json, Row, counted, expected, is_exact, measured, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
-NOTHING_YET = "Nothing is written here yet.\n"
+NOTHING_YET = "Nothing is written here yet."
 CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "verdict", "notes")
 # of a claim, for a terminal
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
@@ -67,7 +66,7 @@ INTRO = (
 
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
     """A row a claim, with these of the columns. `link`: what stands for its statement."""
-    cells = [{**row.cells, **({"statement": link(row)} if link else {})} for row in some]
+    cells = [row.cells | ({"statement": link(row)} if link else {}) for row in some]
     return Table(
         title="",
         columns=[Column(title=name) for name in names],
@@ -99,27 +98,29 @@ def tables(results: Json) -> Iterator[Table]:
         "MiB": whole,
         "overrides": str,
     }
-    columns = [Column(title=title, show=show) for title, show in shown.items()]
-    yield Table(title="arms", columns=columns, rows=list(map(_arm, results["arms"])))
+    yield Table(
+        title="arms",
+        columns=[Column(title=title, show=show) for title, show in shown.items()],
+        rows=list(map(_arm, results["arms"])),
+    )
     if trials := results["trials"]:
-        columns = [
-            Column(title="tuned arm"),
-            Column(title="trial"),
-            Column(title="val loss", show=loss),
-            Column(title="picked"),
-        ]
-        cells = [
-            [t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials
-        ]
-        title = f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use"
-        yield Table(title=title, columns=columns, rows=cells)
-    if cells := list(_parts(results)):
-        columns = [
-            Column(title=name) for name in ("part", "lines", "parameters", "a step", "in time", "verdict")
-        ]
         yield Table(
-            title=f"parts: one shown to give less than {parts.WORTH - 1:.0%} in time goes",
-            columns=columns,
+            title=f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use",
+            columns=[
+                Column(title="tuned arm"),
+                Column(title="trial"),
+                Column(title="val loss", show=loss),
+                Column(title="picked"),
+            ],
+            rows=[
+                [t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials
+            ],
+        )
+    if cells := list(_parts(results)):
+        titles = ("part", "lines", "parameters", "a step", "in time", "verdict")
+        yield Table(
+            title=f"parts: one shown to give less than {WORTH - 1:.0%} in time goes",
+            columns=[Column(title=title) for title in titles],
             rows=cells,
         )
 
@@ -127,24 +128,19 @@ def tables(results: Json) -> Iterator[Table]:
 def _parts(results: Json) -> Iterator[list[Any]]:
     """What each part of a stack costs, and what it is worth."""
     arms = {arm["arm"]: arm for arm in results["arms"]}
-    for claim in results["claims"]:
-        if claim["source"] != parts.SOURCE:
-            continue
-        name, sides = (
-            claim["id"].removeprefix(f"{claim['arm']}."),
-            (arms[claim["arm"]], arms[claim["baseline"]]),
-        )
+    for claim in (claim for claim in results["claims"] if claim["source"] == LEAVE_ONE_OUT):
+        name = claim["id"].removeprefix(f"{claim['arm']}.")
+        sides = (arms[claim["arm"]], arms[claim["baseline"]])
         params = [side["params"] for side in sides]
         more = params[0] - params[1] if all(params) else None
         ms = [fmean(side["pace"]["step_ms"]) for side in sides if side["pace"]]
-        word = {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"])
         yield [
             name,
             _lines(name),
             None if more is None else f"{'-' if more < 0 else '+'}{count(abs(more))}",
             f"{ms[0] / ms[1] - 1:+.1%}" if len(ms) == 2 else None,
             measured(claim),
-            word,
+            {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"]),
         ]
 
 
@@ -161,14 +157,16 @@ def _arm(arm: Json) -> list[Any]:
     ended = loss(arm["val_loss"] and arm["val_loss"]["mean"]) + (
         f", {n} diverged" if (n := len(arm["diverged"])) else ""
     )
-    pace, bench = arm["pace"] or {}, arm["bench"] or {}
-    speeds = [
-        [speed for speed in timed.get("tokens_per_s", ()) if speed is not None] for timed in (pace, bench)
+    timed = [arm[place] or {} for place in ("pace", "bench")]
+    speeds = [[speed for speed in row.get("tokens_per_s", ()) if speed is not None] for row in timed]
+    return [
+        *(arm[key] for key in ("arm", "params", "flops_per_token", "kernel", "tokens")),
+        arm["n_trials"] or None,
+        ended,
+        *(median_high(some) if some else None for some in speeds),
+        timed[1].get("memory_mib"),
+        " ".join([*arm["words"], *arm["tuned"]]) or None,
     ]
-    known = [arm[key] for key in ("arm", "params", "flops_per_token", "kernel", "tokens")]
-    medians = [median_high(some) if some else None for some in speeds]
-    overrides = " ".join([*arm["words"], *arm["tuned"]])
-    return [*known, arm["n_trials"] or None, ended, *medians, bench.get("memory_mib"), overrides or None]
 
 
 def _limitations(results: Json) -> list[str]:
@@ -182,10 +180,13 @@ def write(study: Study, folder: Path, results: Json) -> list[Path]:
     """The results and what is told of all there are; which files those are."""
     path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
     write_json(path, results)
-    told = _told(study, folder, all_results(folder))
-    for file, content in told.items():
-        write_file(file, content.encode())
-    return [path, *told]
+    return [path, *_write(_told(study, folder, all_results(folder)))]
+
+
+def _write(files: Mapping[Path, str]) -> list[Path]:
+    for path, content in files.items():
+        write_file(path, content.encode())
+    return list(files)
 
 
 def _told(study: Study, folder: Path, every: Sequence[Json]) -> dict[Path, str]:
@@ -231,32 +232,28 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
     shown = rows(every, {study.name: study})
     for results in every:
         some = [row for row in shown if row.results is results]
-        words = (
-            counted(some)
-            if len(some) > HEADLINE
-            else ", ".join(f"{row.claim['id']} {row.word}" for row in some)
-        )
+        few = ", ".join(f"{row.claim['id']} {row.word}" for row in some)
+        words = few if len(some) <= HEADLINE else counted(some)
         heads.append(f"{words} ({results['scale']}, {results['hardware']['name']})")
         sections += _section(results, some)
-    sections += ladder.section(every) if study.ladder else []
     lines = [
         f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
         "",
         f"**Question.** {study.question}",
         "",
+        *([f"**Method.** {study.method.strip()}", ""] if study.method else []),
+        *sections,
+        *(ladder.section(every) if study.ladder else []),
     ]
-    lines += [f"**Method.** {study.method.strip()}", ""] if study.method else []
-    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].lstrip(
-        "\n"
-    ) or NOTHING_YET
-    return "\n".join([tame("\n".join([*lines, *sections])), LEARNT, "", lessons.rstrip("\n"), ""])
+    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].strip("\n")
+    return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons or NOTHING_YET, ""])
 
 
 def _section(results: Json, some: Sequence[Row]) -> list[str]:
     """A scale on a machine."""
     hardware = results["hardware"]
-    arms, *trials = tables(results)
-    lines = [
+    arms, *others = tables(results)
+    return [
         f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch "
         f"{hardware['torch']}, {results['date']}",
         "",
@@ -268,10 +265,10 @@ def _section(results: Json, some: Sequence[Row]) -> list[str]:
         "",
         *arms.markdown(),
         "",
+        *(line for table in others for line in (table.title, "", *table.markdown(), "")),
+        *(line + "  " for line in _limitations(results)),
+        "",
     ]
-    for table in trials:
-        lines += [table.title, "", *table.markdown(), ""]
-    return [*lines, *(line + "  " for line in _limitations(results)), ""]
 
 
 # --- the leaderboard ------------
@@ -283,10 +280,7 @@ def write_board(folder: Path) -> list[Path]:
     Errors:
         ValueError: a folder without any study's results, or results that were changed.
     """
-    written = board(folder)
-    for path, content in written.items():
-        write_file(path, content.encode())
-    return list(written)
+    return _write(board(folder))
 
 
 def board(folder: Path) -> dict[Path, str]:
@@ -356,11 +350,10 @@ def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, st
         "bound": "arithmetic allows",
         "why": "why",
     }
-    cells = [[claim.get(key) for key in columns] for claim in missing]
     table = Table(
         title="Not built, or nothing to measure",
         columns=[Column(title=name) for name in columns.values()],
-        rows=cells,
+        rows=[[claim.get(key) for key in columns] for claim in missing],
     )
     return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
 
@@ -421,7 +414,7 @@ def _unit(row: Row) -> str:
 def _plot(title: str, some: Sequence[Row]) -> Markup:
     metric, scale = METRICS[some[0].claim["metric"]], Scale(some[0].claim["scale"])
     if scale is Scale.value:
-        return forest.svg(list(map(_line, some)), title=title, tick=partial(amount, metric=metric))
+        return forest.svg(list(map(_line, some)), title=title, tick=lambda x: amount(x, metric))
     return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
 
 

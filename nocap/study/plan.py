@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nocap.config import compose as composing
-from nocap.config.compose import Composed, as_in
+from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
 from nocap.config.run import keys_that_count
@@ -73,33 +72,28 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     at = study.scales[scale]
     train = compose_arms(study, at, study.trained, training_overrides(at, output_dir, steps))
     bench = compose_arms(study, at, study.needing(lambda metric: metric.made_by != "train"), at.bench)
-    trials = compose_trials(study, train)
-    check_fair({**train, **trials})
-    for arm in study.needing(lambda metric: metric.made_by == "decoding") if at.decode is not None else ():
-        T, text = bench[arm].run.model.seq_len, at.decode.prompt + at.decode.new  # type: ignore[union-attr]
-        require(
-            text <= T,
-            f"scales.{scale}.decode",
-            f"be a text that arm {arm} has positions for: model.seq_len={T}",
-            text,
-        )
+    check_fair({**train, **compose_trials(study, train)})
+    text = at.decode.prompt + at.decode.new if at.decode else 0
+    for arm in study.needing(lambda metric: metric.made_by == "decoding"):
+        rule = f"be a text that arm {arm} has positions for: model.seq_len={bench[arm].run.model.seq_len}"
+        require(text <= bench[arm].run.model.seq_len, f"scales.{scale}.decode", rule, text)
     words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
     words += [word for listed in study.tune.trials.values() for trial in listed for word in trial]
-    typed = frozenset(
-        composing.parsed(word).key_or_group.removeprefix("trainer.") for word in words
-    ).intersection(OF_THE_MACHINE)
-    folder = Path(output_dir) / "studies" / study.name / scale
-    plan = StudyPlan(study=study, scale=scale, folder=folder, train=train, bench=bench, typed=typed)
+    typed = {parsed(word).key_or_group.removeprefix("trainer.") for word in words}
+    plan = StudyPlan(
+        study=study,
+        scale=scale,
+        folder=Path(output_dir) / "studies" / study.name / scale,
+        train=train,
+        bench=bench,
+        typed=frozenset(typed & {*OF_THE_MACHINE}),
+    )
     for arm in study.racing:
-        shorter(plan, train[arm])
+        shorter(plan, train[arm])  # checked
     return plan
 
 
 # --- arms ---------------------------------------------------------------------------------------------------
-
-
-def with_seed(arm: Composed, seed: int) -> Composed:
-    return replace(arm, overrides=(*arm.overrides, f"seed={seed}"), run=replace(arm.run, seed=seed))
 
 
 def more(arm: Composed, *overrides: str) -> Composed:
@@ -126,9 +120,9 @@ def compose_arms(
     return made
 
 
-def trial_of(arm: str, i: int) -> str:
-    """The name of an arm's trial."""
-    return f"{arm}, trial {i + 1}"
+def trials_of(study: Study, arm: str) -> dict[str, list[str]]:
+    """Name of a trial → its overrides."""
+    return {f"{arm}, trial {i}": words for i, words in enumerate(study.tune.trials[arm], start=1)}
 
 
 def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
@@ -137,11 +131,12 @@ def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Comp
     Errors:
         ValueError: a trial that does not compose.
     """
-    trials = {arm: trials for arm, trials in study.tune.trials.items() if arm in arms}
-    listed = [
-        (arm, trial_of(arm, i), words) for arm, trials_ in trials.items() for i, words in enumerate(trials_)
-    ]
-    return {name: _named(name, arms[arm], [*arms[arm].overrides, *words]) for arm, name, words in listed}
+    return {
+        name: _named(name, arms[arm], [*arms[arm].overrides, *words])
+        for arm in study.tune.trials
+        if arm in arms
+        for name, words in trials_of(study, arm).items()
+    }
 
 
 def _named(name: str, first: Composed | None, overrides: Sequence[str]) -> Composed:
@@ -157,13 +152,15 @@ def check_fair(arms: Mapping[str, Composed]) -> None:
     Errors:
         ValueError: the first key in which an arm's data or validation is another.
     """
-    plain = {name: dict(flat(to_plain(arm.run))) for name, arm in arms.items()}
+    plain = {
+        name: {key: value for key, value in flat(to_plain(arm.run)) if key in SAME or key.startswith("data.")}
+        for name, arm in arms.items()
+    }
     for name, config in plain.items():
         first, baseline = next(iter(plain.items()))
         for key in dict.fromkeys((*baseline, *config)):
-            if key in SAME or key.startswith("data."):
-                rule = f"be the baseline's ({first}: {baseline.get(key)}), or losses mean different things"
-                require(config.get(key) == baseline.get(key), f"arm {name}: {key}", rule, config.get(key))
+            rule = f"be the baseline's ({first}: {baseline.get(key)}), or losses mean different things"
+            require(config.get(key) == baseline.get(key), f"arm {name}: {key}", rule, config.get(key))
 
 
 def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
@@ -172,17 +169,15 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
     Errors:
         ValueError: a length that is no schedule, or two that have the same steps.
     """
-    steps, warmup, shares = arm.run.trainer.steps, arm.run.schedule.warmup_steps, plan.at.lengths
-    counts = [max(1, round(share * steps)) for share in shares]
-    ok = len({*counts, steps}) == len(counts) + 1
-    require(
-        ok,
-        f"scales.{plan.scale}.lengths",
-        f"differ from each other and the whole in steps, of {steps}",
-        shares,
-    )
-    words = [[f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"] for n in counts]
+    steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
+    counts = [max(1, round(share * steps)) for share in plan.at.lengths]
+    rule = f"differ from each other and the whole in steps, of {steps}"
+    require(len({*counts, steps}) == len(counts) + 1, f"scales.{plan.scale}.lengths", rule, plan.at.lengths)
     return [
-        _named(f"at {n} of {steps} steps", arm, [*arm.overrides, *more])
-        for n, more in zip(counts, words, strict=True)
+        _named(
+            f"at {n} of {steps} steps",
+            arm,
+            [*arm.overrides, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"],
+        )
+        for n in counts
     ]

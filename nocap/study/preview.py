@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
 from nocap.judge.claim import Claim
-from nocap.judge.interval import POWER, analysis_of, minimum_detectable
+from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable, pooled
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
-from nocap.report.table import aligned
-from nocap.store.formats import BYTES, NONE, duration, size, three_digits
+from nocap.report.table import Column, Table, aligned
+from nocap.store.formats import BYTES, duration, size, three_digits
+from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
 from nocap.study.plan import StudyPlan, compose_trials, shorter
-from nocap.study.results import sigma
 from nocap.study.tasks import Session, grid_of, sessions, trainings
 from nocap.study.words import expected
 
@@ -38,32 +39,43 @@ def of_grid(grid: Grid) -> str:
         arms.setdefault(re.sub(r" ?\bseed=\d+$", "", cell.label) or cell.plan.arm, []).append(cell)
     todo = {arm: [cell for cell in cells if outcome(cell.plan) is None] for arm, cells in arms.items()}
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
-    timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name) if first else {}
+    timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name)
     run_s = {arm: _run_s(cell, timed[arm]) for arm, cell in first.items()}
     kept = {arm: len(todo[arm]) * _checkpoints(cell, timed[arm]) for arm, cell in first.items()}
-    rows = []
-    for arm, cells in arms.items():
-        step_ms = timed.get(arm, {}).get("step_ms")
-        step, disk = (
-            NONE if step_ms is None else f"{three_digits(step_ms)} ms",
-            size(kept[arm]) if arm in kept else NONE,
-        )
-        rows.append(
-            [arm, str(len(cells)), str(len(cells) - len(todo[arm])), step, duration(run_s.get(arm)), disk]
-        )
-    n, all_s = (
-        sum(map(len, todo.values())),
-        sum(len(todo[arm]) * (seconds or 0.0) for arm, seconds in run_s.items()),
+    table = Table(
+        title="",
+        columns=[
+            Column(title="arm"),
+            Column(title="cells"),
+            Column(title="done"),
+            Column(title="a step", show=lambda step_ms: f"{three_digits(step_ms)} ms"),
+            Column(title="a run", show=duration),
+            Column(title="checkpoints", show=size),
+        ],
+        rows=[
+            [
+                arm,
+                len(cells),
+                len(cells) - len(todo[arm]),
+                timed.get(arm, {}).get("step_ms"),
+                run_s.get(arm),
+                kept.get(arm),
+            ]
+            for arm, cells in arms.items()
+        ],
     )
-    table = aligned(["arm", "cells", "done", "a step", "a run", "checkpoints"], rows)
-    lines = [f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train", table]
+    n = sum(map(len, todo.values()))
+    lines = [
+        f"grid {grid.name}: {len(grid.cells)} cells, {len(grid.cells) - n} done, {n} to train",
+        str(table),
+    ]
     if n:
+        all_s, disk = sum(len(todo[arm]) * (s or 0.0) for arm, s in run_s.items()), sum(kept.values())
         free = shutil.disk_usage(next(part for part in grid.folder.parents if part.exists())).free
         untimed = [arm for arm, seconds in run_s.items() if seconds is None]
         lines += [
             f"together {duration(all_s)}, one cell after the other",
-            f"checkpoints {size(sum(kept.values()))} at most, free "
-            f"{size(free)}{': not enough' if sum(kept.values()) > free else ''}",
+            f"checkpoints {size(disk)} at most, free {size(free)}{': not enough' if disk > free else ''}",
             *([f"not in it, for its step could not be timed: {', '.join(untimed)}"] if untimed else []),
             "measured: a step of each arm on this machine; nothing was trained",
         ]
@@ -74,10 +86,8 @@ def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
     arms = {
         arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()
     }
-    rows: dict[str, dict[str, Any]] = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder)[
-        "measured"
-    ]["arms"]
-    return rows
+    session = Session(place="pace", arms=arms, how={"rounds": 1})
+    return dict(session.run(folder)["measured"]["arms"]) if arms else {}
 
 
 def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
@@ -113,19 +123,17 @@ def render(plan: StudyPlan) -> str:
         seed: [*trials] for seed in study.tune.seeds
     }
     runs = trainings({**trials, **plan.train, **short}, seeds)
-    asked, numbers = sessions(part, plan.train), range(1, plan.at.sessions + 1)
-    done = [str(sum(session.path(plan.folder, n).exists() for n in numbers)) for session in asked]
+    numbers = range(1, plan.at.sessions + 1)
     rows = [
-        [session.name, ", ".join(session.arms), str(len(numbers)), n]
-        for session, n in zip(asked, done, strict=True)
+        [
+            session.name,
+            ", ".join(session.arms),
+            str(len(numbers)),
+            str(sum(session.path(plan.folder, n).exists() for n in numbers)),
+        ]
+        for session in sessions(part, plan.train)
     ]
-    noise = sigma(
-        {
-            (run.arm, run.seed): record
-            for run in runs
-            if run.arm in plan.train and (record := run.record()) is not None
-        }
-    )
+    noise = sigma((run.arm, record) for run in runs if run.arm in plan.train and (record := run.record()))
     last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
     return "\n".join(
         [
@@ -145,6 +153,17 @@ def render(plan: StudyPlan) -> str:
             *(_power(claim, plan, noise) for claim in plan.study.claims),
         ]
     )
+
+
+def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
+    """One run's standard deviation of the final loss between seeds, pooled within arms, once there are
+    enough."""
+    groups: dict[str, list[float]] = {}
+    for arm, run in runs:
+        if run.val_loss is not None and run.status == "finished":
+            groups.setdefault(arm, []).append(run.val_loss)
+    noise = pooled(list(groups.values()))
+    return noise.sd if noise is not None and noise.df >= LEAST_PAIRS else None
 
 
 def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:

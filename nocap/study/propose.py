@@ -24,9 +24,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from nocap.config import compose as composing
 from nocap.config import hardware
-from nocap.config.compose import Composed, as_in
+from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.errors import FailedError, StoppedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
@@ -34,9 +33,8 @@ from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
 from nocap.sources import arms
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
-from nocap.store.identity import config_that_counts, source_hashes
+from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.store.metrics import Better
-from nocap.store.record import digest
 from nocap.study.log import FILE as LOG
 from nocap.study.log import Line, append, read
 from nocap.study.plan import check_fair, compose_arms, training_overrides
@@ -91,7 +89,6 @@ class Campaign:
         for seeds in self.rules.batches:
             missing = [seed for seed in seeds if (arm, seed) not in self._gains]
             for seed, (loss, baseline_loss) in (measure(missing) if missing else {}).items():
-                base = self._baseline.get((against, seed), _plain(baseline_loss))
                 self._add(
                     {
                         "event": "pair",
@@ -99,22 +96,24 @@ class Campaign:
                         "against": against,
                         "seed": seed,
                         "loss": _plain(loss),
-                        "baseline": base,
+                        "baseline": self._baseline.get((against, seed), _plain(baseline_loss)),
                     }
                 )
             gains += [self._gains[arm, seed] for seed in seeds]
             if not batches_above(gains, self.rules.gain):
                 break
-        word = (
-            ACCEPTED if len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain) else NOT_SHOWN
+        accepted = len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain)
+        return self._add(
+            {
+                "event": "answer",
+                "arm": arm,
+                "number": self.proposals[arm]["number"],
+                "word": ACCEPTED if accepted else NOT_SHOWN,
+                "pairs": len(gains),
+                "gain": _plain(fmean(gains)),
+                "diverged": -math.inf in gains,
+            }
         )
-        said = {
-            "word": word,
-            "pairs": len(gains),
-            "gain": _plain(fmean(gains)),
-            "diverged": -math.inf in gains,
-        }
-        return self._add({"event": "answer", "arm": arm, "number": self.proposals[arm]["number"], **said})
 
     def _add(self, line: Line) -> Line:
         self._write(line)
@@ -124,14 +123,14 @@ class Campaign:
     def _know(self, line: Line) -> None:
         """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged,
         nan where only the baseline did."""
+        known = {"proposal": self.proposals, "answer": self.answers}
         if line["event"] == "pair":
             loss, base = line["loss"], line["baseline"]
             gain = -math.inf if loss is None else math.nan if base is None else base - loss
             self._gains.setdefault((line["arm"], line["seed"]), gain)
             self._baseline.setdefault((line["against"], line["seed"]), base)
-        for event, known in (("proposal", self.proposals), ("answer", self.answers)):
-            if line["event"] == event:
-                known.setdefault(line["arm"], line)
+        elif line["event"] in known:
+            known[line["event"]].setdefault(line["arm"], line)
 
 
 def _plain(value: float) -> float | None:
@@ -241,32 +240,27 @@ def _arm(side: Composed) -> str:
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
     """The proposal's overrides on top of the baseline's, with its precision and compilation."""
     for word in words:
-        name = composing.parsed(word).key_or_group
+        name = parsed(word).key_or_group
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
     proposal = as_in(baseline, [*baseline.overrides, *words])
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
-    tokens, baseline_tokens = (
-        side.run.tokens_before(side.run.trainer.steps) for side in (proposal, baseline)
-    )
+    sides = (proposal.run, baseline.run)
+    tokens, most = (run.tokens_before(run.trainer.steps) for run in sides)
     require(
-        tokens == baseline_tokens,
+        tokens == most,
         "trainer.steps × trainer.batch_tokens",
-        f"be the baseline's {baseline_tokens:,} tokens",
+        f"be the baseline's {most:,} tokens",
         f"{tokens:,}",
     )
     if rules.flops is not None:
         from nocap.model.flops import component_flops  # torch
 
-        flops = [
-            sum(component_flops(side.run, vocab_size=side.run.tokenizer.vocab_size).values())
-            for side in (proposal, baseline)
-        ]
-        ratio = flops[0] / flops[1]
+        flops = [sum(component_flops(run, vocab_size=run.tokenizer.vocab_size).values()) for run in sides]
         require(
-            ratio <= rules.flops,
+            flops[0] / flops[1] <= rules.flops,
             "FLOPs of a token",
             f"be at most {rules.flops:g} of the baseline's (propose.flops)",
-            f"{ratio:.3f}",
+            f"{flops[0] / flops[1]:.3f}",
         )
     return proposal
 
@@ -299,18 +293,12 @@ def of_commands(
         "timeout_s": duration_s(rules.timeout, "propose.timeout"),
         "keep": [rules.file] if rules.file else [],
     }
-    for text in (rules.command, *texts):
-        rule = "have {seed}, unless the study has propose.reads_seed: true"
-        require(
-            rules.reads_seed or "{seed}" in text,
-            "a proposal" if text in texts else "propose.command",
-            rule,
-            text,
-        )
-    words = [arms.split(text, "--propose") for text in dict.fromkeys(texts)]
-    (baseline, *sides), begin = _sides(
-        study, rules, [arms.split(rules.command, "propose.command"), *words], output_dir, undo
-    )
+    words, rule = list[list[str]](), "have {seed}, unless the study has propose.reads_seed: true"
+    for text in (rules.command, *dict.fromkeys(texts)):
+        name = "--propose" if words else "propose.command"
+        require(rules.reads_seed or "{seed}" in text, name, rule, text)
+        words.append(arms.split(text, name))
+    (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
     measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
     return Asked(
         proposals=[
@@ -362,7 +350,7 @@ def _run(
         StoppedError: Ctrl-C.
         ValueError: a side that ignores its seed: each of its runs is the same one.
     """
-    losses = dict[tuple[str, int], float]()
+    losses, sign = dict[tuple[str, int], float](), -1 if reading.better is Better.higher else 1
     for i, seed in enumerate(seeds):
         for side in (baseline, proposal)[:: 1 if i % 2 == 0 else -1]:
             place = runs / f"{side.content}-{seed}"
@@ -375,9 +363,7 @@ def _run(
                         "paused; runs that ended are kept, and the same command goes on"
                     ) from stop
             value = reading.value(place, finite=False)
-            losses[side.content, seed] = (
-                math.inf if not math.isfinite(value) else -value if reading.better is Better.higher else value
-            )
+            losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):
         known = [loss for seed in seeds if math.isfinite(loss := losses[side.content, seed])]
         require(

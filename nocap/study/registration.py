@@ -34,6 +34,8 @@ def registrations(plan: StudyPlan) -> dict[str, Registration]:
 
 def _registration(plan: StudyPlan, claim: Claim) -> Registration:
     study, at, used = plan.study, plan.at, places(claim)
+    seeds, metrics = study.seeds, {metric.name for metric in claim.metrics}
+    in_turn = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
     measured = {
         "arms": [_side(plan, arm, used) for arm in study.sides(claim)],
         "metric": [claim.metric, claim.parts, claim.of, claim.scale.value, claim.target],
@@ -41,22 +43,16 @@ def _registration(plan: StudyPlan, claim: Claim) -> Registration:
         "curve": at.curve if "curve" in used else None,
         "decode": asdict(at.decode) if at.decode and "decoding" in used else None,
     }
-    metrics = {metric.name for metric in claim.metrics}
     decides = {
         "ends": [claim.expected, claim.two_sided],
         "guards": sorted(
             [guard.metric, guard.scale.value, guard.margin(plan.scale)] for guard in claim.guards
         ),
         "noise": {name: noise.json() for name, noise in at.noise.items() if name in metrics},
-        "seeds": _rule(study.seeds),
+        "seeds": seeds[0] if in_turn else seeds,  # what lists them, not how many
     }
     subject = _plain(measured)
     return Registration(hash=digest([subject, _plain(decides)]), subject=digest(subject))
-
-
-def _rule(seeds: Sequence[int]) -> Any:
-    """What lists the seeds, not how many: the first, where they follow each other."""
-    return seeds[0] if list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))) else list(seeds)
 
 
 def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
@@ -106,8 +102,8 @@ def provenance(
         for i, line in enumerate(own.lines)
         if line["event"] == "registration" and line["hash"] == registration.hash
     }
-    first = own.lines[min(kept)] if kept else None
-    at = first["at"] if first else None
+    first: Line = own.lines[min(kept)] if kept else {}
+    at = first.get("at")
     contents = {
         place: {content_of(plan, arm, place) for arm in evidence.arms.get(place, {}).get(claim.arm, ())}
         for place in places(claim)
@@ -125,36 +121,28 @@ def provenance(
                 line["event"] == "registration"
                 and line["subject"] == registration.subject
                 and line["hash"] != registration.hash
+                # those written together knew nothing of each other
+                and (line["at"], line["machine"]) != (at, first.get("machine"))
             ):
-                # knowing nothing
-                together = first is not None and (line["at"], line["machine"]) == (
-                    first["at"],
-                    first["machine"],
-                )
-                others |= set() if together else {line["hash"]}
+                others.add(line["hash"])
     older = [(name, arm) for name, arm, started in evidence.used(claim, plan.study) if _before(started, at)]
     known += [name for name, arm in older if arm == claim.arm]
-    reasons = [] if at else ["not registered"]
-    if known:
-        reasons.append(
-            f"{'registered after' if at else 'after'} {_counts(known)} "
-            f"({shorten(sorted(set(known)), most=2)})"
-        )
-    reasons += (
-        [f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"]
-        if others
-        else []
-    )
-    reasons += [
-        f"its log's line {number} does not follow: edited, or one is gone" for number in own.broken[:1]
-    ]
     baseline = sorted({name for name, arm in older if arm != claim.arm})
-    notes = [f"older baseline: {shorten(baseline, most=2)}"] if baseline else []
-    notes += [
+    late = f"{'registered after' if at else 'after'} {_counts(known)}"
+    before = "its arms and metric were registered before with other ends, margins or seeds"
+    reasons: dict[str, object] = {
+        "not registered": not at,
+        f"{late} ({shorten(sorted(set(known)), most=2)})": known,
+        f"{before} ({len(others)})": others,
+        f"its log's line {min(own.broken, default=0)} does not follow: edited, or one is gone": own.broken,
+    }
+    notes = [
+        *([f"older baseline: {shorten(baseline, most=2)}"] if baseline else []),
         *_again(claim, own.of("run", "session", machine=machine), contents),
         *_said(own.of("analysis", hash=registration.hash), machine),
     ]
-    return Provenance(hash=registration.hash, at=at, exploratory="; ".join(reasons) or None, notes=notes)
+    exploratory = "; ".join(reason for reason, holds in reasons.items() if holds) or None
+    return Provenance(hash=registration.hash, at=at, exploratory=exploratory, notes=notes)
 
 
 def _again(claim: Claim, lines: Sequence[Line], contents: Mapping[str, set[str]]) -> list[str]:
@@ -173,8 +161,10 @@ def _said(analyses: Sequence[Line], machine: str) -> list[str]:
     """How often a claim was analysed here, and what came out on other machines."""
     here = {line["number"] for line in analyses if line["machine"] == machine}
     elsewhere = {line["machine"]: line["word"] for line in analyses if line["machine"] != machine}
-    several = [f"{len(here)} analyses"] if len(here) > 1 else []
-    return [*several, *(f"{word} on another machine ({name})" for name, word in elsewhere.items())]
+    return [
+        *([f"{len(here)} analyses"] if len(here) > 1 else []),
+        *(f"{word} on another machine ({name})" for name, word in elsewhere.items()),
+    ]
 
 
 def _before(started: str, at: str | None) -> bool:

@@ -13,17 +13,15 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.judge.claim import Claim, Guard, Mechanism
-from nocap.judge.interval import LEAST_PAIRS, Declared, pooled
-from nocap.judge.verdict import Gain, Verdict
-from nocap.judge.verdict import judge as judge_anew
+from nocap.judge.interval import LEAST_PAIRS, Declared
+from nocap.judge.verdict import Gain, Verdict, judge
 from nocap.store.identity import git_state
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale, is_log
-from nocap.store.runs import Record, dig
+from nocap.store.runs import dig
 from nocap.study.conduct import Done
-from nocap.study.evidence import bound, judge, measurements
+from nocap.study.evidence import bound, measurements, verdict_of
 from nocap.study.log import Log
 from nocap.study.plan import StudyPlan
-from nocap.study.spec import ScaleConfig
 
 Results = dict[str, Any]
 
@@ -43,7 +41,7 @@ def results(done: Done, *, hardware: Mapping[str, Any], command: str) -> Results
         "hardware": {key: value for key, value in hardware.items() if key != "host"},
         "limitations": plan.at.limitations,
         "baseline": study.baseline,
-        "seeds": done.seeds,
+        "seeds": study.seeds[: max(len(claim.seeds) for claim in study.claims)],  # that the analyses needed
         "claims": [_claim(claim, plan, done) for claim in study.claims],
         "measurements": [
             {"claim": claim.id, **measurement.json()}
@@ -93,7 +91,7 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
         "bound_formula": claim.mechanism.formula,
         **verdict_json(
             claim,
-            judge(claim, study, plan.scale, evidence),
+            verdict_of(claim, study, plan.scale, evidence),
             plan.scale,
             plan.at.noise,
             damaged=evidence.damaged,
@@ -102,7 +100,7 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
         "registered": stands.at,
         "exploratory": stands.exploratory,
         "notes": stands.notes,
-        "where": _where(claim, plan.at, study.sides(claim), {"train": plan.train, "bench": plan.bench}),
+        "where": _where(claim, plan),
     }
 
 
@@ -164,24 +162,20 @@ def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
     }
 
 
-def _where(
-    claim: Claim, at: ScaleConfig, sides: list[str], arms: Mapping[str, Mapping[str, Composed]]
-) -> dict[str, list[Results]]:
+def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Results]]:
     """The shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm, and of
     the one it is compared with where that is another."""
-    instruments, shapes_by_place = {metric.made_by for metric in claim.metrics}, dict[str, list[Results]]()
-    bench = [shape(arms["bench"][name]) for name in sides if name in arms["bench"]]
-    if "lengths" in instruments and bench:
-        shapes_by_place["timed"] = [{**bench[0], "layers": 1, "T": at.curve, "batch_tokens": None}]
-    elif "decoding" in instruments and bench:
-        shapes_by_place["timed"] = [{**arm_shape, "batch_tokens": None} for arm_shape in bench]
-    elif instruments - {"train"} and bench:
-        shapes_by_place["timed"] = bench
-    if "train" in instruments:
-        shapes_by_place["trained"] = [shape(arms["train"][name]) for name in sides if name in arms["train"]]
+    kinds, sides = {metric.made_by for metric in claim.metrics}, plan.study.sides(claim)
+    timed = [shape(plan.bench[name]) for name in sides] if kinds - {"train"} else []
+    if "lengths" in kinds:
+        timed = [{**timed[0], "layers": 1, "T": plan.at.curve, "batch_tokens": None}]
+    elif "decoding" in kinds:
+        timed = [{**arm_shape, "batch_tokens": None} for arm_shape in timed]
+    trained = [shape(plan.train[name]) for name in sides] if "train" in kinds else []
     return {
         place: [arm_shape for i, arm_shape in enumerate(shapes) if arm_shape not in shapes[:i]]
-        for place, shapes in shapes_by_place.items()
+        for place, shapes in {"timed": timed, "trained": trained}.items()
+        if shapes
     }
 
 
@@ -200,42 +194,38 @@ def judged(results: Results, log: Log) -> Results:
         losses.setdefault((line["arm"], line["seed"]), []).append(line["val_loss"])
     machine, claims = results["hardware"]["fingerprint"], []
     for claim in results["claims"]:
-        rows = [_measurement(row) for row in results["measurements"] if row["claim"] == claim["id"]]
+        rows = [
+            Measurement(
+                arm=row["arm"],
+                repeat=row["repeat"],
+                metric=METRICS[row["metric"]],
+                value=row["value"],
+                ending=Ending(row["ending"]),
+                per=Per(row["per"]),
+            )
+            for row in results["measurements"]
+            if row["claim"] == claim["id"]
+        ]
         for m in rows:
-            known = (
-                losses.get((m.arm, m.repeat), [])
-                if m.metric.name == "val_loss" and m.value is not None
-                else []
-            )
-            require(
-                not known or m.value in known,
-                f"claim {claim['id']}",
-                f"have the losses of its study's log, {known}",
-                m.value,
-            )
+            known = losses.get((m.arm, m.repeat), [m.value])
+            ok = m.metric.name != "val_loss" or m.value is None or m.value in known
+            require(ok, f"claim {claim['id']}", f"have the losses of its study's log, {known}", m.value)
         said = log.of("analysis", hash=claim["hash"], machine=machine)
-        label = (
-            (said[-1]["exploratory"] or None) if said else claim["exploratory"] or "not in its study's log"
-        )
-        verdict = _judged(claim, rows, results["baseline"])
-        verdict |= {"missing": claim["missing"]} if claim["reason"] == "missing" else {}
-        claims.append({**claim, **verdict, "exploratory": label})
+        unlogged = claim["exploratory"] or "not in its study's log"
+        anew = {
+            **_judged(claim, rows, results["baseline"]),
+            **({"missing": claim["missing"]} if claim["reason"] == "missing" else {}),
+            "exploratory": said[-1]["exploratory"] or None if said else unlogged,
+        }
+        claims.append({**claim, **anew})
     return {**results, "claims": claims}
-
-
-def _measurement(row: Mapping[str, Any]) -> Measurement:
-    metric, ending, per = METRICS[row["metric"]], Ending(row["ending"]), Per(row["per"])
-    return Measurement(
-        arm=row["arm"], repeat=row["repeat"], metric=metric, value=row["value"], ending=ending, per=per
-    )
 
 
 def _judged(claim: Mapping[str, Any], measured: Sequence[Measurement], baseline: str) -> Results:
     """The verdict on a claim as it is stored."""
-    effects = [claim, *claim["guards"]]
     noise = {
         effect["metric"]: Declared(**{**known, "df": known["df"] or math.inf})
-        for effect in effects
+        for effect in (claim, *claim["guards"])
         if (known := effect["noise"])
     }
     seeds = sorted({m.repeat for m in measured if m.per is Per.seed})
@@ -265,7 +255,7 @@ def _judged(claim: Mapping[str, Any], measured: Sequence[Measurement], baseline:
     )
     return verdict_json(
         stated,
-        judge_anew(stated, measured, against=claim["baseline"] or baseline, at="", noise=noise),
+        judge(stated, measured, against=claim["baseline"] or baseline, at="", noise=noise),
         "",
         noise,
     )
@@ -283,9 +273,8 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
         place: [row for _, row in evidence.of_arm(place, name)]
         for place in ("pace", "bench", "curve", "decoding")
     }
-    known: Mapping[str, Any] = next(
-        (rows[0] for place, rows in timed.items() if rows and not (runs and place == "bench")), {}
-    )
+    # of an arm that is trained, not of the shape at which it is timed
+    known = next((rows[0] for place, rows in timed.items() if rows and not (runs and place == "bench")), {})
     trials = [trial for trial in done.trials if trial["arm"] == name]
     return {
         "arm": name,
@@ -299,23 +288,15 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
         "tokens": runs[0].number("tokens") if runs else None,
         "val_loss": {"mean": fmean(ends), "all": ends} if ends else None,
         "diverged": [run.seed for run in runs if run.status == "diverged"],
-        **{place: _speed(timed[place]) for place in ("pace", "bench")},
+        **{
+            place: {
+                "memory_mib": dig(rows[0], "memory_mib", "peak"),
+                "tokens_per_s": [row["tokens_per_s"] for row in rows],
+                "step_ms": [row["step_ms"] for row in rows],
+            }
+            if (rows := timed[place])
+            else None
+            for place in ("pace", "bench")
+        },
         "runs": [run.identity for run in runs],
     }
-
-
-def _speed(rows: Sequence[Mapping[str, Any]]) -> Results | None:
-    memory = dig(rows[0], "memory_mib", "peak") if rows else None
-    speeds = {key: [row[key] for row in rows] for key in ("tokens_per_s", "step_ms")}
-    return {"memory_mib": memory, **speeds} if rows else None
-
-
-def sigma(runs: Mapping[tuple[str, int], Record]) -> float | None:
-    """One run's standard deviation of the final loss between seeds, pooled within arms, once there are
-    enough."""
-    groups: dict[str, list[float]] = {}
-    for (arm, _), run in runs.items():
-        if run.val_loss is not None and run.status == "finished":
-            groups.setdefault(arm, []).append(run.val_loss)
-    noise = pooled(list(groups.values()))
-    return noise.sd if noise is not None and noise.df >= LEAST_PAIRS else None

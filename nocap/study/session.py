@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -61,6 +61,19 @@ def main(path: Path) -> None:
 
 # --- timed steps --------------------------------------------------------------------------------------------
 
+# of a timed arm
+KEPT = (
+    "status",
+    "reason",
+    "tokens_per_s",
+    "step_ms",
+    "flops_per_token",
+    "params",
+    "kernel",
+    "memory_mib",
+    "tokens_per_step",
+)
+
 
 def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are
@@ -75,18 +88,7 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     timed, base = {arm["label"]: arm for arm in result["arms"]}, result["arms"][0]
     if base["status"] != "measured":
         raise FailedError(f"the baseline, {base['label']}: {base['status']}: {base['reason']}")
-    keys = (
-        "status",
-        "reason",
-        "tokens_per_s",
-        "step_ms",
-        "flops_per_token",
-        "params",
-        "kernel",
-        "memory_mib",
-        "tokens_per_step",
-    )
-    return {name: {key: timed[twins[name]][key] for key in keys} | counts(run) for name, run in runs.items()}
+    return {name: {key: timed[twins[name]][key] for key in KEPT} | counts(run) for name, run in runs.items()}
 
 
 def counts(run: Run) -> dict[str, Any]:
@@ -103,24 +105,21 @@ def counts(run: Run) -> dict[str, Any]:
 
 def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
-    return {
-        name: _parts(run, profile(run, [], compose, repeats=repeats, trace=None, ceilings=False))
-        for name, run in runs.items()
-    }
-
-
-def _parts(run: Run, profiled: Mapping[str, Any]) -> dict[str, Any]:
-    memory = profiled["memory_mib"]["measured"]
-    return {
-        "ms": {row["part"]: row["ms"] for row in profiled["parts"]},
-        "mib": memory["kept"],
-        "memory_mib": {key: value for key, value in memory.items() if key != "kept"},
-        "params": part_params(run),
-        "step_ms": profiled["step"]["ms"],
-        "unattributed_ms": profiled["step"]["unattributed_ms"],
-        "kernel": profiled["kernel"],
-        "component_flops": counts(run)["component_flops"],
-    }
+    figures: Seen = {}
+    for name, run in runs.items():
+        profiled = profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)
+        memory_mib = profiled["memory_mib"]["measured"]
+        figures[name] = {
+            "ms": {row["part"]: row["ms"] for row in profiled["parts"]},
+            "mib": memory_mib.pop("kept"),
+            "memory_mib": memory_mib,
+            "params": part_params(run),
+            "step_ms": profiled["step"]["ms"],
+            "unattributed_ms": profiled["step"]["unattributed_ms"],
+            "kernel": profiled["kernel"],
+            "component_flops": counts(run)["component_flops"],
+        }
+    return figures
 
 
 def part_params(run: Run) -> dict[str, int]:
@@ -143,13 +142,13 @@ def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
     for name, run in runs.items():
         window = first_window(run)
         ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
-        known = {"params": sum(part_params(run).values()), "kernel": kernel_name(run, run.trainer.precision)}
         figures[name] = {
             "T": list(T),
             "attention_ms": ms,
             "exponent": exponent(T, ms),
             "window": window,
-            **known,
+            "params": sum(part_params(run).values()),
+            "kernel": kernel_name(run, run.trainer.precision),
         }
     return figures
 
@@ -168,49 +167,46 @@ def decoding(
 
     models = {name: build_model(run, vocab_size=vocab_size).eval() for name, run in runs.items()}
 
-    def made(name: str) -> Engine:
-        if engines[name] == "no cache":
-            return Recompute(models[name])
-        return Cached(
-            models[name],
+    built: dict[str, Engine] = {
+        name: Recompute(model)
+        if engines[name] == "no cache"
+        else Cached(
+            model,
             runs[name],
             batch=1,
             capacity=prompt + new,
             compiled=engines[name] == "cache, compiled",
         )
+        for name, model in models.items()
+    }
 
-    def write(engine: Engine, text: int, n: int = new) -> tuple[list[int], list[float]]:
-        """A token and n more, and the seconds of each of these: `int` waits for the device, as a reader of
-        the text would."""
+    def write(engine: Engine, text: int, n: int = new) -> tuple[list[int], list[float], int]:
+        """A token and n more, the seconds of each of these, and the garbage collections meanwhile. `int`
+        waits for the device, as a reader of the text would."""
+        before = _collections()
         sampler = Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
         pairs = [
             (int(token), time.perf_counter())
             for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)
         ]
-        return [token for token, _ in pairs], [end - begin for (_, begin), (_, end) in pairwise(pairs)]
+        seconds = [end - begin for (_, begin), (_, end) in pairwise(pairs)]
+        return [token for token, _ in pairs], seconds, _collections() - before
 
-    built = {name: made(name) for name in runs}
-    texts: dict[str, list[tuple[list[int], list[float]]]] = {name: [] for name in built}
-    collections: dict[str, list[int]] = {name: [] for name in built}
     for engine in built.values():
         write(engine, 0, 2)
-    for text in range(TEXTS):
-        for name, engine in built.items():
-            before = _collections()
-            texts[name].append(write(engine, text))
-            collections[name].append(_collections() - before)
+    # in turns
+    texts = [{name: write(engine, text) for name, engine in built.items()} for text in range(TEXTS)]
     figures: Seen = {}
     for name, engine in built.items():
+        tokens, seconds, collections = zip(*(written[name] for written in texts), strict=True)
         alike = [other for other in built if repr(runs[other]) == repr(runs[name])]
-        same = all(
-            [tokens for tokens, _ in texts[other]] == [tokens for tokens, _ in texts[name]] for other in alike
-        )
+        same = all(tokens == tuple(written[other][0] for written in texts) for other in alike)
         assert same, "engines of one model must write the same text"
         figures[name] = {
-            "decode_tokens_per_s": new / median(sum(token_s) for _, token_s in texts[name]),
-            "decode_ms": median(second for _, token_s in texts[name] for second in token_s) * 1e3,
+            "decode_tokens_per_s": new / median(map(sum, seconds)),
+            "decode_ms": median(chain(*seconds)) * 1e3,
             "decode_mb": allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
-            "collections": median(collections[name]),
+            "collections": median(collections),
             "engine": engines[name],
             "params": sum(p.numel() for p in models[name].parameters()),
             "kernel": kernel_name(runs[name], runs[name].trainer.precision),

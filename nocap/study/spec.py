@@ -5,23 +5,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from nocap.config import compose as composing
+from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.compose import parsed
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.config.plain import made, refuse_interpolations
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
 from nocap.store.metrics import Better, Metric
-from nocap.study.parts import expand
 
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
+WORTH = 1.01  # times as fast: a part of a stack that is shown to give less goes
+IDEAS = "ideas"  # the group whose options are parts one by one
+LEAVE_ONE_OUT = "leave_one_out"  # the source of a claim about a part
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
 # Kind of a task → the key of a scale with its settings there.
@@ -174,13 +179,13 @@ def select_claims(study: Study, scale: str) -> Study:
 
 
 def load(folder: Path) -> Study:
-    """The study of a folder.
+    """The study of a folder; one of nocap's that was never carried out here has no folder yet.
 
     Errors:
         ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key, rule and
             value.
     """
-    path = folder / FILE
+    path = source_of(folder) / FILE
     try:
         plain = parse_yaml(read_text(path))
         require(isinstance(plain, dict), "a study", "hold keys and values", plain)
@@ -209,6 +214,52 @@ def load(folder: Path) -> Study:
     return study
 
 
+# --- a stack without each of its parts ---------------------------------------------------------------------
+
+
+def parts_of(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Each option that an arm's overrides choose, as its group and name, and the overrides without it. Keys,
+    such as a rate, stay."""
+    for i, word in enumerate(words):
+        override = parsed(word)
+        group, value = override.key_or_group, override.value()
+        if group == IDEAS and isinstance(value, list):
+            for idea in value:
+                left = ",".join(str(other) for other in value if other is not idea)
+                yield f"{IDEAS}.{idea}", [*words[:i], f"{IDEAS}=[{left}]", *words[i + 1 :]]
+        elif group in outside.groups():
+            yield f"{group}.{value}", [*words[:i], *words[i + 1 :]]
+
+
+def expand(plain: dict[str, Any]) -> dict[str, Any]:
+    """A study as its yaml has it, with an arm and a claim for each part of the arms in `leave_one_out`. What
+    is wrong in it is left for its check."""
+    arms, claims = plain.get("arms"), plain.get("claims") or []
+    listed = plain.get("leave_one_out") or []
+    if not (isinstance(arms, dict) and isinstance(claims, list) and isinstance(listed, list)):
+        return plain
+    arms, claims = dict(arms), list(claims)
+    for arm in listed:
+        for part, words in parts_of(arms[arm]) if isinstance(arms.get(arm), list) else ():
+            arms[without := f"{arm} without {part}"] = words
+            claims.append(
+                {
+                    "id": f"{arm}.{part}",
+                    "threshold": "project",
+                    "statement": f"{part} makes {arm} at least {WORTH - 1:.0%} faster",
+                    "source": LEAVE_ONE_OUT,
+                    "arm": arm,
+                    "baseline": without,
+                    "metric": "time_to_target_s",
+                    "target": "baseline",
+                    "scale": "ratio",
+                    "expected": [WORTH, None],
+                    "mechanism": {"formula": "arithmetic bounds a step, not the steps"},
+                }
+            )
+    return {**plain, "arms": arms, "claims": claims}
+
+
 # --- what must hold -----------------------------------------------------------------------------------------
 
 
@@ -219,36 +270,25 @@ def check(study: Study) -> None:
     """
     scales = {f"scales.{name}": at for name, at in study.scales.items()}
     texts = {f"{name}.decode": at.decode for name, at in scales.items() if at.decode}
-    for place, part in {
-        "": study,
-        **scales,
-        **texts,
-        "tune": study.tune,
-        "propose": study.propose or Propose(),
-    }.items():
+    parts = {"": study, **scales, **texts, "tune": study.tune, "propose": study.propose or Propose()}
+    for place, part in parts.items():
         check_keys(place, part)
     study.baseline = study.baseline or next(iter(study.arms), "")
-    for at in scales.values():
-        at.lengths.sort()
     for place, names, known in _names(study, scales):
         unknown = [name for name in names if name not in known]
         require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(unknown))
     for rules in (_rules, _rules_of_scales):  # the second rest on the first
         for holds, place, rule, got in rules(study):
             require(bool(holds), place, rule, got)
-    lists = [
-        study.overrides,
-        *study.arms.values(),
-        *(trial for trials in study.tune.trials.values() for trial in trials),
-    ]
-    lists += [
-        words for at in scales.values() for words in (at.overrides, at.train, at.bench, *at.own.values())
-    ]
-    for word in (word for words in lists for word in words):
+    lists = [study.overrides, *study.arms.values(), *chain(*study.tune.trials.values())]
+    for at in scales.values():
+        at.lengths.sort()
+        lists += [at.overrides, at.train, at.bench, *at.own.values()]
+    for word in chain(*lists):
         require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
         # What is written, read and sent elsewhere follows from the command, not from the file, which may be a
         # stranger's.
-        name = "" if word.startswith(ENGINE) else composing.parsed(word).key_or_group
+        name = "" if word.startswith(ENGINE) else parsed(word).key_or_group
         require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
@@ -358,33 +398,15 @@ def _rules_of_scales(study: Study) -> list[Check]:
     """What a claim needs of each scale that it is about."""
     rules: list[Check] = []
     for name, at in study.scales.items():
-        place, some = (
-            f"scales.{name}",
-            [claim for claim in study.claims if not at.claims or claim.id in at.claims],
-        )
-        rules.append(
-            (
-                not at.curve or len({*at.curve}) >= 3,
-                f"{place}.curve",
-                "be at least 3 lengths, in tokens",
-                at.curve,
-            )
-        )
-        for claim in some:
-            needed = {metric: KEY_OF[metric.made_by] for metric in claim.metrics}
-            why = f"be given for claim {claim.id}"
+        place, three = f"scales.{name}", "be at least 3 lengths, in tokens"
+        rules.append((not at.curve or len({*at.curve}) >= 3, f"{place}.curve", three, at.curve))
+        for claim in select_claims(study, name).claims:
+            needed = {KEY_OF[metric.made_by]: f", about {metric.name}" for metric in claim.metrics}
+            needed |= {"lengths": ": the shortest schedule that ends there"} if claim.races else {}
             rules += [
-                (getattr(at, key), f"{place}.{key}", f"{why}, about {metric.name}", "none")
-                for metric, key in needed.items()
+                (getattr(at, setting), f"{place}.{setting}", f"be given for claim {claim.id}{why}", "none")
+                for setting, why in needed.items()
             ]
-            rules.append(
-                (
-                    not claim.races or at.lengths,
-                    f"{place}.lengths",
-                    f"{why}: the shortest schedule that ends there",
-                    "none",
-                )
-            )
             for guard in claim.guards:
                 guard.margin(name)
     return rules
@@ -418,6 +440,5 @@ def folder_of(word: str) -> Path:
 
 
 def source_of(folder: Path) -> Path:
-    """Where the study.yaml of `folder_of` is: a study of nocap's that was never carried out here has no
-    folder yet."""
-    return folder if os.path.lexists(folder) else shipped()[folder.name]
+    """Where the study.yaml of `folder_of` is."""
+    return folder if os.path.lexists(folder) else shipped().get(folder.name, folder)

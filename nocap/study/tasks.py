@@ -4,6 +4,7 @@ there."""
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import math
 import os
@@ -38,7 +39,7 @@ from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import Curve, Record, read
 from nocap.study.log import Log
-from nocap.study.plan import StudyPlan, with_seed
+from nocap.study.plan import StudyPlan
 from nocap.study.registration import content_of
 from nocap.study.spec import engine_of
 
@@ -86,7 +87,11 @@ def trainings(
     """
     runs, datasets = list[Training](), Datasets()
     for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
-        made = with_seed(arms[arm], seed)
+        made = replace(
+            arms[arm],
+            overrides=(*arms[arm].overrides, f"seed={seed}"),
+            run=replace(arms[arm].run, seed=seed),
+        )
         plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
         runs.append(
             Training(
@@ -181,15 +186,8 @@ class Session:
 
     def results(self, folder: Path) -> list[dict[str, Any]]:
         """Of all its numbers that there are, in their order."""
-        paths = [
-            path
-            for path in (folder / "sessions").glob(f"*-{self.key}.json")
-            if path.name.startswith(self.name)
-        ]
-        return sorted(
-            (file for path in paths if (file := read_json(path)) is not None),
-            key=lambda file: int(file["number"]),
-        )
+        paths = (folder / "sessions").glob(f"{glob.escape(self.name)}-*-{self.key}.json")
+        return sorted(filter(None, map(read_json, paths)), key=lambda file: int(file["number"]))
 
     def run(self, folder: Path, number: int = 1) -> dict[str, Any]:
         """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
@@ -204,30 +202,25 @@ class Session:
             "KINETO_LOG_LEVEL": "99",
             **os.environ,
             "OMP_NUM_THREADS": str(t.threads),
+            "NOCAP_PARENT": str(os.getpid()),
+            **({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}),
         }
-        env |= {"NOCAP_PARENT": str(os.getpid())} | (
-            {"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}
-        )
         with timing():
             if (result := read_json(path)) is not None:  # maybe another command's, while this one waited
                 return result
-            names = {
+            asked = {
                 "kind": KIND[self.place],
                 "place": self.place,
                 "key": self.key,
                 "number": number,
                 "how": dict(self.how),
-            }
-            asked = {
-                **names,
                 "started": now(),
                 "arms": {name: list(arm.overrides) for name, arm in self.arms.items()},
             }
             (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
-            command = [sys.executable, "-m", WORKER, str(path)]
             with open(log, "w", opener=not_elsewhere) as file:
                 done = subprocess.run(
-                    command,
+                    [sys.executable, "-m", WORKER, str(path)],
                     env=env,
                     input=json.dumps(asked),
                     text=True,
@@ -271,7 +264,6 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
         if at.decode
         else {}
     )
-    made = list[Session]()
     asked: list[tuple[str, Mapping[str, Composed], list[str], dict[str, Any]]] = [
         (
             "pace",
@@ -284,11 +276,11 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
         ("curve", bench, of("lengths"), {"T": at.curve}),
         ("decoding", bench, of("decoding"), text),
     ]
-    for place, composed, names, how in asked:
-        control_first = sorted(names, key=lambda arm: arm != study.baseline)
-        if chosen := {arm: composed[arm] for arm in control_first if arm in composed}:
-            made.append(Session(place=place, arms=chosen, how=how))
-    return made
+    return [
+        Session(place=place, arms=chosen, how=how)
+        for place, composed, names, how in asked  # the baseline is the first that is composed
+        if (chosen := {arm: made for arm, made in composed.items() if arm in names})
+    ]
 
 
 # --- rows of another machine --------------------------------------------------------------------------------
@@ -307,26 +299,22 @@ def _key(plan: StudyPlan, run: Training) -> str:
 
 def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> Path:
     """Rows of these runs, beside those of other machines that are there."""
-    path = Path(plan.study.folder) / ROWS
-    rows = {(row["key"], row["machine"]): row for row in _rows(path)}
+    rows = _rows(path := Path(plan.study.folder) / ROWS)
     for run, record in records:
-        torch, steps = record.parts["environment"]["torch"], record.config["trainer.steps"]
-        names = {
-            "key": _key(plan, run),
-            "machine": record.machine[0],
-            "torch": torch,
-            "content": content_of(plan, run.composed, "train"),
-        }
-        facts = {
-            "config": {"trainer.steps": steps},
+        key, machine, torch = _key(plan, run), record.machine[0], record.parts["environment"]["torch"]
+        kept = {
+            "config": {"trainer.steps": record.config["trainer.steps"]},
             "parts": {"environment": {"torch": torch}},
             "manifest": {},
             "folder": record.identity,
+            "summary": {name: record.summary[name] for name in KEPT if name in record.summary},
         }
-        summary = {name: record.summary[name] for name in KEPT if name in record.summary}
-        rows[names["key"], names["machine"]] = {
-            **names,
-            "record": {**asdict(record), **facts, "summary": summary},
+        rows[machine, key] = {
+            "key": key,
+            "machine": machine,
+            "torch": torch,
+            "content": content_of(plan, run.composed, "train"),
+            "record": {**asdict(record), **kept},
         }
     write_file(
         path, "".join(f"{json.dumps(redact(row), allow_nan=False)}\n" for row in rows.values()).encode()
@@ -334,8 +322,10 @@ def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> P
     return path
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [parse_json(line) for line in read_text(path).splitlines()] if path.is_file() else []
+def _rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """By machine and key."""
+    rows = map(parse_json, read_text(path).splitlines() if path.is_file() else ())
+    return {(row["machine"], row["key"]): row for row in rows}
 
 
 def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Training, Record]]:
@@ -345,8 +335,7 @@ def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Tra
     Errors:
         ValueError: a row whose loss the study's log has not.
     """
-    path, records = Path(plan.study.folder) / ROWS, list[tuple[Training, Record]]()
-    rows = {(row["machine"], row["key"]): row for row in _rows(path)}
+    records, rows = list[tuple[Training, Record]](), _rows(path := Path(plan.study.folder) / ROWS)
     known = {(line["content"], line["seed"], line["val_loss"]) for line in log.of("run")}
     for seed in dict.fromkeys(run.seed for run in runs) if rows else ():
         wanted = {_key(plan, run): run for run in runs if run.seed == seed}
@@ -356,7 +345,6 @@ def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Tra
             kept, rule = row["record"], "have a loss that the study's log has"
             loss = kept["summary"]["val_loss"]
             require((row["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
-            records.append(
-                (run, Record(**{**kept, "folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])}))
-            )
+            kept |= {"folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])}
+            records.append((run, Record(**kept)))
     return records

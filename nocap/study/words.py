@@ -50,11 +50,11 @@ def allowed(claim: Json) -> str:
 def measured(effect: Json) -> str:
     """A claim's or a guard's gain with its interval over so many pairs, or that it was counted; where only a
     lower end is known, that."""
+    drawn = NONE
     if effect["measured"]:
         drawn = str(words.measured(Estimate(**effect["measured"], n=effect["n"]), *_of(effect)))
-    else:
-        least = effect.get("least")  # results of before 2026-11-26 have none
-        drawn = NONE if least is None else words.limit(least, *_of(effect), least=True)
+    elif effect["least"] is not None:
+        drawn = words.limit(effect["least"], *_of(effect), least=True)
     per = " sessions" if effect["per"] == Per.session.value else ""
     return f"{drawn}, exact" if is_exact(effect) else f"{drawn}, n={effect['n']}{per}"
 
@@ -226,20 +226,21 @@ def _shape(shape: Json) -> str:
         plural(shape["layers"], "layer"),
         f"{shape['width']} wide",
         f"T={T[0]}" + (f" to {T[-1]}" if len(T) > 1 else ""),
+        *([f"{shape['tokenizer']} tokens", f"{batch:,} a step"] if batch else []),
+        shape["precision"],
+        shape["device"],
     ]
-    parts += [f"{shape['tokenizer']} tokens", f"{batch:,} a step"] if batch else []
-    return ", ".join([*parts, *filter(None, (shape["precision"], shape["device"]))])
+    return ", ".join(filter(None, parts))
 
 
 def rows(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Row]:
     """Every claim of these results, in their order. `studies`: as their folders have them now."""
-    some = []
-    for results in every:
-        notes = studies[results["study"]].notes if results["study"] in studies else {}
-        some += [
-            Row(results=results, claim=claim, caution=notes.get(claim["id"], ""))
-            for claim in results["claims"]
-        ]
+    notes = {(name, claim): note for name, study in studies.items() for claim, note in study.notes.items()}
+    some = [
+        Row(results=results, claim=claim, caution=notes.get((results["study"], claim["id"]), ""))
+        for results in every
+        for claim in results["claims"]
+    ]
     return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
 
 
