@@ -29,8 +29,7 @@ from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
-from nocap.config.search import Search
-from nocap.config.trainer import Trainer
+from nocap.config.trainer import Search, Trainer
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
 

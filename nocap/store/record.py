@@ -120,25 +120,17 @@ def read_json(path: Path) -> dict[str, Any] | None:
             wrote it.
     """
     try:
-        content = parse_json(read_text(path))
+        content: Json = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must hold a JSON object: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    for shape in (
-        {"schema_version": int},
-        SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict),
-    ):
-        check_shape(content, shape, path)
-    version = content.get("schema_version") or 0
-    require(
-        version <= SCHEMA_VERSION,
-        f"{path}: schema_version",
-        f"be at most {SCHEMA_VERSION} for this nocap",
-        version,
-    )
+    require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
+    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
+    version = content.get("schema_version")
+    right = version is None or (type(version) is int and version <= SCHEMA_VERSION)
+    rule = f"be an integer of at most {SCHEMA_VERSION} for this nocap"
+    require(right, f"{path}: schema_version", rule, version)
     return content
 
 
