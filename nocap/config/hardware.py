@@ -233,8 +233,11 @@ def _cpu() -> tuple[str, frozenset[str], str]:
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.M)
     kind = re.findall(r"^(?:cpu family|model|stepping)\s*: (\d+)$", text, re.M)[:3]
-    known = frozenset(flags.group(1).split() if flags else ())
-    return name.group(1) if name else platform.machine(), known, ".".join(kind)
+    return (
+        name[1] if name else platform.machine(),
+        frozenset(flags[1].split() if flags else ()),
+        ".".join(kind),
+    )
 
 
 def describe(device: Device, threads: int) -> dict[str, object]:

@@ -86,11 +86,12 @@ class Trainer:
                 f"be false on trainer.device={self.device.value}",
                 True,
             )
-            rule = (
-                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in the "
-                "middle of a backward"
+            require(
+                self.devices == 1,
+                "trainer.cuda_graphs",
+                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a backward",
+                True,
             )
-            require(self.devices == 1, "trainer.cuda_graphs", rule, True)
         require(
             self.init_from != "",
             "trainer.init_from",

@@ -31,7 +31,7 @@ def step_of(path: Path) -> int | None:
 
 def newest_first(root: Path) -> list[Path]:
     """All that is named as a checkpoint, also what is no folder: it is in the way of one."""
-    steps = {path: step for path in root.glob("*") if (step := step_of(path)) is not None}
+    steps = {path: step for path in _inside(root) if (step := step_of(path)) is not None}
     return sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
@@ -60,15 +60,13 @@ def sha256(path: Path) -> str:
 def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
     """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and
     `.step-….tmp`."""
-    named = [
-        (path, match)
-        for path in folder.glob("*")
-        if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink()
-    ]
     return [
         path
-        for path, match in named
-        if path.is_dir() == bool(match[1]) and time.time() - path.stat().st_mtime >= older_than_s
+        for path in _inside(folder)
+        if (match := UNFINISHED.fullmatch(path.name))
+        and not path.is_symlink()
+        and path.is_dir() == bool(match[1])
+        and time.time() - path.stat().st_mtime >= older_than_s
     ]
 
 
@@ -80,6 +78,10 @@ def any_whole(run_dir: Path) -> bool:
 def delete(paths: Iterable[Path]) -> None:
     for path in paths:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _inside(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_whole(path: Path) -> bool:

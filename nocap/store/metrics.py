@@ -274,22 +274,23 @@ class Measurement:
     per: Per = Per.seed
 
     def json(self) -> dict[str, Any]:
-        metric = {"metric": self.metric.name, "unit": self.metric.unit, "better": self.metric.better.value}
-        part = {"part": self.part} if self.part else {}
-        value = {
+        return {
+            "arm": self.arm,
+            "repeat": self.repeat,
+            "metric": self.metric.name,
+            "unit": self.metric.unit,
+            "better": self.metric.better.value,
+            **({"part": self.part} if self.part else {}),
             "value": self.value,
             "ending": self.ending.value,
             "per": self.per.value,
             "where": self.where,
             "when": self.when,
         }
-        return {"arm": self.arm, "repeat": self.repeat, **metric, **part, **value}
 
     def __post_init__(self) -> None:
-        diverged = self.ending is Ending.diverged
-        ok = self.value is None if diverged else self.value is not None and math.isfinite(self.value)
         require(
-            ok,
+            (self.value is None) == (self.ending is Ending.diverged) and math.isfinite(self.value or 0.0),
             f"a measurement of {self.metric.name}",
             "be a finite number, or null where the run diverged",
             self.value,

@@ -128,9 +128,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
     check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
     version = content.get("schema_version")
-    right = version is None or (type(version) is int and version <= SCHEMA_VERSION)
-    rule = f"be an integer of at most {SCHEMA_VERSION} for this nocap"
-    require(right, f"{path}: schema_version", rule, version)
+    require(
+        version is None or (type(version) is int and version <= SCHEMA_VERSION),
+        f"{path}: schema_version",
+        f"be an integer of at most {SCHEMA_VERSION} for this nocap",
+        version,
+    )
     return content
 
 

@@ -292,14 +292,13 @@ def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
         ValueError: there is none, or there are several.
     """
     folders = find(path, outputs=outputs)
-    if len(folders) > 1:
-        raise ValueError(_several(path, folders))
+    _refuse_several(path, folders)
     return folders[0]
 
 
-def _several(name: str, folders: Iterable[Path]) -> str:
-    names = [folder.name for folder in folders]
-    return f"{name} must be one run, got {len(names)}: {shorten(names, most=CANDIDATES)}"
+def _refuse_several(name: str, folders: Sequence[Path]) -> None:
+    names = shorten((folder.name for folder in folders), most=CANDIDATES)
+    require(len(folders) <= 1, name, "be one run", f"{len(folders)}: {names}")
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -384,6 +383,6 @@ def _named(name: str, root: Path) -> list[Path]:
         f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")
     ]
     begins = [f for f, identity in identities.items() if f.name.startswith(name) or identity.startswith(name)]
-    if not whole and len(begins) > 1:
-        raise ValueError(_several(name, begins))
+    if not whole:
+        _refuse_several(name, begins)
     return _in_order(whole or begins)
