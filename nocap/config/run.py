@@ -60,12 +60,13 @@ class Run:
     cache_dir: str | None = key(identity=False, step=False)
 
     def __post_init__(self) -> None:
-        check_keys("", self)
-        require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         # one order, whatever the command line's: the same ideas are the same run
         self.ideas = dict(sorted(self.ideas.items()))
-        check_keys("model", self.model)  # the trainer's defaults follow from it
-        check_keys("trainer", self.trainer)
+        # of the model first: the defaults of the trainer follow from it
+        parts = ("", self), ("model", self.model), ("trainer", self.trainer), *self.options()
+        for place, part in parts:
+            check_keys(place, part)
+        require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         for name, option in self.options():
             group = name.partition(".")[0]
             require(
@@ -74,8 +75,6 @@ class Run:
                 f"stay what the option set (choose another option with {group}=…)",
                 repr(option.kind),
             )
-            check_keys(name, option)
-        for _, option in self.options():
             option.check(self)
         refuse_unread(self)
         self._check_batch()

@@ -131,7 +131,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     require(
         version is None or (type(version) is int and version <= SCHEMA_VERSION),
         f"{path}: schema_version",
-        f"be an integer of at most {SCHEMA_VERSION} for this nocap",
+        f"be at most {SCHEMA_VERSION} for this nocap",
         version,
     )
     return content
@@ -292,10 +292,10 @@ def check_record(
         raise InputError(f"{folder}: a file cannot be read: {error}") from error
     named, made = re.search(r"-([0-9a-f]{12})$", folder.name), digest(parts)
     rules = [
-        (sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says")
-        for name in (SUMMARY, *SEALED)
-    ]
-    rules += [
+        *(
+            (sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says")
+            for name in (SUMMARY, *SEALED)
+        ),
         (
             bool(summary) or config in (None, parts.get("config")),
             f"config.yaml is not the config of {MANIFEST}, with which it was trained",
