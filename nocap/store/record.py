@@ -127,9 +127,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path} must hold a JSON object: {error}") from error
     require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
     check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
-    version = content.get("schema_version")
+    check_shape(content, {"schema_version": int}, path)
+    version = content.get("schema_version") or 0
     require(
-        version is None or (type(version) is int and version <= SCHEMA_VERSION),
+        version <= SCHEMA_VERSION,
         f"{path}: schema_version",
         f"be at most {SCHEMA_VERSION} for this nocap",
         version,
