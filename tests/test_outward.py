@@ -21,7 +21,7 @@ import yaml
 from nocap import compare
 from nocap.config.compose import compose, composed
 from nocap.config.errors import refusals
-from nocap.config.outward import guarded, is_secret_name, redact, visible
+from nocap.config.outward import guarded, is_secret_name, redact, trusted, visible
 from nocap.launch import head
 from nocap.launch import plan as planning
 from nocap.launch.grid import Cell, Grid
@@ -468,7 +468,7 @@ def test_a_guard_is_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
     with guarded():
         inner = sys.stdout
         with guarded():
-            assert sys.stdout is inner
+            assert trusted(sys.stdout) is trusted(inner)  # one guard, not two
         sys.stdout.writelines(iter(["a\x1b[31m", "b\n"]))
         assert sys.stdout.write("cd\n") == 3
         assert isinstance(sys.stdout.encoding, str)

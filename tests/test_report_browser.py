@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nocap.config.search import Sampler, Search
+from nocap.config.trainer import Sampler, Search
 from nocap.judge.compare import Comparison
 from nocap.report import comparison as report
 from nocap.sources import answer

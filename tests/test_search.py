@@ -22,8 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
 from nocap.config.compose import Composed, composed
-from nocap.config.search import Sampler, Search
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun

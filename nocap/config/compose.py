@@ -117,8 +117,12 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """
     overrides = overrides_of(words)
     for override in overrides:
-        rule = "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text"
-        require(not override.is_sweep_override(), override.key_or_group, rule, override.input_line)
+        require(
+            not override.is_sweep_override(),
+            override.key_or_group,
+            "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text",
+            override.input_line,
+        )
     chosen, choices = _chosen(
         tuple(str(override.input_line) for override in overrides if is_choice(override)),
         # a folder that is used again has new modules
@@ -199,11 +203,13 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
     """
     overrides = [parsed(word) for word in words]
     for override in overrides:
-        ok = not re.search(r"\bhydra\b", f"{override.key_or_group} {override.package}") or (
-            grid and is_launcher(override)
+        own = re.search(r"\bhydra\b", f"{override.key_or_group} {override.package}")
+        require(
+            not own or (grid and is_launcher(override)),
+            override.key_or_group,
+            "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun",
+            override.input_line,
         )
-        rule = "be left alone: of Hydra's own keys only a grid's launcher can be chosen, beside --multirun"
-        require(ok, override.key_or_group, rule, override.input_line)
     return overrides
 
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import omegaconf
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from nocap.config import hardware
 from nocap.config.run import Run
@@ -88,12 +88,21 @@ def precision(
     )
 
 
-def compilation(device: Device, model: Model, tokenizer: Tokenizer, tokens: int) -> tuple[Compile, str]:
+def compilation(
+    device: Device,
+    model: Model,
+    tokenizer: Tokenizer,
+    steps: int,
+    batch_tokens: int,
+    threads: int,
+    devices: int,
+) -> tuple[Compile, str]:
     """The block and the head compiled, or the whole of a small model, where that takes less time, cold, than
-    it saves within the run, and why. `tokens`: a thread."""
+    it saves within the run, and why."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     blocks, head = _weights(model, tokenizer)
+    tokens = steps * batch_tokens // max(1, threads * devices)  # of a thread
     saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
     compiled = Compile.full if blocks < SHORT else Compile.regional
     why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved:,.1f} s of this run"
@@ -109,7 +118,7 @@ def reasons(run: Run) -> dict[str, str]:
     defaults = {
         "precision": precision(t.device, run.model, run.tokenizer, t.micro_batch, t.threads, run.cache_dir),
         "compile": compilation(
-            t.device, run.model, run.tokenizer, t.steps * t.batch_tokens // (t.threads * t.devices)
+            t.device, run.model, run.tokenizer, t.steps, t.batch_tokens, t.threads, t.devices
         ),
     }
     return {key: f"{choice.value}: {why}" for key, (choice, why) in defaults.items() if why}
@@ -129,22 +138,6 @@ def _gqa_heads(n_head: int) -> int:
     )
 
 
-def _beta2(default: float, half_life: float | None, batch: int) -> float:
-    """A half-life that is no positive number is refused where it is read."""
-    return default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
-
-
-def _precision(device: Device, model: Any, tokenizer: DictConfig, *run: Any) -> Precision:
-    return precision(device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run)[0]
-
-
-def _compile(
-    device: Device, model: Any, tokenizer: DictConfig, steps: int, batch: int, threads: int, devices: int
-) -> Compile:
-    tokens = steps * batch // max(1, threads * devices)
-    return compilation(device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), tokens)[0]
-
-
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and
 # travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
@@ -154,11 +147,18 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,
     "least": lambda a, b: min(a, b),  # OmegaConf 2.4 inspects what it is given, and a builtin says nothing
     "times": lambda a, b: a * b,
-    "beta2": _beta2,
+    "beta2": lambda default, half_life, batch: (
+        # one that is no positive number is refused where it is read
+        default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
+    ),
     "device": device,
-    "precision": _precision,
+    "precision": lambda device, model, tokenizer, *run: precision(
+        device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
+    )[0],
     "threads": threads,
-    "compile": _compile,
+    "compile": lambda device, model, tokenizer, *run: compilation(
+        device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
+    )[0],
     # one micro-batch of d48 takes a CPU core an hour
     "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,
     "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,

@@ -29,8 +29,7 @@ from nocap.config.keys import require
 from nocap.config.paths import conf_dir
 from nocap.config.plain import suggest
 from nocap.config.run import Run, Store
-from nocap.config.search import Search
-from nocap.config.trainer import Trainer
+from nocap.config.trainer import Search, Trainer
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  # what Hydra tells
 
@@ -145,7 +144,7 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
             ):
                 known.append(key)
                 if everything or key.partition(".")[0] in asked or (not words and key in COMMON):
-                    start = f"  {key}={_shown(plain.get(f.name, _default(f)))}".ljust(COLUMN)
+                    start = f"  {key}={_shown(f, plain)}".ljust(COLUMN)
                     rows.append(_wrapped(start, _meaning(kinds[f.name], comments.get(f.name, ""), whole)))
         lines += ["", _wrapped(title, _sentence(schema))] if rows and whole else []
         lines += rows
@@ -181,11 +180,10 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
     yield from (("store", "store", Store, {}), ("run", "", Run, train))
 
 
-def _default(f: dataclasses.Field[Any]) -> Any:
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-
-
-def _shown(value: Any) -> str:
+def _shown(f: dataclasses.Field[Any], plain: dict[str, Any]) -> str:
+    """The key's value in the yaml, or its default."""
+    default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
+    value = plain.get(f.name, default)
     if value is dataclasses.MISSING or value == "???":
         return "…, which must be given"
     if str(value).startswith("${nocap."):

@@ -9,13 +9,14 @@ import json
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,11 +81,7 @@ def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
         variable.reset(before)
 
 
-@contextmanager
-def unmeasured() -> Iterator[None]:
-    """Nothing is measured inside the block."""
-    with _set(_MEASURES, False):
-        yield
+unmeasured = partial(_set, _MEASURES, False)  # nothing is measured inside the block, or the function
 
 
 @contextmanager
@@ -142,9 +139,8 @@ def _installed_torch() -> dict[str, str | None]:
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise ValueError("torch is not installed: pip install 'torch>=2.11'")
-    source = Path(spec.origin).with_name("version.py").read_text()
-    matches = {key: re.search(rf"^{key}\b[^=]*= *'([^']*)'", source, re.M) for key in ("__version__", "cuda")}
-    return {key.strip("_"): match.group(1) if match else None for key, match in matches.items()}
+    facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return {"version": facts["__version__"], "cuda": facts["cuda"]}
 
 
 def check_device(device: Device, devices: int, *, key: str = "trainer.device") -> None:
@@ -237,8 +233,11 @@ def _cpu() -> tuple[str, frozenset[str], str]:
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.M)
     kind = re.findall(r"^(?:cpu family|model|stepping)\s*: (\d+)$", text, re.M)[:3]
-    known = frozenset(flags.group(1).split() if flags else ())
-    return name.group(1) if name else platform.machine(), known, ".".join(kind)
+    return (
+        name[1] if name else platform.machine(),
+        frozenset(flags[1].split() if flags else ()),
+        ".".join(kind),
+    )
 
 
 def describe(device: Device, threads: int) -> dict[str, object]:

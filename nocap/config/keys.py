@@ -82,10 +82,10 @@ def check_keys(place: str, option: Any) -> None:
     """
     for f in fields(option):
         name, value = f"{place}.{f.name}".lstrip("."), getattr(option, f.name)
+        several = isinstance(value, list)
         # an interpolation can lead anywhere
-        ok = isinstance(value, list) or not str(f.type).startswith("list")
-        require(ok, name, "be a list", type(value).__name__)
-        for element in value if isinstance(value, list) else [value]:
+        require(several or not str(f.type).startswith("list"), name, "be a list", type(value).__name__)
+        for element in value if several else [value]:
             if isinstance(element, str) and not f.metadata.get("free"):
                 check_text(name, element)
             elif isinstance(element, int | float) and not isinstance(element, bool):

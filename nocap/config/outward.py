@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from typing import Any, TextIO, TypeVar, cast
 from urllib.parse import quote
@@ -136,14 +136,9 @@ class _Guard:
 @contextmanager
 def guarded() -> Iterator[None]:
     """stdout and stderr go through `redact` and `visible` inside the block."""
-    before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (
-        stream if isinstance(stream, _Guard) else cast(TextIO, _Guard(stream)) for stream in before
-    )
-    try:
+    out, err = (cast(TextIO, _Guard(trusted(stream))) for stream in (sys.stdout, sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
         yield
-    finally:
-        sys.stdout, sys.stderr = before
 
 
 def trusted(stream: TextIO) -> TextIO:

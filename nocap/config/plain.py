@@ -45,23 +45,23 @@ def typed(plain: Any) -> DictConfig:
         ValueError, OmegaConfBaseException: a wrong kind, key or type.
     """
     require(isinstance(plain, dict), "a config", "hold keys and values", plain)
-    groups = [f.name for f in dataclasses.fields(Run) if f.name in outside.groups() and f.name != "ideas"]
     parts: dict[str, Any] = {
-        group: OmegaConf.structured(outside.option(group, group, plain.get(group))) for group in groups
+        f.name: OmegaConf.structured(outside.option(f.name, f.name, plain.get(f.name)))
+        for f in dataclasses.fields(Run)
+        if f.name in outside.groups() and f.name != "ideas"
     }
-    ideas = plain.get("ideas")
-    ok = isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values())
+    ideas: Any = plain.get("ideas")
     require(
-        ok,
+        isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values()),
         "ideas",
         "be chosen by name, as in ideas=[NAME]; an idea's yaml begins with '# @package ideas.NAME'",
         ideas,
     )
-    of_ideas = cast(dict[str, Any], ideas).items()
-    for name, idea in of_ideas:  # an experiment may give keys of one that the command leaves out
+    for name, idea in ideas.items():  # an experiment may give keys of one that the command leaves out
         require("kind" in idea, f"ideas.{name}", f"be chosen beside its keys, as in ideas=[{name}]", idea)
     parts["ideas"] = {
-        name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", idea)) for name, idea in of_ideas
+        name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", idea))
+        for name, idea in ideas.items()
     }
     return cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Run), parts, plain))
 
@@ -137,8 +137,9 @@ def explained(place: str = "") -> Iterator[None]:
         where = place if getattr(error, "full_key", None) or not place else f"{place.rstrip('.')}: "
         raise ValueError(f"{where}{explain(error)}") from error
     except SystemExit as error:
-        text = f"{place}an option's checks must raise ValueError, got SystemExit: {error}"
-        raise ValueError(text) from error
+        raise ValueError(
+            f"{place}an option's checks must raise ValueError, got SystemExit: {error}"
+        ) from error
 
 
 def explain(error: BaseException) -> str:

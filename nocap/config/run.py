@@ -60,23 +60,21 @@ class Run:
     cache_dir: str | None = key(identity=False, step=False)
 
     def __post_init__(self) -> None:
-        check_keys("", self)
-        require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         # one order, whatever the command line's: the same ideas are the same run
         self.ideas = dict(sorted(self.ideas.items()))
-        check_keys("model", self.model)  # the trainer's defaults follow from it
-        check_keys("trainer", self.trainer)
+        # of the model first: the defaults of the trainer follow from it
+        parts = ("", self), ("model", self.model), ("trainer", self.trainer), *self.options()
+        for place, part in parts:
+            check_keys(place, part)
+        require(bool(self.output_dir), "output_dir", "be a path", repr(self.output_dir))
         for name, option in self.options():
             group = name.partition(".")[0]
-            rule = f"stay what the option set (choose another option with {group}=…)"
             require(
                 outside.options(group).get(option.kind) is type(option),
                 f"{name}.kind",
-                rule,
+                f"stay what the option set (choose another option with {group}=…)",
                 repr(option.kind),
             )
-            check_keys(name, option)
-        for _, option in self.options():
             option.check(self)
         refuse_unread(self)
         self._check_batch()
@@ -134,34 +132,39 @@ class Run:
             "be divisible by trainer.micro_batch × model.seq_len",
             f"{t.micro_batch} × {self.model.seq_len}",
         )
-        whole = f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}"
-        require(t.batch_tokens % (unit * t.devices) == 0, "trainer.batch_tokens", whole, t.batch_tokens)
+        require(
+            t.batch_tokens % (unit * t.devices) == 0,
+            "trainer.batch_tokens",
+            f"{rule} × trainer.devices = {factors} × {t.devices} = {unit * t.devices}",
+            t.batch_tokens,
+        )
         require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
 
     def _check_graphs(self) -> None:
         """A graph repeats what Python decided when it was recorded."""
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
-            rule = f"be false beside ideas.{name}, which acts between steps"
             require(
                 not overrides(idea, *STEP_JOINTS, "changes_at"),
                 "trainer.cuda_graphs",
-                rule,
-                self.trainer.cuda_graphs,
+                f"be false beside ideas.{name}, which acts between steps",
+                True,
             )
 
     def _check_trackers(self) -> None:
         """One that is named beside another gets no keys."""
-        others = {
-            kind: fields(cls) for kind, cls in outside.options("tracker").items() if kind != self.tracker.kind
-        }
         able = [
             kind
-            for kind, keys in others.items()
-            if not any(f.default is f.default_factory is MISSING for f in keys)
+            for kind, cls in outside.options("tracker").items()
+            if kind != self.tracker.kind
+            and not any(f.default is f.default_factory is MISSING for f in fields(cls))
         ]
         for kind in self.tracker.also:
-            rule = f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}"
-            require(kind in able and self.tracker.also.count(kind) == 1, "tracker.also", rule, kind)
+            require(
+                kind in able and self.tracker.also.count(kind) == 1,
+                "tracker.also",
+                f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}",
+                kind,
+            )
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""

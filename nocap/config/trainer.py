@@ -1,11 +1,12 @@
-"""How a run is trained: the keys under `trainer`, which are the same for every option."""
+"""How a run is trained: the keys under `trainer`, which are the same for every option; and, under `search`,
+those of a search, which `nocap.launch.search` carries out."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-from nocap.config.keys import key, require
+from nocap.config.keys import check_keys, key, require
 
 
 class Device(Enum):
@@ -85,15 +86,34 @@ class Trainer:
                 f"be false on trainer.device={self.device.value}",
                 True,
             )
-            rule = (
-                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in the "
-                "middle of a backward"
+            require(
+                self.devices == 1,
+                "trainer.cuda_graphs",
+                f"be false beside trainer.devices={self.devices}: ranks exchange gradients in a backward",
+                True,
             )
-            require(self.devices == 1, "trainer.cuda_graphs", rule, True)
-        path = self.init_from
         require(
-            path is None or bool(path),
+            self.init_from != "",
             "trainer.init_from",
             "be a checkpoint's folder, or null for a run from its start",
-            repr(path),
+            repr(self.init_from),
         )
+
+
+class Sampler(Enum):
+    tpe = "tpe"  # tree-structured Parzen estimator (arXiv:2304.11127); its first ten trials are random
+    random = "random"
+    sobol = "sobol"  # scrambled: it covers the space evenly
+
+
+@dataclass(kw_only=True, slots=True)
+class Search:
+    """`search=SAMPLER search.KEY=VALUE`, beside `--multirun`."""
+
+    sampler: Sampler
+    trials: int = key(ge=1, le=10_000, default=20)  # how many; the same search with more of them goes on
+    # of the proposals and of the trials' runs: not one that a claim will use
+    seed: int = key(ge=0, lt=2**63, default=100)
+
+    def __post_init__(self) -> None:
+        check_keys("search", self)

@@ -25,7 +25,7 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
-from nocap.config.search import Search
+from nocap.config.trainer import Search
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
-from nocap.config.search import Sampler, Search
+from nocap.config.trainer import Sampler, Search
 from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
 from nocap.launch.plan import plan, settled, sound
 from nocap.launch.runner import Devices, Runner

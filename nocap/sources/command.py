@@ -70,7 +70,7 @@ class Reading:
 
     @property
     def metric(self) -> Metric:
-        way = ("lower", "higher") if self.better is Better.lower else ("higher", "lower")
+        gain, loss = ("lower", "higher") if self.better is Better.lower else ("higher", "lower")
         return Metric(
             name=self.name,
             title=self.name,
@@ -78,7 +78,8 @@ class Reading:
             better=self.better,
             kind=Kind.seed,
             made_by="command",
-            words=way,
+            gain=gain,
+            loss=loss,
         )
 
     def check(self, key: str = "--metric") -> None:

@@ -60,15 +60,13 @@ def sha256(path: Path) -> str:
 def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
     """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and
     `.step-….tmp`."""
-    named = [
-        (path, match)
-        for path in _inside(folder)
-        if (match := UNFINISHED.fullmatch(path.name)) and not path.is_symlink()
-    ]
     return [
         path
-        for path, match in named
-        if path.is_dir() == bool(match[1]) and time.time() - path.stat().st_mtime >= older_than_s
+        for path in _inside(folder)
+        if (match := UNFINISHED.fullmatch(path.name))
+        and not path.is_symlink()
+        and path.is_dir() == bool(match[1])
+        and time.time() - path.stat().st_mtime >= older_than_s
     ]
 
 

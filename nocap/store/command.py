@@ -46,14 +46,22 @@ def command(
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
     """--output-dir, of a command that names runs."""
-    about = f"where the runs are (default: {OUTPUTS})"
-    parser.add_argument("--output-dir", type=Path, default=OUTPUTS, metavar="DIR", help=about)
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=OUTPUTS,
+        metavar="DIR",
+        help=f"where the runs are (default: {OUTPUTS})",
+    )
 
 
 def add_allow_code(parser: argparse.ArgumentParser) -> None:
     """--allow-code, of a command that builds a run's model."""
-    about = "run the copy of its options that the record of the run holds"
-    parser.add_argument("--allow-code", action="store_true", help=about)
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="run the copy of its options that the record of the run holds",
+    )
 
 
 def check_writable(key: str, path: Path | None) -> None:
@@ -65,8 +73,12 @@ def check_writable(key: str, path: Path | None) -> None:
     if path is not None:
         there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
         right = there.is_file() if there == path.absolute() else there.is_dir()
-        ok = right and os.access(there, os.W_OK) and str(path.parent) not in STREAMS
-        require(ok, key, "be a file that can be written", path)
+        require(
+            right and os.access(there, os.W_OK) and str(path.parent) not in STREAMS,
+            key,
+            "be a file that can be written",
+            path,
+        )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 NONE = "–"
 MINUS = "−"
@@ -13,12 +14,8 @@ def fixed(value: float | None, digits: int) -> str:
     return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
 
 
-def loss(value: float | None) -> str:
-    return fixed(value, 4)
-
-
-def whole(value: float | None) -> str:
-    return fixed(value, 0)
+loss = partial(fixed, digits=4)
+whole = partial(fixed, digits=0)
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -27,7 +27,7 @@ from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nocap import outside
 from nocap.config import hardware
@@ -77,25 +77,19 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     a, b = (dict(flat(side)) for side in (was, now))
     keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
     code = [key.removeprefix("source.") for key in keys if key.startswith("source.")]
-    machine = [
-        key
+    machine = {
+        key: key.rpartition(".")[2]
         for key in keys
         if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE
-    ]
-    reasons = {
-        name: f"{name} ({a.get(key)}, now {b.get(key)})"
-        for key in machine
-        for name in [key.rpartition(".")[2]]
     }
-    if others := [
-        key for key in keys if key not in machine and key != "data" and not key.startswith("source.")
-    ]:
-        reasons["config"] = ", ".join(others)
-    if code:
-        reasons["code"] = f"code ({shorten(code)})"
-    if "data" in keys:
-        reasons["data"] = "data"
-    return reasons
+    config = [key for key in keys if key not in machine and key != "data" and not key.startswith("source.")]
+    reasons = {
+        **{name: f"{name} ({a.get(key)}, now {b.get(key)})" for key, name in machine.items()},
+        "config": ", ".join(config),
+        "code": code and f"code ({shorten(code)})",
+        "data": "data" if "data" in keys else "",
+    }
+    return {name: text for name, text in reasons.items() if text}
 
 
 # --- source -------------------------------------------------------------------------------------------------
@@ -283,9 +277,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def what_counts(source: str | bytes) -> ast.Module:
     """A module's source without what computes no number; see the top of this file."""
-    tree = ast.parse(source)
-    _WhatCounts().visit(tree)
-    return tree
+    return cast(ast.Module, _WhatCounts().visit(ast.parse(source)))
 
 
 def _is_text(node: ast.expr) -> bool:

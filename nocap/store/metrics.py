@@ -45,18 +45,11 @@ class Metric:
     better: Better
     kind: Kind
     made_by: str  # train, clock, or the kind of session: steps, parts, lengths, decoding
-    words: tuple[str, str] = ("", "")  # how an arm that is better is described, and one that is worse
+    gain: str = ""  # how an arm that is better is described
+    loss: str = ""  # and one that is worse
     show: Callable[[float | None], str] = three_digits
     path: tuple[str, ...] = ()  # in `summary.json`
     curve: str = ""  # in rows of `metrics.jsonl`, W&B and TensorBoard
-
-    @property
-    def gain(self) -> str:
-        return self.words[0]
-
-    @property
-    def loss(self) -> str:
-        return self.words[1]
 
 
 _LOWER, _HIGHER, _NEITHER = Better
@@ -69,8 +62,8 @@ _SPEED, _MEMORY, _PARAMS = (
 
 
 def _metrics(made_by: str, **rows: tuple[Any, ...]) -> dict[str, Metric]:
-    """Name → title, unit, better, kind, words, format, place in a summary, curve."""
-    names = ("title", "unit", "better", "kind", "words", "show", "path", "curve")
+    """Name → title, unit, better, kind, words of better and worse, format, place in a summary, curve."""
+    names = ("title", "unit", "better", "kind", "gain", "loss", "show", "path", "curve")
     return {
         name: Metric(name=name, made_by=made_by, **dict(zip(names, row, strict=False)))
         for name, row in rows.items()
@@ -85,7 +78,8 @@ METRICS: dict[str, Metric] = {
             "nats/token",
             _LOWER,
             _SEED,
-            ("lower loss", "higher loss"),
+            "lower loss",
+            "higher loss",
             loss,
             ("val_loss",),
             "val/loss",
@@ -96,7 +90,8 @@ METRICS: dict[str, Metric] = {
                 "bits/byte",
                 _LOWER,
                 _SEED,
-                ("lower bits/byte", "higher bits/byte"),
+                "lower bits/byte",
+                "higher bits/byte",
             ),
             *(loss, ("val_bpb",), "val/bpb"),
         ),
@@ -105,7 +100,8 @@ METRICS: dict[str, Metric] = {
             "steps",
             _LOWER,
             _SEED,
-            ("fewer steps", "more steps"),
+            "fewer steps",
+            "more steps",
             whole,
         ),
         time_to_target_s=(
@@ -113,19 +109,20 @@ METRICS: dict[str, Metric] = {
             "s",
             _LOWER,
             _CLOCK,
-            ("faster to the target", "slower to the target"),
+            "faster to the target",
+            "slower to the target",
             duration,
         ),
     ),
     **_metrics(  # of a run, which is not interleaved with others: no claim may be about these
         "clock",
-        train_s=("training time", "s", _LOWER, _CLOCK, _SPEED, duration),  # made of lines of the clock
+        train_s=("training time", "s", _LOWER, _CLOCK, *_SPEED, duration),  # made of lines of the clock
         model_mib=(
             "the model's memory",
             "MiB",
             _LOWER,
             _EXACT,
-            _MEMORY,
+            *_MEMORY,
             whole,
             ("memory_mib", "model"),
             "memory/model_mib",
@@ -133,9 +130,9 @@ METRICS: dict[str, Metric] = {
     ),
     **_metrics(  # of a raced command, whatever it is
         "command",
-        wall_s=("wall-clock", "s", _LOWER, _CLOCK, ("less time", "more time"), duration),
-        cpu_s=("CPU time", "s", _LOWER, _CLOCK, ("less CPU time", "more CPU time"), duration),
-        peak_mib=("peak MiB", "MiB", _LOWER, _CLOCK, _MEMORY, whole),  # as it was sampled
+        wall_s=("wall-clock", "s", _LOWER, _CLOCK, "less time", "more time", duration),
+        cpu_s=("CPU time", "s", _LOWER, _CLOCK, "less CPU time", "more CPU time", duration),
+        peak_mib=("peak MiB", "MiB", _LOWER, _CLOCK, *_MEMORY, whole),  # as it was sampled
     ),
     **_metrics(
         "steps",
@@ -144,7 +141,7 @@ METRICS: dict[str, Metric] = {
             "tokens/s",
             _HIGHER,
             _CLOCK,
-            _SPEED,
+            *_SPEED,
             whole,
             ("tokens_per_s",),
             "perf/tokens_per_s",
@@ -154,36 +151,38 @@ METRICS: dict[str, Metric] = {
             "ms",
             _LOWER,
             _CLOCK,
-            ("less time", "more time"),
+            "less time",
+            "more time",
             three_digits,
             ("step_ms", "median"),
             "perf/step_ms",
         ),
-        memory_mib=("memory", "MiB", _LOWER, _EXACT, _MEMORY, whole),  # a GPU's peak; on a CPU counted
-        params=("parameters", "parameters", _LOWER, _EXACT, _PARAMS, count, ("params", "total")),
-        kv_bytes=("KV cache per token", "bytes/token", _LOWER, _EXACT, ("less cache", "more cache"), whole),
+        memory_mib=("memory", "MiB", _LOWER, _EXACT, *_MEMORY, whole),  # a GPU's peak; on a CPU counted
+        params=("parameters", "parameters", _LOWER, _EXACT, *_PARAMS, count, ("params", "total")),
+        kv_bytes=("KV cache per token", "bytes/token", _LOWER, _EXACT, "less cache", "more cache", whole),
     ),
     **_metrics(  # over the `parts` of a claim
         "parts",
         share=("share of the time", "share", _NEITHER, _CLOCK),
-        part_ms=("time", "ms", _LOWER, _CLOCK, _SPEED),
-        part_mib=("memory kept for the backward", "MiB", _LOWER, _EXACT, _MEMORY),
-        part_params=("parameters", "parameters", _LOWER, _EXACT, _PARAMS, count),
+        part_ms=("time", "ms", _LOWER, _CLOCK, *_SPEED),
+        part_mib=("memory kept for the backward", "MiB", _LOWER, _EXACT, *_MEMORY),
+        part_params=("parameters", "parameters", _LOWER, _EXACT, *_PARAMS, count),
         # parts of memory: parameters, gradients, optimizer, activations
-        held_mib=("MiB held", "MiB", _LOWER, _EXACT, _MEMORY),
+        held_mib=("MiB held", "MiB", _LOWER, _EXACT, *_MEMORY),
     ),
     **_metrics("lengths", exponent=("exponent of attention's time in T", "", _NEITHER, _CLOCK)),
     **_metrics(
         "decoding",
-        decode_tokens_per_s=("decoded tokens/s", "tokens/s", _HIGHER, _CLOCK, _SPEED, whole),
-        decode_ms=("time per decoded token", "ms", _LOWER, _CLOCK, _SPEED),
-        decode_mb=("memory allocated per token", "MB", _LOWER, _EXACT, ("less allocated", "more allocated")),
+        decode_tokens_per_s=("decoded tokens/s", "tokens/s", _HIGHER, _CLOCK, *_SPEED, whole),
+        decode_ms=("time per decoded token", "ms", _LOWER, _CLOCK, *_SPEED),
+        decode_mb=("memory allocated per token", "MB", _LOWER, _EXACT, "less allocated", "more allocated"),
         collections=(
             "garbage collections in 50 tokens",
             "",
             _LOWER,
             _CLOCK,
-            ("fewer collections", "more collections"),
+            "fewer collections",
+            "more collections",
         ),
     ),
 }
@@ -274,22 +273,23 @@ class Measurement:
     per: Per = Per.seed
 
     def json(self) -> dict[str, Any]:
-        metric = {"metric": self.metric.name, "unit": self.metric.unit, "better": self.metric.better.value}
-        part = {"part": self.part} if self.part else {}
-        value = {
+        return {
+            "arm": self.arm,
+            "repeat": self.repeat,
+            "metric": self.metric.name,
+            "unit": self.metric.unit,
+            "better": self.metric.better.value,
+            **({"part": self.part} if self.part else {}),
             "value": self.value,
             "ending": self.ending.value,
             "per": self.per.value,
             "where": self.where,
             "when": self.when,
         }
-        return {"arm": self.arm, "repeat": self.repeat, **metric, **part, **value}
 
     def __post_init__(self) -> None:
-        diverged = self.ending is Ending.diverged
-        ok = self.value is None if diverged else self.value is not None and math.isfinite(self.value)
         require(
-            ok,
+            (self.value is None) == (self.ending is Ending.diverged) and math.isfinite(self.value or 0.0),
             f"a measurement of {self.metric.name}",
             "be a finite number, or null where the run diverged",
             self.value,

@@ -120,18 +120,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
             wrote it.
     """
     try:
-        content = parse_json(read_text(path))
+        content: Json = parse_json(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must hold a JSON object: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must hold a JSON object, got {type(content).__name__}")
-    for shape in (
-        {"schema_version": int},
-        SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict),
-    ):
-        check_shape(content, shape, path)
+    require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
+    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
+    check_shape(content, {"schema_version": int}, path)
     version = content.get("schema_version") or 0
     require(
         version <= SCHEMA_VERSION,
@@ -297,10 +293,10 @@ def check_record(
         raise InputError(f"{folder}: a file cannot be read: {error}") from error
     named, made = re.search(r"-([0-9a-f]{12})$", folder.name), digest(parts)
     rules = [
-        (sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says")
-        for name in (SUMMARY, *SEALED)
-    ]
-    rules += [
+        *(
+            (sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says")
+            for name in (SUMMARY, *SEALED)
+        ),
         (
             bool(summary) or config in (None, parts.get("config")),
             f"config.yaml is not the config of {MANIFEST}, with which it was trained",

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
@@ -96,20 +96,17 @@ class Record:
     @property
     def attempt(self) -> Mapping[str, Any]:
         """The last one."""
-        attempt: Mapping[str, Any] = self.manifest["attempts"][-1]
-        return attempt
+        return cast(Mapping[str, Any], self.manifest["attempts"][-1])
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        hardware: Mapping[str, Any] = self.summary["hardware"] or self.manifest["hardware"]
-        return hardware
+        return cast(Mapping[str, Any], self.summary["hardware"] or self.manifest["hardware"])
 
     @property
     def imported(self) -> Mapping[str, Any]:
         """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user
         said its hardware."""
-        imported: Mapping[str, Any] = self.manifest["imported"]
-        return imported
+        return cast(Mapping[str, Any], self.manifest["imported"])
 
     @property
     def machine(self) -> tuple[str, int]:
@@ -138,7 +135,6 @@ def measurements(record: Record) -> list[Measurement]:
         lost = record.status == "diverged" and metric.made_by == "train"
         value, ending = (None, Ending.diverged) if lost else (record.value(metric.name), Ending.measured)
         if lost or value is not None:
-            at, when = record.machine[0], record.started
             rows.append(
                 Measurement(
                     arm=record.arm,
@@ -146,8 +142,8 @@ def measurements(record: Record) -> list[Measurement]:
                     metric=metric,
                     value=value,
                     ending=ending,
-                    where=at,
-                    when=when,
+                    where=record.machine[0],
+                    when=record.started,
                 )
             )
     return rows
@@ -296,14 +292,13 @@ def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
         ValueError: there is none, or there are several.
     """
     folders = find(path, outputs=outputs)
-    if len(folders) > 1:
-        raise ValueError(_several(path, folders))
+    _refuse_several(path, folders)
     return folders[0]
 
 
-def _several(name: str, folders: Iterable[Path]) -> str:
-    names = [folder.name for folder in folders]
-    return f"{name} must be one run, got {len(names)}: {shorten(names, most=CANDIDATES)}"
+def _refuse_several(name: str, folders: Sequence[Path]) -> None:
+    names = shorten((folder.name for folder in folders), most=CANDIDATES)
+    require(len(folders) <= 1, name, "be one run", f"{len(folders)}: {names}")
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -388,6 +383,6 @@ def _named(name: str, root: Path) -> list[Path]:
         f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")
     ]
     begins = [f for f, identity in identities.items() if f.name.startswith(name) or identity.startswith(name)]
-    if not whole and len(begins) > 1:
-        raise ValueError(_several(name, begins))
+    if not whole:
+        _refuse_several(name, begins)
     return _in_order(whole or begins)

@@ -49,11 +49,8 @@ class Mirrors(TrackerSession):
 
 def _each(tracker: Tracker) -> list[Tracker]:
     """The chosen tracker and those beside it, without secrets in their keys."""
-    kinds = outside.options("tracker")
-    return [
-        _clean(any_tracker)
-        for any_tracker in (tracker, *(cast(type[Tracker], kinds[kind])(kind=kind) for kind in tracker.also))
-    ]
+    others = (cast(type[Tracker], outside.options("tracker")[kind])(kind=kind) for kind in tracker.also)
+    return [_clean(chosen) for chosen in (tracker, *others)]
 
 
 def open_tracker(
@@ -82,8 +79,13 @@ def track_comparison(
 ) -> str | None:
     """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync
     them."""
-    opened = [(each, each.open_comparison(_clean(facts))) for each in _each(tracker)]
-    mirrors = Mirrors([(each, session) for each, session in opened if session is not None])
+    mirrors = Mirrors(
+        [
+            (each, session)
+            for each in _each(tracker)
+            if (session := each.open_comparison(_clean(facts))) is not None
+        ]
+    )
     mirrors.log_comparison(comparison, report)
     mirrors.finish(
         summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished"
@@ -99,10 +101,11 @@ def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[
         Iterable[type[Tracker]],
         outside.options("tracker").values() if tracker is None else map(type, _each(tracker)),
     )
-    by_uploader = {
-        kind.uploader: [place for folder in folders for place in kind.offline(folder)] for kind in kinds
+    return {
+        kind.uploader: places
+        for kind in kinds
+        if (places := [place for folder in folders for place in kind.offline(folder)])
     }
-    return {uploader: places for uploader, places in by_uploader.items() if places}
 
 
 def _clean(facts: T) -> T:
