@@ -220,7 +220,7 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
 
     monkeypatch.setattr(launch, "subprocess", SimpleNamespace(Popen=start))
     with launch.hold(plan) as acquired, pytest.raises(OSError, match="no more processes"):
-        launch.Attempt(plan, acquired, started=0.0)
+        launch.Attempt(plan, acquired).start(0.0)
     assert sent == [signal.SIGKILL]
 
 

@@ -20,7 +20,7 @@ class Work(Protocol):
         nothing.
 
         Errors:
-            HeldError: another process has taken it over.
+            OSError, ValueError: its record cannot be read.
         """
 
     def stop(self) -> None:

@@ -61,6 +61,7 @@ class Result:
     summary: dict[str, Any]
     trained: bool = False  # by this process, now
     signals: tuple[int, ...] = ()  # the requests to stop that came
+    taken_over: bool = False  # while this process did not run: another one trains it
 
     @property
     def status(self) -> str:

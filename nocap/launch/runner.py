@@ -19,7 +19,7 @@ from nocap.config import hardware
 from nocap.config.outward import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.launch.attempt import Attempt, Share, clean, hold
+from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome
@@ -58,6 +58,10 @@ def _left_by(cell: Cell, reason: str) -> Result:
     return Result(summary=summary, trained=True)
 
 
+def _failed(error: Exception) -> Result:
+    return Result(summary={"status": "failed", "error": str(error)}, trained=True)
+
+
 # --- this machine -------------------------------------------------------------------------------------------
 
 
@@ -82,31 +86,23 @@ class Devices(Executor):
 
     jobs: int | None = None
     units: dict[Device, list[str]] = field(default_factory=_units)  # none: the whole machine for each
-    running: int = 0
+    attempts: list[Attempt] = field(default_factory=list)  # that were begun
     event: ClassVar[str] = "start"
     poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
-
-    def __post_init__(self) -> None:
-        self._free = {device: list(units) for device, units in self.units.items()}
 
     def _need(self, run: Run) -> int:
         t = run.trainer
         wanted = t.devices if t.device is Device.cuda else t.devices * t.threads
         return min(wanted, len(self.units[t.device]))  # more threads than cores: all cores
 
-    def take(self, run: Run) -> Share | None:
-        """A share for this run. None while there is none."""
-        free, need = self._free[run.trainer.device], self._need(run)
-        if self.running == self.jobs or len(free) < need:
-            return None
-        self.running += 1
-        share = Share(device=run.trainer.device, units=tuple(free[:need]))
-        del free[:need]
-        return share
-
-    def give_back(self, share: Share) -> None:
-        self.running -= 1
-        self._free[share.device] += share.units
+    def free(self, run: Run) -> list[str] | None:
+        """What of this machine this run can have to itself. None: there is no room."""
+        self.attempts = [attempt for attempt in self.attempts if not attempt.over]
+        beside = [other for other in self.attempts if other.plan.run.trainer.device is run.trainer.device]
+        taken = {unit for other in beside for unit in other.units}
+        free = [unit for unit in self.units[run.trainer.device] if unit not in taken]
+        need = self._need(run)
+        return None if len(self.attempts) == self.jobs or len(free) < need else free[:need]
 
     def at_once(self, run: Run) -> int:
         """How many runs like this one there is room for."""
@@ -126,41 +122,22 @@ class Devices(Executor):
         return text
 
     def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
-        if (share := self.take(cell.plan.run)) is None:
+        if (units := self.free(cell.plan.run)) is None:
             return None
         with ExitStack() as undo:
-            undo.callback(self.give_back, share)
             lease = undo.enter_context(hold(cell.plan))
             if (result := ended(cell)) is not None:
                 return result
             begun()
-            attempt = Attempt(cell.plan, lease, started=time.monotonic(), quiet=True, share=share)
-            return _Worker(attempt=attempt, undo=undo.pop_all())
+            attempt = Attempt(cell.plan, lease, quiet=True, units=units)
+            attempt.start(time.monotonic())
+            self.attempts.append(attempt)
+            undo.pop_all()
+            return attempt
 
 
 def one_at_a_time() -> Devices:
     return Devices(jobs=1, units={device: [] for device in Device})
-
-
-@dataclass(kw_only=True, slots=True)
-class _Worker:
-    attempt: Attempt
-    undo: ExitStack
-
-    def poll(self) -> Result | None:
-        if self.attempt.poll() is None:
-            return None
-        with self.undo:
-            try:
-                summary = self.attempt.summary()
-            except (OSError, ValueError) as error:
-                summary = {"status": "failed", "error": str(error)}
-        if self.attempt.held.lost:
-            raise HeldError(summary["error"])
-        return Result(summary=summary, trained=True)
-
-    def stop(self) -> None:
-        self.attempt.stop()
 
 
 # --- a grid -------------------------------------------------------------------------------------------------
@@ -241,7 +218,7 @@ class Runner:
             except HeldError as error:
                 self._leave(cell, str(error).partition("and ")[2])
             except (OSError, ValueError) as error:
-                self._conclude(cell, Result(summary={"status": "failed", "error": str(error)}, trained=True))
+                self._conclude(cell, _failed(error))
             self._waiting.popleft()
 
     def _add(self, cells: Sequence[Cell]) -> bool:
@@ -252,7 +229,7 @@ class Runner:
         self._waiting.extend(cells)
         return bool(cells)
 
-    def _leave(self, cell: Cell, why: str) -> None:
+    def _leave(self, cell: Cell, why: str | None) -> None:
         """Come back later to a cell that another process trains."""
         if cell.plan.identity not in self._results:
             self._log(cell, "later", why)
@@ -265,12 +242,16 @@ class Runner:
             if self.stopping:
                 work.stop()
             try:
-                if (result := work.poll()) is None:
-                    continue
-                self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
-            except HeldError as error:
-                self._leave(cell, str(error))
+                result = work.poll()
+            except (OSError, ValueError) as error:
+                result = _failed(error)
+            if result is None:
+                continue
             self._running.remove((cell, work))
+            if isinstance(result, Result) and result.taken_over:
+                self._leave(cell, result.reason)
+            else:
+                self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
