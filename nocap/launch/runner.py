@@ -160,24 +160,22 @@ class Runner:
         `total`. `fail_fast`: the first that fails stops the others. `detach`: leave the cluster once it has
         them."""
         self._executor, self._watch, self._fail_fast, self._detach = executor, watch, fail_fast, detach
+        self._more, self._total = more, total
         self.stopping = False  # whether a request to stop came
-        self._waiting, self._held = deque[Cell](), deque[Cell]()
+        self._cells = list(grid.cells)
+        self._waiting, self._held = deque(self._cells), deque[Cell]()
         self._running: list[tuple[Cell, Work]] = []
         self._results: dict[str, Result] = {}
-        self._held_until = 0.0
-        self._more, self._total, self._place = more, total, dict[str, int]()
+        self._held_until = self._drawn = 0.0
+        # steps of the cells that ended here, and those that cells had when they began here
+        self._done, self._before, self._began = 0, 0, time.monotonic()
         self._bar = tqdm(
-            total=0,
             desc="steps of all cells",
             unit="step",
             disable=None,
             leave=False,
             file=trusted(sys.stdout),
         )  # on a terminal alone
-        self._steps, self._drawn, self._began = dict[str, int](), 0.0, time.monotonic()
-        # steps that cells had when they began here; characters of the longest label
-        self._before, self._wide = 0, 0
-        self._add(grid.cells)
 
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
@@ -188,7 +186,10 @@ class Runner:
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
-                self._draw()
+                if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
+                    self._drawn = time.monotonic()
+                    self._left()
+                    self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
                 time.sleep(self._executor.poll_s if self._running or self._held else 0)
         for cell in (*self._waiting, *self._held):
             self._results[cell.plan.identity] = Result(summary={"status": "waiting", "error": "not started"})
@@ -201,14 +202,14 @@ class Runner:
         if not self._waiting and self._held and time.monotonic() >= self._held_until:
             self._waiting, self._held = self._held, deque()
         while self._waiting and not self.stopping:
-            cell = self._waiting[0]
+            cell = self._waiting.popleft()
             try:
                 work = ended(cell) or self._executor.submit(cell, partial(self._watch, cell, "begun"))
                 if work is None:
+                    self._waiting.appendleft(cell)
                     return
                 if isinstance(work, Result):
                     self._results[cell.plan.identity] = work
-                    self._bar.total -= cell.plan.run.trainer.steps
                 else:
                     self._running.append((cell, work))
                     self._before += last_step(cell)
@@ -219,13 +220,9 @@ class Runner:
                 self._leave(cell, str(error).partition("and ")[2])
             except (OSError, ValueError) as error:
                 self._conclude(cell, _failed(error))
-            self._waiting.popleft()
 
     def _add(self, cells: Sequence[Cell]) -> bool:
-        for cell in cells:
-            self._place.setdefault(cell.plan.identity, len(self._place) + 1)
-            self._bar.total += cell.plan.run.trainer.steps
-            self._wide = max(self._wide, len(cell.label))
+        self._cells.extend(cells)
         self._waiting.extend(cells)
         return bool(cells)
 
@@ -255,40 +252,33 @@ class Runner:
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
-        self._steps[cell.plan.identity] = steps = result.summary.get("steps") or 0
-        self._bar.total -= cell.plan.run.trainer.steps - steps
+        self._done += result.summary.get("steps") or 0
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
-        rest = left(
-            self._count() - self._before, self._bar.total - self._bar.n, time.monotonic() - self._began
+        self._log(
+            cell, event, _figures(result) if result.status == "finished" else result.reason, self._left()
         )
-        self._log(cell, event, _figures(result) if result.status == "finished" else result.reason, rest)
         self._watch(cell, result.status)
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
 
-    def _count(self) -> int:
-        """The steps of all cells."""
-        self._steps |= {
-            cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0))
-            for cell, _ in self._running
-        }
-        self._bar.n = sum(self._steps.values())
-        return self._bar.n
+    def _left(self) -> str:
+        """The time that is left at the pace so far. The bar gets the steps of all cells."""
+        running = [cell for cell, _ in self._running]
+        steps = self._done + sum(map(last_step, running))
+        self._bar.n = steps
+        todo = sum(cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._held))
+        self._bar.total = self._done + todo
+        return left(steps - self._before, self._bar.total - steps, time.monotonic() - self._began)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
-        place, n = self._place[cell.plan.identity], max(self._total, len(self._place))
+        place, n = self._cells.index(cell) + 1, max(self._total, len(self._cells))
+        wide = max(len(each.label) for each in self._cells)
         self._bar.clear()
         print(
             "  ".join(
-                [f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{self._wide}}", *filter(None, more)]
+                [f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{wide}}", *filter(None, more)]
             ).rstrip(),
             flush=True,
         )
-
-    def _draw(self) -> None:
-        if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
-            self._count()
-            self._drawn = time.monotonic()
-            self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
 
 
 def _figures(result: Result) -> str:
