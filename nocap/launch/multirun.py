@@ -197,9 +197,11 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
     searching.run(Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time())
-    grid = replace(searching.grid, cells=tuple(searching.cells()))
     return _report(
-        grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}")
+        searching.of_trials(),
+        searching.results,
+        stopped=searching.stopped,
+        conclude=lambda: print(f"\n{searching.report()}"),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import glob
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -72,11 +72,26 @@ class Result:
         return self.summary.get("error")
 
 
+Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
+
+
+def dataset_of(run: Run, known: Datasets) -> Dataset:
+    key = repr((run.data, run.tokenizer, run.cache_dir))
+    if key not in known:
+        try:
+            known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+        except ValueError as error:
+            known[key] = error
+    if isinstance(dataset := known[key], ValueError):
+        raise dataset
+    return dataset
+
+
 LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
 
 
-def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
-    """Prepare the data unless `dataset` is it, work out the identity, find the folder. Nothing is written but
+def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | None = None) -> Plan:
+    """Prepare the data unless it is among `datasets`, work out the identity, find the folder. Nothing is written but
     the data's cache.
 
     `choices` are the names of the options, for people to read.
@@ -92,7 +107,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         run.store.diff,
     )
     run = located(run)
-    dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    dataset = dataset_of(run, Datasets() if datasets is None else datasets)
     _check_tokens(run, dataset)
     parts_of_name = [
         choices.get("experiment") or choices.get("model"),
@@ -111,7 +126,9 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         parts["init"] = init.part
     identity = digest(parts)
     root = expanded(run.output_dir).absolute() / "runs"
-    _check_writable(root, run.output_dir)
+    existing = next(part for part in (root, *root.parents) if part.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    require(writable, "output_dir", "be a folder that can be written", run.output_dir)
     run_dir = _folder(root, f"{name}-s{run.seed}-{identity}", identity)
     # the same run may have another readable name
     name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")
@@ -214,14 +231,6 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
         return None, error
 
 
-def _check_writable(folder: Path, configured: str) -> None:
-    """The folder, or the part of its path that exists, must take new files."""
-    existing = next(part for part in (folder, *folder.parents) if part.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        reason = "Permission denied" if existing.is_dir() else "Not a directory"
-        raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
-
-
 def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
     """A notice for each half-done run of the same arm, seed and paths that code, machine, threads or torch
     make another run.
@@ -231,10 +240,7 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
             unnoticed.
     """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
-    for folder in sorted(
-        root / name for name in (os.listdir(root) if root.is_dir() else ()) if of_it.fullmatch(name)
-    ):
+    for folder in sorted(root.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 12}")):
         if not (steps := saved_steps(folder)):
             continue
         try:

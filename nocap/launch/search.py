@@ -28,15 +28,15 @@ from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.search import Sampler, Search
-from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
-from nocap.launch.plan import plan, settled, sound
+from nocap.launch.grid import REPORT, Cell, Grid, Result, check, values_of
+from nocap.launch.plan import Datasets, plan, settled, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.formats import loss, plural
 from nocap.store.identity import digest
-from nocap.store.record import read_json, write_json
+from nocap.store.record import read_json
 from nocap.store.runs import GRID
 
 if TYPE_CHECKING:
@@ -297,10 +297,8 @@ class Searching:
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
         with lease.acquire(self.grid.folder) as lock:
-            known = sorted(self.trials(), key=lambda trial: trial.number)
-            grid = replace(self.grid, cells=tuple(trial.cell for trial in known if trial.cell is not None))
             more = partial(self._batch, devices.at_once(self._base.run), lock.stage(), log)
-            runner = Runner(grid, devices, more=more, total=self.search.trials)
+            runner = Runner(self.of_trials(), devices, more=more, total=self.search.trials)
             self.results = runner.run()
             self.stopped = runner.stopping
             self._write(lock.stage())
@@ -334,9 +332,7 @@ class Searching:
     def trial(self, number: int, words: tuple[str, ...]) -> Trial:
         try:
             composed = self._compose([*self.fixed, *words])
-            planned = plan(
-                composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets)
-            )
+            planned = plan(composed.run, choices=composed.choices, datasets=self._datasets)
         except ValueError as error:
             if is_fault(error):
                 raise
@@ -367,24 +363,15 @@ class Searching:
             ),
         )
 
-    def cells(self) -> list[Cell]:
-        """Of all runs that there are."""
-        return list(
-            {
-                trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None
-            }.values()
-        )
+    def of_trials(self) -> Grid:
+        """The grid of all runs that there are."""
+        cells = {trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None}
+        return replace(self.grid, cells=tuple(cells.values()))
 
     def _write(self, stage: Path) -> None:
-        """As a grid's `grid.json`."""
-        content = {
-            "name": self.grid.name,
-            "swept": self.grid.swept,
-            "search": self._asked,
-            "space": self._described,
-        }
-        trials, cells = [trial.json() for trial in self.trials()], [named(cell) for cell in self.cells()]
-        write_json(self.grid.folder / GRID, {**content, "trials": trials, "cells": cells}, stage=stage)
+        more = {"search": self._asked, "space": self._described}
+        trials = [trial.json() for trial in self.trials()]
+        self.of_trials().write(more={**more, "trials": trials}, stage=stage)
 
     # --- what came of it ------------------------------------------------------------------------------------
 

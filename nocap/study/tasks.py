@@ -28,8 +28,8 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
-from nocap.launch.grid import Cell, Datasets, Grid, Result, dataset_of, key_of
-from nocap.launch.plan import Plan, outcome
+from nocap.launch.grid import Cell, Grid, Result, key_of
+from nocap.launch.plan import Datasets, Plan, outcome
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
 from nocap.store.files import not_elsewhere, write_file
@@ -87,7 +87,7 @@ def trainings(
     runs, datasets = list[Training](), Datasets()
     for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
         made = with_seed(arms[arm], seed)
-        plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
+        plan = planned(made.run, choices=made.choices, datasets=datasets)
         runs.append(
             Training(
                 arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0
