@@ -196,11 +196,13 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
-    searching.run(Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time())
+    results, stopped = searching.run(
+        Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
+    )
     return _report(
         searching.of_trials(),
-        searching.results,
-        stopped=searching.stopped,
+        results,
+        stopped=stopped,
         conclude=lambda: print(f"\n{searching.report()}"),
     )
 

@@ -91,8 +91,8 @@ LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and th
 
 
 def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | None = None) -> Plan:
-    """Prepare the data unless it is among `datasets`, work out the identity, find the folder. Nothing is written but
-    the data's cache.
+    """Prepare the data unless it is among `datasets`, work out the identity, find the folder. Nothing is
+    written but the data's cache.
 
     `choices` are the names of the options, for people to read.
 
@@ -109,16 +109,6 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     run = located(run)
     dataset = dataset_of(run, Datasets() if datasets is None else datasets)
     _check_tokens(run, dataset)
-    parts_of_name = [
-        choices.get("experiment") or choices.get("model"),
-        *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
-        ".".join(run.ideas),
-    ]
-    name = (
-        os.fsencode("-".join(part.replace("/", "_") for part in parts_of_name if part))[:LONGEST]
-        .decode(errors="ignore")
-        .rstrip("-._")
-    )
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     if teacher_sources := teachers(run):
         parts["teachers"] = {option: teacher.part for option, teacher in teacher_sources.items()}
@@ -129,7 +119,9 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     existing = next(part for part in (root, *root.parents) if part.exists())
     writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
     require(writable, "output_dir", "be a folder that can be written", run.output_dir)
-    run_dir = _folder(root, f"{name}-s{run.seed}-{identity}", identity)
+    run_dir = root / f"{_name(run, choices)}-s{run.seed}-{identity}"
+    if not run_dir.exists():
+        run_dir = of_identity(root, identity) or run_dir
     # the same run may have another readable name
     name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")
     arm, name = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}", f"{name}-s{run.seed}"
@@ -146,6 +138,24 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
         options=_options(run, choices),
         notices=tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)),
     )
+
+
+def _name(run: Run, choices: Mapping[str, str | None]) -> str:
+    """For people."""
+    parts = [
+        choices.get("experiment") or choices.get("model"),
+        *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
+        ".".join(run.ideas),
+    ]
+    text = "-".join(part.replace("/", "_") for part in parts if part)
+    return os.fsencode(text)[:LONGEST].decode(errors="ignore").rstrip("-._")
+
+
+def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
+    """The chosen options by name, those that change no number left out; ideas have commas between them."""
+    groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
+    options = {group: name for group in groups if (name := choices.get(group))}
+    return {**options, "ideas": ",".join(run.ideas) or "none"}
 
 
 def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> Composed:
@@ -170,27 +180,6 @@ def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Compose
             composition.run, choices=composition.choices
         ).run_dir.exists()
     return compose((*overrides, *words) if len(words) == 1 else overrides)
-
-
-def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
-    """The chosen options by name, those that change no number left out; ideas have commas between them."""
-    groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
-    return {group: name for group in groups if (name := choices.get(group))} | {
-        "ideas": ",".join(run.ideas) or "none"
-    }
-
-
-def _folder(root: Path, name: str, identity: str) -> Path:
-    """Where the run is, or goes.
-
-    Errors:
-        ValueError: something else is there.
-    """
-    folder = root / name
-    if not folder.exists():
-        return of_identity(root, identity) or folder
-    require(folder.is_dir(), str(folder), "be a run's folder, or not be there", "something else")
-    return folder
 
 
 def _damage(folder: Path, identity: str) -> Iterator[str]:

@@ -262,7 +262,6 @@ class Searching:
         )
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
         self._datasets, self._trials = Datasets(), list[Trial]()
-        self.results, self.stopped = dict[str, Result](), False  # identity → how a run ended, of this process
         words = [(*self.fixed, *end) for end in ends(space)]
         self._base = settled(words[0], compose)
         self._compose = partial(as_in, self._base, compose=compose)
@@ -288,8 +287,9 @@ class Searching:
         # below the table
         self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"
 
-    def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> None:
-        """Train what is missing, as many trials at once as there is room for.
+    def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> tuple[dict[str, Result], bool]:
+        """Train what is missing, as many trials at once as there is room for. Identity → how a run ended, of
+        this process, and whether a request to stop came.
 
         Errors:
             lease.HeldError: another process carries out this search.
@@ -299,9 +299,9 @@ class Searching:
         with lease.acquire(self.grid.folder) as lock:
             more = partial(self._batch, devices.at_once(self._base.run), lock.stage(), log)
             runner = Runner(self.of_trials(), devices, more=more, total=self.search.trials)
-            self.results = runner.run()
-            self.stopped = runner.stopping
+            results = runner.run()
             self._write(lock.stage())
+            return results, runner.stopping
 
     def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
         """The runs of the next trials, written down before they begin. They know the losses of the batches

@@ -86,8 +86,11 @@ def teachers(run: Run) -> dict[str, Source]:
     Errors:
         ValueError: an option names no finished run with a checkpoint.
     """
-    named = ((name, option.learns_from()) for name, option in run.options())
-    return {name: _teacher(f"{name}.run", path) for name, path in named if path is not None}
+    return {
+        name: _teacher(f"{name}.run", path)
+        for name, option in run.options()
+        if (path := option.learns_from()) is not None
+    }
 
 
 def _teacher(key: str, path: str) -> Source:
@@ -128,11 +131,9 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         return None
     path = expanded(run.trainer.init_from).absolute()
     rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
-    step = step_of(path)
-    if step is None or not path.is_dir():
+    step, sums = step_of(path), read_json(path / MANIFEST)
+    if step is None or sums is None:
         raise ValueError(f"{KEY} must {rule}, got {path}")
-    if (sums := read_json(path / MANIFEST)) is None:
-        raise ValueError(f"{KEY} must {rule}, got {path} without {MANIFEST}")
     try:
         content = read_bytes(path / "state.json")
         require(
