@@ -90,8 +90,7 @@ def train(
     with hold(plan, wait_s=wait_s) as run_lease:
         if (summary := sound(plan)) is not None:  # its holder has brought it to its end
             return Result(summary=summary)
-        for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
-            log(line)
+        log(headline(plan))
         attempt, signals = Attempt(plan, run_lease, quiet=quiet), list[int]()
 
         def stop(number: int) -> None:

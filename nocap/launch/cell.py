@@ -144,11 +144,7 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     if problem:
         raise ValueError(problem)
     if world.is_main:
-        lines = [
-            *(f"note: {notice}" for notice in plan.notices),
-            headline(plan) if summary is None else nothing_to_train(plan, summary),
-        ]
-        print("\n".join(lines), flush=True)
+        print(headline(plan) if summary is None else nothing_to_train(plan, summary), flush=True)
     if summary is None:
         shared = world.all(_appears(Path(run_dir) / "manifest.json"))
         require(shared, "output_dir", "be a folder that all nodes share", run_dir)

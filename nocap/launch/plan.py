@@ -309,8 +309,8 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """What it trains where; precision and compilation, and why, or what the default here would be and
-    why."""
+    """Notices; what it trains where; precision and compilation, and why, or what the default here would be
+    and why."""
     t, why = plan.run.trainer, reasons(plan.run)
     where = f"{t.devices} × {hardware.device_name(t.device)}" + (
         f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else ""
@@ -322,6 +322,6 @@ def headline(plan: Plan) -> str:
         else f"{key} {value} (by default {why[key]})"
         for key, value in chosen.items()
     ]
-    return "\n".join(
-        [f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}", *told]
-    )
+    notes = [f"note: {notice}" for notice in plan.notices]
+    what = f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}"
+    return "\n".join([*notes, what, *told])

@@ -219,18 +219,14 @@ class Trial:
     number: int  # from 1
     words: tuple[str, ...]
     cell: Cell | None = None
-    reason: str | None = None  # why there is no cell: it cannot be trained
-    loss: float | None = None  # infinite where it diverged, or cannot be trained; None: it has not ended
+    status: str = "open"  # not finished; later finished, diverged, or refused: it cannot be trained
+    val_loss: float | None = None
+    reason: str | None = None  # why it is refused
 
     @property
-    def status(self) -> str:
-        if self.cell is None:
-            return "refused"
-        return "open" if self.loss is None else "finished" if math.isfinite(self.loss) else "diverged"
-
-    @property
-    def val_loss(self) -> float | None:
-        return self.loss if self.status == "finished" else None
+    def loss(self) -> float | None:
+        """What the sampler is told. None: it has not ended."""
+        return math.inf if self.status in ("diverged", "refused") else self.val_loss
 
     def json(self) -> dict[str, Any]:
         names = {"trial": self.number, "overrides": self.words, "status": self.status}
@@ -336,7 +332,7 @@ class Searching:
         except ValueError as error:
             if is_fault(error):
                 raise
-            return Trial(number=number, words=words, reason=str(error), loss=math.inf)
+            return Trial(number=number, words=words, status="refused", reason=str(error))
         planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
         cell = Cell(overrides=composed.overrides, label=f"trial {number}: {' '.join(words)}", plan=planned)
         return Trial(number=number, words=words, cell=cell)
@@ -351,9 +347,9 @@ class Searching:
             listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
             self._trials = [self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
         for trial in self._trials:
-            if trial.cell is not None and trial.loss is None and (end := sound(trial.cell.plan)) is not None:
-                value = end.get("val_loss")
-                trial.loss = math.inf if end["status"] == "diverged" or value is None else float(value)
+            if trial.cell and trial.status == "open" and (end := sound(trial.cell.plan)) is not None:
+                trial.val_loss = end.get("val_loss") if end["status"] == "finished" else None
+                trial.status = "diverged" if trial.val_loss is None else "finished"
         return sorted(
             self._trials,
             key=lambda candidate: (
@@ -377,21 +373,18 @@ class Searching:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows."""
-        rows = []
-        for trial in self.trials():
-            said = {
-                "finished": "",
-                "open": "not finished",
-                "refused": f"cannot be trained: {trial.reason}",
-            }.get(trial.status, trial.status)
-            rows.append(
-                [
-                    str(trial.number),
-                    loss(trial.val_loss),
-                    *(word.partition("=")[2] for word in trial.words),
-                    said,
-                ]
-            )
+        said = {"finished": "", "open": "not finished"}
+        rows = [
+            [
+                str(trial.number),
+                loss(trial.val_loss),
+                *(word.partition("=")[2] for word in trial.words),
+                f"cannot be trained: {trial.reason}"
+                if trial.status == "refused"
+                else said.get(trial.status, trial.status),
+            ]
+            for trial in self.trials()
+        ]
         return ["trial", "val loss", *self.space, ""], rows
 
     def page(self) -> str:
