@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar
 
 from tqdm import tqdm
@@ -121,14 +120,13 @@ class Devices(Executor):
             text += f" (trainer.threads={t.threads}; trainer.threads=1 makes room for {n // t.devices or 1})"
         return text
 
-    def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
+    def submit(self, cell: Cell) -> Work | Result | None:
         if (units := self.free(cell.plan.run)) is None:
             return None
         with ExitStack() as undo:
             lease = undo.enter_context(hold(cell.plan))
             if (result := ended(cell)) is not None:
                 return result
-            begun()
             attempt = Attempt(cell.plan, lease, quiet=True, units=units)
             attempt.start(time.monotonic())
             self.attempts.append(attempt)
@@ -149,16 +147,15 @@ class Runner:
         grid: Grid,
         executor: Executor,
         *,
-        watch: Callable[[Cell, str], None] = lambda cell, event: None,
+        watch: Callable[[Cell, str], None] = lambda cell, status: None,
         more: Callable[[], Sequence[Cell]] = tuple,
         total: int = 0,
         fail_fast: bool = False,
         detach: bool = False,
     ) -> None:
-        """`watch` is told of each cell that it is `begun`, before its worker starts here, and then how it
-        ended. `more`: asked for cells beyond the grid's when those known have ended; with them there may be
-        `total`. `fail_fast`: the first that fails stops the others. `detach`: leave the cluster once it has
-        them."""
+        """`watch` is told of each cell how it ended. `more`: asked for cells beyond the grid's when those
+        known have ended; with them there may be `total`. `fail_fast`: the first that fails stops the others.
+        `detach`: leave the cluster once it has them."""
         self._executor, self._watch, self._fail_fast, self._detach = executor, watch, fail_fast, detach
         self._more, self._total = more, total
         self.stopping = False  # whether a request to stop came
@@ -204,7 +201,7 @@ class Runner:
         while self._waiting and not self.stopping:
             cell = self._waiting.popleft()
             try:
-                work = ended(cell) or self._executor.submit(cell, partial(self._watch, cell, "begun"))
+                work = ended(cell) or self._executor.submit(cell)
                 if work is None:
                     self._waiting.appendleft(cell)
                     return

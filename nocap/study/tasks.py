@@ -122,10 +122,10 @@ def train(
     label: str,
     *,
     between: Callable[[], None] = lambda: None,
-    watch: Callable[[Cell, str], None] = lambda cell, event: None,
+    watch: Callable[[Cell, str], None] = lambda cell, status: None,
 ) -> dict[str, Result]:
     """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended.
-    `between`: called before each seed's. `watch`: told of each cell that it is begun, and how it ended.
+    `between`: called before each seed's. `watch`: told of each cell how it ended.
 
     Errors:
         StoppedError: somebody asked to stop.
