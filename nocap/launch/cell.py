@@ -39,8 +39,8 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     this = settled([f"trainer.devices={ranks}", *overrides] if is_rank else overrides, composed)
     if is_rank:
         watch_parent(os.getppid())
-        devices = this.run.trainer.devices
-        require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
+        t = this.run.trainer
+        require(t.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", t.devices)
     planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
     if is_rank:
         _train_as_rank(planned, started=started)

@@ -75,10 +75,12 @@ def values_of(override: Override) -> list[str]:
     if isinstance(swept, Glob):
         require(name in outside.groups(), name, "be a group where its options are chosen by glob", line)
         return swept.filter(outside.yamls(name))
-    in_a_search = (
-        "be swept over values: nocap draws none from an interval but in a search, as with search=tpe"
+    require(
+        not isinstance(swept, IntervalSweep),
+        name,
+        "be swept over values: nocap draws none from an interval but in a search, as with search=tpe",
+        line,
     )
-    require(not isinstance(swept, IntervalSweep), name, in_a_search, line)
     if isinstance(swept, RangeSweep):
         numbers = (swept.start or 0, swept.stop or 0, swept.step)
         require(
@@ -112,11 +114,9 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
     rest = [values for values, pair in zip(words, paired, strict=True) if not pair]
     lengths = [len(values) for values in lists]
     require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
-    total = math.prod(map(len, rest)) * (lengths or [1])[0]
+    rows = list(zip(*lists, strict=True)) if lists else [()]
+    total = len(rows) * math.prod(map(len, rest))
     require(total <= MOST_CELLS, "a grid", f"have at most {MOST_CELLS:,} cells", f"{total:,}")
-    if not lists:
-        return list(itertools.product(*words))
-    rows = zip(*lists, strict=True)
     return [(*combination, *row) for row in rows for combination in itertools.product(*rest)]
 
 

@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -26,12 +26,13 @@ from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, ove
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.search import Search
+from nocap.config.trainer import Trainer
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
-from nocap.options.launcher import Launcher, OfCluster
+from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
 from nocap.options.tracker import RunFacts
@@ -119,27 +120,24 @@ def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: 
 
     def compose(words: Sequence[str]) -> Composed:
         first = composed(words)
-        more = _of_machine({name: getattr(target, name) for name in first.defaults})
+        more = _of_machine(target, first.defaults)
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
         grid = check(cells, swept=swept, compose=compose, log=print)
-    by_cell = [
-        (cell, {name: getattr(cell.plan.run.trainer, name) for name in MACHINE}) for cell in grid.cells
+    whole = [
+        replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
+        for cell in grid.cells
     ]
-    return replace(
-        grid,
-        cells=tuple(
-            replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in by_cell
-        ),
-    )
+    return replace(grid, cells=tuple(whole))
 
 
-def _of_machine(values: Mapping[str, Any]) -> list[str]:
+def _of_machine(place: Target | Trainer, names: Iterable[str]) -> list[str]:
+    """What it has as overrides."""
     return [
         f"trainer.{name}={value.name if isinstance(value, Enum) else value}"
-        for name, value in values.items()
-        if value is not None
+        for name in names
+        if (value := getattr(place, name)) is not None
     ]
 
 
