@@ -51,10 +51,10 @@ def _left_by(cell: Cell, reason: str) -> Result:
     try:
         summary = read_json(cell.plan.run_dir / SUMMARY) or {"status": "waiting", "error": reason}
     except ValueError as error:
-        summary = {"status": "failed", "error": str(error)}
-    if summary["status"] in ENDED:  # it is damaged, and the same command mends it
-        summary["status"] = "failed"
-    return Result(summary=summary, trained=True)
+        return _failed(error)
+    # one that has ended is damaged, and the same command mends it
+    status = "failed" if summary["status"] in ENDED else summary["status"]
+    return Result(summary={**summary, "status": status}, trained=True)
 
 
 def _failed(error: Exception) -> Result:

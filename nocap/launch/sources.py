@@ -39,7 +39,6 @@ FREE = re.compile(
 class Source:
     """Another run, as a run uses it."""
 
-    path: Path  # the folder of the run, or of its checkpoint
     part: dict[str, Any]  # of the identity
     record: dict[str, Any]  # in the manifest
     seconds: float  # of what it did
@@ -116,9 +115,7 @@ def _teacher(key: str, path: str) -> Source:
         path,
     )
     names = {"path": str(folder), "identity": record.identity, "train_s": seconds}
-    return Source(
-        path=folder, part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds
-    )
+    return Source(part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds)
 
 
 def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
@@ -156,7 +153,7 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         f"step {step}",
     )
     names = _same_way(run, parts, path, step)
-    return Source(path=path, part=part, record=names, seconds=float(sum(state["clock_s"].values())))
+    return Source(part=part, record=names, seconds=float(sum(state["clock_s"].values())))
 
 
 def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict[str, Any]:
