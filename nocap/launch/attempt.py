@@ -134,19 +134,6 @@ class Attempt:
         # what the workers say that fail, in their order; it needs no disk, which may be full
         self._told, told = os.pipe()
         os.set_blocking(self._told, False)
-        on_gpu = run.trainer.device is Device.cuda
-        env = {
-            # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
-            "GOMP_SPINCOUNT": "1000",
-            **os.environ,
-            "NOCAP_PARENT": str(os.getpid()),
-            "NOCAP_STAGE": str(self._stage),
-            "NOCAP_STARTED": repr(started),
-            "NOCAP_FAILURES": str(told),
-            "OMP_NUM_THREADS": str(run.trainer.threads),
-            **({"CUDA_VISIBLE_DEVICES": ",".join(self.units)} if on_gpu and self.units else {}),
-        }
-        env.pop("HYDRA_FULL_ERROR", None)
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
         with shielded_child(), to_append(run_dir / "train.log") if self._quiet else nullcontext() as log:
             output: dict[str, Any] = (
@@ -159,10 +146,10 @@ class Attempt:
                 for number in range(run.trainer.devices):
                     self._workers.append(
                         worker := subprocess.Popen(
-                            command, env=env | self._rank(number), pass_fds=[told], **output
+                            command, env=self._env(number, told), pass_fds=[told], **output
                         )
                     )
-                    if self.units and not on_gpu and hasattr(os, "sched_setaffinity"):
+                    if self.units and run.trainer.device is Device.cpu and hasattr(os, "sched_setaffinity"):
                         os.sched_setaffinity(worker.pid, {int(core) for core in self.units})
             except OSError:  # too few processes or files: those that were started must not go on alone
                 self._send(signal.SIGKILL)
@@ -172,19 +159,33 @@ class Attempt:
         if self._stopping:  # the request came when the workers of before were already dead
             self._send(signal.SIGTERM)
 
-    def _rank(self, number: int) -> dict[str, str]:
-        """What one of several workers knows of the others: they meet in a file, in a folder that nobody else
-        can enter."""
-        if (size := self.plan.run.trainer.devices) == 1:
-            return {}
+    def _env(self, number: int, told: int) -> dict[str, str]:
+        """Of the worker with this number. `told`: where it says why it failed. Several meet in a file, in a
+        folder that nobody else can enter."""
+        t = self.plan.run.trainer
+        env = {
+            # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
+            "GOMP_SPINCOUNT": "1000",
+            **os.environ,
+            "NOCAP_PARENT": str(os.getpid()),
+            "NOCAP_STAGE": str(self._stage),
+            "NOCAP_STARTED": repr(self._started),
+            "NOCAP_FAILURES": str(told),
+            "OMP_NUM_THREADS": str(t.threads),
+        }
+        env.pop("HYDRA_FULL_ERROR", None)
+        if t.device is Device.cuda and self.units:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.units)
+        if t.devices == 1:
+            return env
         folder = self.plan.run_dir / RANKS
         # that of an attempt that was killed is gone: see `leftovers`
         folder.mkdir(mode=0o700, exist_ok=number > 0)
-        return {
+        return env | {
             "RANK": str(number),
             "LOCAL_RANK": str(number),
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
+            "WORLD_SIZE": str(t.devices),
+            "LOCAL_WORLD_SIZE": str(t.devices),
             # a rank of the attempt before, if one still dies, writes to another
             "NOCAP_STORE": str(folder / self._stage.name),
             "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
