@@ -118,7 +118,7 @@ class Attempt:
     ) -> None:
         """With `quiet`, output goes to `train.log` only. `units`: GPUs as CUDA_VISIBLE_DEVICES names them, or
         numbers of CPU cores, that it has to itself; none: all of the machine."""
-        self.plan, self.held, self.units, self._quiet = plan, run_lease, units, quiet
+        self.plan, self._lease, self.units, self._quiet = plan, run_lease, units, quiet
         self.over = self.refused = self._stopping = False
         self._restarts = 0
         self._workers: list[subprocess.Popen[bytes]] = []
@@ -126,7 +126,7 @@ class Attempt:
     def start(self, started: float) -> None:
         """Write the head of the record, and start the workers. `started` is a `time.monotonic()`."""
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
-        self._stage = self.held.stage()
+        self._stage = self._lease.stage()
         write_record_head(self.plan, self._stage)
         self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
         self._beats, self._silent_s, self._hang = 0.0, 0.0, ""
@@ -208,10 +208,10 @@ class Attempt:
             return None
         self.over = True
         with ExitStack() as undo:
-            undo.enter_context(self.held)
+            undo.enter_context(self._lease)
             code, summary = self._conclude([code for code in codes if code is not None]), self._summary()
             # whether a worker was killed before the run's end: the record decides, not the code alone
-            lost = code < 0 and summary["status"] == "failed" and not self._stopping and not self.held.lost
+            lost = code < 0 and summary["status"] == "failed" and not self._stopping and not self._lease.lost
             if lost and self._restarts < (limit := self.plan.run.trainer.max_restarts):
                 self._restarts += 1
                 self._log(f"starting again from the last checkpoint ({self._restarts} of {limit})")
@@ -219,7 +219,7 @@ class Attempt:
                 self.over = False
                 undo.pop_all()
                 return None
-        return Result(summary=summary, trained=True, taken_over=self.held.lost)
+        return Result(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
         """When one has failed, the others have a little time to say what they lost. Then they are killed,
@@ -273,7 +273,7 @@ class Attempt:
         now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
         if (since := now - self._looked) < LOOK_S:
             return
-        if self.held.lost:
+        if self._lease.lost:
             self._send(signal.SIGKILL)
             return
         beats, self._looked = self._heartbeat.count(), now
@@ -288,7 +288,7 @@ class Attempt:
     def _summary(self) -> dict[str, Any]:
         """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost
         nothing."""
-        holding = self.held.beat()
+        holding = self._lease.beat()
         if holding and (written := read_json(self.plan.run_dir / "summary.json")) is not None:
             return written
         error = self._hang or self._said or self._error

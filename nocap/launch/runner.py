@@ -160,10 +160,10 @@ class Runner:
         self._more, self._total = more, total
         self.stopping = False  # whether a request to stop came
         self._cells = list(grid.cells)
-        self._waiting, self._held = deque(self._cells), deque[Cell]()
+        self._waiting, self._elsewhere = deque(self._cells), deque[Cell]()
         self._running: list[tuple[Cell, Work]] = []
         self._results: dict[str, Result] = {}
-        self._held_until = self._drawn = 0.0
+        self._elsewhere_until = self._drawn = 0.0
         # steps of the cells that ended here, and those that cells had when they began here
         self._done, self._before, self._began = 0, 0, time.monotonic()
         self._bar = tqdm(
@@ -178,7 +178,7 @@ class Runner:
         """Identity → how that cell ended."""
         with stop_handler(self._stop), self._bar:
             while self._running or (
-                not self.stopping and (self._waiting or self._held or self._add(self._more()))
+                not self.stopping and (self._waiting or self._elsewhere or self._add(self._more()))
             ):
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
@@ -187,8 +187,8 @@ class Runner:
                     self._drawn = time.monotonic()
                     self._left()
                     self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
-                time.sleep(self._executor.poll_s if self._running or self._held else 0)
-        for cell in (*self._waiting, *self._held):
+                time.sleep(self._executor.poll_s if self._running or self._elsewhere else 0)
+        for cell in (*self._waiting, *self._elsewhere):
             self._results[cell.plan.identity] = Result(summary={"status": "waiting", "error": "not started"})
         return self._results
 
@@ -196,8 +196,8 @@ class Runner:
         self.stopping = True
 
     def _start_what_fits(self) -> None:
-        if not self._waiting and self._held and time.monotonic() >= self._held_until:
-            self._waiting, self._held = self._held, deque()
+        if not self._waiting and self._elsewhere and time.monotonic() >= self._elsewhere_until:
+            self._waiting, self._elsewhere = self._elsewhere, deque()
         while self._waiting and not self.stopping:
             cell = self._waiting.popleft()
             try:
@@ -228,8 +228,8 @@ class Runner:
         if cell.plan.identity not in self._results:
             self._log(cell, "later", why)
             self._results[cell.plan.identity] = Result(summary={"status": "waiting"})
-        self._held.append(cell)
-        self._held_until = time.monotonic() + HELD_POLL_S * len(self._held)
+        self._elsewhere.append(cell)
+        self._elsewhere_until = time.monotonic() + HELD_POLL_S * len(self._elsewhere)
 
     def _collect(self) -> None:
         for cell, work in list(self._running):
@@ -262,7 +262,7 @@ class Runner:
         running = [cell for cell, _ in self._running]
         steps = self._done + sum(map(last_step, running))
         self._bar.n = steps
-        todo = sum(cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._held))
+        todo = sum(cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._elsewhere))
         self._bar.total = self._done + todo
         return left(steps - self._before, self._bar.total - steps, time.monotonic() - self._began)
 
