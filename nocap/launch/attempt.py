@@ -243,9 +243,9 @@ class Attempt:
         self._said = "" if killed or (self._stopping and len(codes) > 1) else said
         self._error = ", ".join(
             f"{'the worker' if len(codes) == 1 else f'rank {rank}'} ended with {ending(code)} "
-            f"{self._heartbeat.where(rank)} and left no summary"
+            f"{self._heartbeat.where(rank)}"
             for rank, code in (killed or failed or dict(enumerate(codes))).items()
-        )
+        ) + (" and left no summary" if len(codes) == 1 else "")
         code = min(killed.values()) if killed else EXIT_CODES[status] if self._said else max(codes)
         self.refused = code == EXIT_CODES["refused"]
         return code
