@@ -192,7 +192,7 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
     cases = {
         "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, "
         f"got {trunk.run_dir}": (f"trainer.init_from={trunk.run_dir}",),
-        f"got {missing.at} without manifest.json": (missing.word,),
+        f"or RUN@80, got {missing.at}": (missing.word,),
         f"{damaged.at / 'manifest.json'} must hold a JSON object": (damaged.word,),
         f"be a whole checkpoint, got {state.at}": (state.word,),
         "be in the folder of its run, with manifest.json and config.yaml": (f"trainer.init_from={alone}",),

@@ -8,6 +8,7 @@ import re
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,12 +16,13 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.launch.attempt import Share
+from nocap.launch import attempt
 from nocap.launch.plan import plan
 from nocap.launch.runner import Devices, one_at_a_time
 from tests.attempts import wait_until
 from tests.conftest import SMALL, Door
 from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
+from tests.in_process import planned
 from tests.tools import slurm
 
 needs_submitit = pytest.mark.skipif(
@@ -32,18 +34,24 @@ def run(*words: str) -> Run:
     return compose([*SMALL, *words])
 
 
-def taken(pool: Devices, *runs: Run) -> list[tuple[str, ...] | None]:
-    return [share and share.units for share in map(pool.take, runs)]
+def taken(pool: Devices, *runs: Run) -> list[list[str] | None]:
+    """What each of these runs gets, which all go on."""
+    units = []
+    for each in runs:
+        units.append(free := pool.free(each))
+        if free is not None:
+            attempt = SimpleNamespace(plan=SimpleNamespace(run=each), units=free, over=False)
+            pool.attempts.append(attempt)  # type: ignore[arg-type]
+    return units
 
 
 def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
     single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
     on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
     pool = Devices(units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
-    assert taken(pool, two, two, two, single) == [("0", "1"), ("2", "5"), None, ("6",)]
-    pool.give_back(Share(device=Device.cpu, units=("0", "1")))
-    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [("0", "1"), ("3", "4"), ("GPU-ab", "7"), None]
-    assert Share(device=Device.cuda, units=("GPU-ab", "7")).env == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
+    assert taken(pool, two, two, two, single) == [["0", "1"], ["2", "5"], None, ["6"]]
+    pool.attempts[0].over = True
+    assert taken(pool, two, on_gpus, on_gpus, on_gpus) == [["0", "1"], ["3", "4"], ["GPU-ab", "7"], None]
     assert [pool.at_once(run(f"trainer.threads={n}")) for n in (1, 2, 5, 64)] == [5, 2, 1, 1]
     assert pool.at_once(run("trainer.threads=1", "trainer.devices=2")) == 2
 
@@ -53,7 +61,7 @@ def test_a_pool_has_room_for_so_many_jobs(jobs: int | None, cores: int, n: int) 
     pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
     assert pool.at_once(run()) == n
     assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
-    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == ([(), None], None)
+    assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == ([[], None], None)
 
 
 def test_pool_says_why_it_is_a_pool_of_one() -> None:
@@ -64,13 +72,29 @@ def test_pool_says_why_it_is_a_pool_of_one() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here")
-def test_share_keeps_a_process_on_its_cores() -> None:
-    before = os.sched_getaffinity(0)
-    try:
-        Share(device=Device.cpu, units=(str(min(before)),)).pin(0)
-        assert os.sched_getaffinity(0) == {min(before)}
-    finally:
-        os.sched_setaffinity(0, before)
+def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), list[dict[str, str]]()
+
+    def popen(command: object, *, env: dict[str, str], **more: object) -> SimpleNamespace:
+        given.append(env)
+        return SimpleNamespace(pid=0)  # this process
+
+    monkeypatch.setattr(attempt, "subprocess", SimpleNamespace(Popen=popen))
+    monkeypatch.setattr(attempt, "write_record_head", lambda plan, stage: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with attempt.hold(this) as lease:
+        try:
+            attempt.Attempt(this, lease, units=[str(min(before))]).start(0.0)
+            assert os.sched_getaffinity(0) == {min(before)}
+        finally:
+            os.sched_setaffinity(0, before)
+        this.run.trainer.device = Device.cuda
+        for units in (["GPU-ab", "7"], []):
+            attempt.Attempt(this, lease, units=units).start(0.0)
+    assert os.sched_getaffinity(0) == before
+    assert [env.get("CUDA_VISIBLE_DEVICES") for env in given] == [None, "GPU-ab,7", None]
 
 
 @pytest.mark.parametrize(

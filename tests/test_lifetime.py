@@ -195,7 +195,7 @@ def test_a_pause_of_the_parent_is_no_hang(
     attempt = launch.Attempt.__new__(launch.Attempt)
     attempt.plan = SimpleNamespace(run=SimpleNamespace(trainer=SimpleNamespace(hang_timeout_s=10.0)))  # type: ignore[assignment]
     attempt._workers = [SimpleNamespace(send_signal=lambda number: killed.append(clock.now))]  # type: ignore[list-item]
-    attempt.held = SimpleNamespace(lost=False)  # type: ignore[assignment]
+    attempt._lease = SimpleNamespace(lost=False)  # type: ignore[assignment]
     attempt._heartbeat, attempt._beats, attempt._silent_s = Heartbeat.create(tmp_path, ranks=2), 0.0, 0.0
     attempt._looked = clock.now
     attempt._heartbeat.beat(1, 3)
@@ -220,7 +220,7 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
 
     monkeypatch.setattr(launch, "subprocess", SimpleNamespace(Popen=start))
     with launch.hold(plan) as acquired, pytest.raises(OSError, match="no more processes"):
-        launch.Attempt(plan, acquired, started=0.0)
+        launch.Attempt(plan, acquired).start(0.0)
     assert sent == [signal.SIGKILL]
 
 

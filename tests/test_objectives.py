@@ -554,7 +554,7 @@ def test_what_a_finished_run_finds_easy_first(teacher: str, tmp_path: Path):
     took = time.monotonic() - began
     assert seconds["teacher"] == pytest.approx(5.0 + first.scores_s)
     assert -first.scores_now_s <= seconds["startup"] <= took - first.scores_now_s  # they were found in it
-    assert plan(run, choices={}).teachers["ideas.easy_first"].path == Path(teacher)
+    assert plan(run, choices={}).teachers["ideas.easy_first"].record["path"] == teacher
 
 
 @pytest.mark.parametrize(

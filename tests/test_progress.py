@@ -75,7 +75,7 @@ class Pretended:
     def __init__(self, clock: Clock, statuses: dict[str, str]) -> None:
         self.clock, self.statuses, self.busy = clock, statuses, False
 
-    def submit(self, cell: Cell, begun: Any) -> Any:
+    def submit(self, cell: Cell) -> Any:
         if self.busy:
             return None
         self.busy, self.cell = True, cell

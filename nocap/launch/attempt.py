@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from typing import Any
 
 from nocap.config.keys import EXIT_CODES
@@ -90,44 +90,18 @@ def train(
     with hold(plan, wait_s=wait_s) as run_lease:
         if (summary := sound(plan)) is not None:  # its holder has brought it to its end
             return Result(summary=summary)
-        for line in (*(f"note: {notice}" for notice in plan.notices), headline(plan)):
-            log(line)
-        running, signals = list[Attempt](), list[int]()
+        log(headline(plan))
+        attempt, signals = Attempt(plan, run_lease, quiet=quiet), list[int]()
 
         def stop(number: int) -> None:
             signals.append(number)
-            for attempt in running:
-                attempt.stop()
+            attempt.stop()
 
         with stop_handler(stop):
-            running.append(attempt := Attempt(plan, run_lease, started=started, quiet=quiet))
-            if signals:
-                attempt.stop()
-            code = attempt.wait()
-        summary = attempt.summary()
-        refused = {"status": "refused"} if code == EXIT_CODES["refused"] else {}
-        return Result(summary={**summary, **refused}, trained=True, signals=tuple(signals))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """What of this machine a run has to itself."""
-
-    device: Device
-    units: tuple[str, ...] = ()  # GPUs as CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores; none: all
-
-    @property
-    def env(self) -> dict[str, str]:
-        return (
-            {"CUDA_VISIBLE_DEVICES": ",".join(self.units)}
-            if self.device is Device.cuda and self.units
-            else {}
-        )
-
-    def pin(self, pid: int) -> None:
-        """Keep a process that has just been started, and what it will start, on the share's cores."""
-        if self.device is Device.cpu and self.units and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(pid, {int(core) for core in self.units})
+            attempt.start(started)
+            result = attempt.wait()
+        refused = {"status": "refused"} if attempt.refused else {}
+        return replace(result, summary={**result.summary, **refused}, signals=tuple(signals))
 
 
 class Attempt:
@@ -140,51 +114,26 @@ class Attempt:
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        run_lease: lease.Lease,
-        *,
-        started: float,
-        quiet: bool = False,
-        share: Share | None = None,
+        self, plan: Plan, run_lease: lease.Lease, *, quiet: bool = False, units: Sequence[str] = ()
     ) -> None:
-        """With `quiet`, output goes to `train.log` only."""
-        self.plan, self.held, self._quiet, self._share = (
-            plan,
-            run_lease,
-            quiet,
-            share or Share(device=plan.run.trainer.device),
-        )
-        self._stopping, self._restarts, self._hang = False, 0, ""
-        self._start(started)
+        """With `quiet`, output goes to `train.log` only. `units`: GPUs as CUDA_VISIBLE_DEVICES names them, or
+        numbers of CPU cores, that it has to itself; none: all of the machine."""
+        self.plan, self._lease, self.units, self._quiet = plan, run_lease, units, quiet
+        self.over = self.refused = self._stopping = False
+        self._restarts = 0
+        self._workers: list[subprocess.Popen[bytes]] = []
 
-    def _start(self, started: float) -> None:
+    def start(self, started: float) -> None:
+        """Write the head of the record, and start the workers. `started` is a `time.monotonic()`."""
         run, run_dir, self._started, self._looked = self.plan.run, self.plan.run_dir, started, started
-        self._stage = self.held.stage()
+        self._stage = self._lease.stage()
         write_record_head(self.plan, self._stage)
-        self._heartbeat, self._beats, self._silent_s = (
-            Heartbeat.create(run_dir, ranks=run.trainer.devices),
-            0.0,
-            0.0,
-        )
+        self._heartbeat = Heartbeat.create(run_dir, ranks=run.trainer.devices)
+        self._beats, self._silent_s, self._hang = 0.0, 0.0, ""
         self._failed_at, self._failed = math.inf, dict[int, int]()  # rank → exit code
-        # what a worker said that failed; how they ended
-        self._said, self._error, self._refused = "", "", False
         # what the workers say that fail, in their order; it needs no disk, which may be full
         self._told, told = os.pipe()
         os.set_blocking(self._told, False)
-        env = {
-            # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
-            "GOMP_SPINCOUNT": "1000",
-            **os.environ,
-            "NOCAP_PARENT": str(os.getpid()),
-            "NOCAP_STAGE": str(self._stage),
-            "NOCAP_STARTED": repr(started),
-            "NOCAP_FAILURES": str(told),
-            "OMP_NUM_THREADS": str(run.trainer.threads),
-            **self._share.env,
-        }
-        env.pop("HYDRA_FULL_ERROR", None)
         command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
         with shielded_child(), to_append(run_dir / "train.log") if self._quiet else nullcontext() as log:
             output: dict[str, Any] = (
@@ -192,15 +141,16 @@ class Attempt:
                 if self._quiet
                 else {}
             )
-            self._workers: list[subprocess.Popen[bytes]] = []
+            self._workers = []
             try:
                 for number in range(run.trainer.devices):
                     self._workers.append(
                         worker := subprocess.Popen(
-                            command, env=env | self._rank(number), pass_fds=[told], **output
+                            command, env=self._env(number, told), pass_fds=[told], **output
                         )
                     )
-                    self._share.pin(worker.pid)
+                    if self.units and run.trainer.device is Device.cpu and hasattr(os, "sched_setaffinity"):
+                        os.sched_setaffinity(worker.pid, {int(core) for core in self.units})
             except OSError:  # too few processes or files: those that were started must not go on alone
                 self._send(signal.SIGKILL)
                 raise
@@ -209,19 +159,33 @@ class Attempt:
         if self._stopping:  # the request came when the workers of before were already dead
             self._send(signal.SIGTERM)
 
-    def _rank(self, number: int) -> dict[str, str]:
-        """What one of several workers knows of the others: they meet in a file, in a folder that nobody else
-        can enter."""
-        if (size := self.plan.run.trainer.devices) == 1:
-            return {}
+    def _env(self, number: int, told: int) -> dict[str, str]:
+        """Of the worker with this number. `told`: where it says why it failed. Several meet in a file, in a
+        folder that nobody else can enter."""
+        t = self.plan.run.trainer
+        env = {
+            # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)
+            "GOMP_SPINCOUNT": "1000",
+            **os.environ,
+            "NOCAP_PARENT": str(os.getpid()),
+            "NOCAP_STAGE": str(self._stage),
+            "NOCAP_STARTED": repr(self._started),
+            "NOCAP_FAILURES": str(told),
+            "OMP_NUM_THREADS": str(t.threads),
+        }
+        env.pop("HYDRA_FULL_ERROR", None)
+        if t.device is Device.cuda and self.units:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(self.units)
+        if t.devices == 1:
+            return env
         folder = self.plan.run_dir / RANKS
         # that of an attempt that was killed is gone: see `leftovers`
         folder.mkdir(mode=0o700, exist_ok=number > 0)
-        return {
+        return env | {
             "RANK": str(number),
             "LOCAL_RANK": str(number),
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
+            "WORLD_SIZE": str(t.devices),
+            "LOCAL_WORLD_SIZE": str(t.devices),
             # a rank of the attempt before, if one still dies, writes to another
             "NOCAP_STORE": str(folder / self._stage.name),
             "GLOO_SOCKET_IFNAME": LOOPBACK,  # no other machine may connect
@@ -230,21 +194,32 @@ class Attempt:
             "TORCH_GLOO_LAZY_INIT": "0",
         }
 
-    def poll(self) -> int | None:
-        """The workers' exit code once they have ended for good."""
+    def poll(self) -> Result | None:
+        """How the run ended, once its workers have for good. Then it is held no longer.
+
+        Errors:
+            OSError, ValueError: its record cannot be read, or its workers cannot be started again.
+        """
         codes = [worker.poll() for worker in self._workers]
         if None in codes:
             self._check_heartbeat()
             if any(codes):
                 self._end_others(codes)
             return None
-        code = self._conclude([code for code in codes if code is not None])
-        if self._lost(code) and self._restarts < (limit := self.plan.run.trainer.max_restarts):
-            self._restarts += 1
-            self._log(f"starting again from the last checkpoint ({self._restarts} of {limit})")
-            self._start(time.monotonic())
-            return None
-        return code
+        self.over = True
+        with ExitStack() as undo:
+            undo.enter_context(self._lease)
+            code, summary = self._conclude([code for code in codes if code is not None]), self._summary()
+            # whether a worker was killed before the run's end: the record decides, not the code alone
+            lost = code < 0 and summary["status"] == "failed" and not self._stopping and not self._lease.lost
+            if lost and self._restarts < (limit := self.plan.run.trainer.max_restarts):
+                self._restarts += 1
+                self._log(f"starting again from the last checkpoint ({self._restarts} of {limit})")
+                self.start(time.monotonic())
+                self.over = False
+                undo.pop_all()
+                return None
+        return Result(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
         """When one has failed, the others have a little time to say what they lost. Then they are killed,
@@ -259,39 +234,29 @@ class Attempt:
         which the others only lost."""
         shutil.rmtree(self.plan.run_dir / RANKS, ignore_errors=True)
         failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
-        killed, status = {rank: code for rank, code in failed.items() if code < 0}, ""
+        killed, status, said = {rank: code for rank, code in failed.items() if code < 0}, "", ""
         # a process that a worker started holds the other end, and nobody said anything
         with suppress(BlockingIOError):
-            status, _, self._said = (
-                os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace").partition(" ")
-            )
+            first = os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace")
+            status, _, said = first.partition(" ")
         os.close(self._told)
-        if len(codes) == 1:
-            self._error = (
-                f"the worker ended with {ending(codes[0])} {self._heartbeat.where(0)} and left no summary"
-            )
-        else:
-            ends = [
-                f"rank {rank} ended with {ending(code)} {self._heartbeat.where(rank)}"
-                for rank, code in (killed or failed).items()
-            ]
-            self._error = ", ".join(ends) or "the ranks left no summary"
-        if killed or (self._stopping and len(codes) > 1):
-            self._said = ""
-        self._refused = bool(self._said) and status == "refused"
-        return min(killed.values()) if killed else EXIT_CODES[status] if self._said else max(codes)
+        self._said = "" if killed or (self._stopping and len(codes) > 1) else said
+        self._error = ", ".join(
+            f"{'the worker' if len(codes) == 1 else f'rank {rank}'} ended with {ending(code)} "
+            f"{self._heartbeat.where(rank)}"
+            for rank, code in (killed or failed or dict(enumerate(codes))).items()
+        ) + (" and left no summary" if len(codes) == 1 else "")
+        code = min(killed.values()) if killed else EXIT_CODES[status] if self._said else max(codes)
+        self.refused = code == EXIT_CODES["refused"]
+        return code
 
-    def _lost(self, code: int) -> bool:
-        """Whether a worker was killed before the run's end. The record decides, not the code alone."""
-        return code < 0 and not self._stopping and self.held.beat() and self.summary()["status"] == "failed"
-
-    def wait(self) -> int:
-        while (code := self.poll()) is None:
+    def wait(self) -> Result:
+        while (result := self.poll()) is None:
             with suppress(subprocess.TimeoutExpired):
                 next((worker for worker in self._workers if worker.poll() is None), self._workers[0]).wait(
                     timeout=LOOK_S
                 )
-        return code
+        return result
 
     def stop(self) -> None:
         """Ask the workers, once, to save and stop."""
@@ -308,7 +273,7 @@ class Attempt:
         now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
         if (since := now - self._looked) < LOOK_S:
             return
-        if self.held.lost:
+        if self._lease.lost:
             self._send(signal.SIGKILL)
             return
         beats, self._looked = self._heartbeat.count(), now
@@ -320,25 +285,22 @@ class Attempt:
             )
             self._send(signal.SIGKILL)
 
-    def summary(self) -> dict[str, Any]:
+    def _summary(self) -> dict[str, Any]:
         """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost
         nothing."""
-        run, run_dir = self.plan.run, self.plan.run_dir
-        holding = self.held.beat()
-        written = read_json(run_dir / "summary.json") if holding else None
-        if written is not None and not (self._hang and written["status"] == "failed"):
+        holding = self._lease.beat()
+        if holding and (written := read_json(self.plan.run_dir / "summary.json")) is not None:
             return written
-        error = (
-            ("" if holding else lease.taken(self._stage.parent)) or self._hang or self._said or self._error
-        )
+        error = self._hang or self._said or self._error
+        if not holding:
+            error = lease.taken(self._stage.parent)
         preempted = self._stopping and not self._hang and not self._said
         if not preempted:
             self._log(error)
-        status, self._hang = "preempted" if preempted else "failed", ""
         return cut_short(
-            run,
-            run_dir,
-            status=status,
+            self.plan.run,
+            self.plan.run_dir,
+            status="preempted" if preempted else "failed",
             attempt_s=time.monotonic() - self._started,
             error=error,
             stage=self._stage,
@@ -351,4 +313,4 @@ class Attempt:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
         else:
-            print(f"nocap: {text}" + ("" if self._refused else f"; see {log}"), file=sys.stderr, flush=True)
+            print(f"nocap: {text}" + ("" if self.refused else f"; see {log}"), file=sys.stderr, flush=True)

@@ -39,8 +39,8 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     this = settled([f"trainer.devices={ranks}", *overrides] if is_rank else overrides, composed)
     if is_rank:
         watch_parent(os.getppid())
-        devices = this.run.trainer.devices
-        require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
+        t = this.run.trainer
+        require(t.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", t.devices)
     planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
     if is_rank:
         _train_as_rank(planned, started=started)
@@ -144,11 +144,7 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     if problem:
         raise ValueError(problem)
     if world.is_main:
-        lines = [
-            *(f"note: {notice}" for notice in plan.notices),
-            headline(plan) if summary is None else nothing_to_train(plan, summary),
-        ]
-        print("\n".join(lines), flush=True)
+        print(headline(plan) if summary is None else nothing_to_train(plan, summary), flush=True)
     if summary is None:
         shared = world.all(_appears(Path(run_dir) / "manifest.json"))
         require(shared, "output_dir", "be a folder that all nodes share", run_dir)

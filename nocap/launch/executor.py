@@ -4,7 +4,7 @@ on."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a second
@@ -20,7 +20,7 @@ class Work(Protocol):
         nothing.
 
         Errors:
-            HeldError: another process has taken it over.
+            OSError, ValueError: its record cannot be read.
         """
 
     def stop(self) -> None:
@@ -37,9 +37,8 @@ class Executor:
         """A line for the user about these runs, printed before the first of them."""
         return None
 
-    def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
-        """Begin a cell, unless it has ended already. None: there is no room. `begun` is called before a
-        worker on this machine starts.
+    def submit(self, cell: Cell) -> Work | Result | None:
+        """Begin a cell, unless it has ended already. None: there is no room.
 
         Errors:
             HeldError: another process trains it.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +16,7 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override, Rang
 from nocap import outside
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
-from nocap.config.paths import cache_root
-from nocap.config.run import Run
-from nocap.data.prepare import Dataset, prepare
-from nocap.launch.plan import Plan, plan, settled
+from nocap.launch.plan import Datasets, Plan, plan, settled
 from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
@@ -46,26 +43,23 @@ class Grid:
     swept: tuple[str, ...]  # keys
     cells: tuple[Cell, ...]
 
-    def write(self) -> None:
-        """Write `grid.json`, where `nocap.compare` finds the grid's runs."""
+    def write(self, *, more: Mapping[str, Any] | None = None, stage: Path | None = None) -> None:
+        """Write `grid.json`, where `nocap.compare` finds the grid's runs; `more`: what else it holds."""
         self.folder.mkdir(parents=True, exist_ok=True)
         delete(unfinished(self.folder, older_than_s=60))  # another process may be writing one
-        write_json(
-            self.folder / GRID,
-            {"name": self.name, "swept": self.swept, "cells": [named(cell) for cell in self.cells]},
-        )
-
-
-def named(cell: Cell) -> dict[str, Any]:
-    """A cell in `grid.json`."""
-    planned = cell.plan
-    names = {
-        "identity": planned.identity,
-        "run": planned.run_dir.name,
-        "arm": planned.arm,
-        "seed": planned.run.seed,
-    }
-    return {**names, "overrides": cell.overrides, "environment": planned.parts["environment"]}
+        cells = [
+            {
+                "identity": cell.plan.identity,
+                "run": cell.plan.run_dir.name,
+                "arm": cell.plan.arm,
+                "seed": cell.plan.run.seed,
+                "overrides": cell.overrides,
+                "environment": cell.plan.parts["environment"],
+            }
+            for cell in self.cells
+        ]
+        content = {"name": self.name, "swept": self.swept, **(more or {}), "cells": cells}
+        write_json(self.folder / GRID, content, stage=stage)
 
 
 # --- what is swept ------------------------------------------------------------------------------------------
@@ -81,10 +75,12 @@ def values_of(override: Override) -> list[str]:
     if isinstance(swept, Glob):
         require(name in outside.groups(), name, "be a group where its options are chosen by glob", line)
         return swept.filter(outside.yamls(name))
-    in_a_search = (
-        "be swept over values: nocap draws none from an interval but in a search, as with search=tpe"
+    require(
+        not isinstance(swept, IntervalSweep),
+        name,
+        "be swept over values: nocap draws none from an interval but in a search, as with search=tpe",
+        line,
     )
-    require(not isinstance(swept, IntervalSweep), name, in_a_search, line)
     if isinstance(swept, RangeSweep):
         numbers = (swept.start or 0, swept.stop or 0, swept.step)
         require(
@@ -118,30 +114,13 @@ def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ..
     rest = [values for values, pair in zip(words, paired, strict=True) if not pair]
     lengths = [len(values) for values in lists]
     require(len({*lengths}) <= 1, "--zip", "be given lists of one length", lengths)
-    total = math.prod(map(len, rest)) * (lengths or [1])[0]
+    rows = list(zip(*lists, strict=True)) if lists else [()]
+    total = len(rows) * math.prod(map(len, rest))
     require(total <= MOST_CELLS, "a grid", f"have at most {MOST_CELLS:,} cells", f"{total:,}")
-    if not lists:
-        return list(itertools.product(*words))
-    rows = zip(*lists, strict=True)
     return [(*combination, *row) for row in rows for combination in itertools.product(*rest)]
 
 
 # --- checked ------------------------------------------------------------------------------------------------
-
-Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
-
-
-def dataset_of(run: Run, known: Datasets) -> Dataset:
-    key = repr((run.data, run.tokenizer, run.cache_dir))
-    if key not in known:
-        try:
-            known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
-        except ValueError as error:
-            known[key] = error
-    dataset_or_error = known[key]
-    if isinstance(dataset_or_error, ValueError):
-        raise dataset_or_error
-    return dataset_or_error
 
 
 def check(
@@ -160,13 +139,13 @@ def check(
             cache.
     """
     valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
-    first, datasets = cast(Composed | None, None), {} if datasets is None else datasets
+    first, datasets = cast(Composed | None, None), Datasets() if datasets is None else datasets
     for overrides in cells:
         label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
         try:
             composed = as_in(first, overrides, compose) if first else settled(overrides, compose)
             first = first or composed
-            planned = plan(composed.run, choices=composed.choices, dataset=dataset_of(composed.run, datasets))
+            planned = plan(composed.run, choices=composed.choices, datasets=datasets)
         except ValueError as error:
             if is_fault(error):
                 raise
@@ -183,7 +162,11 @@ def check(
     if bad:
         raise ValueError("\n".join(_refusal(bad, len(cells))))
     seeds = list(dict.fromkeys(cell.plan.run.seed for cell in valid))
-    ordered = _distinct(sorted(valid, key=lambda cell: seeds.index(cell.plan.run.seed)), log)
+    distinct = dict[str, Cell]()
+    for cell in sorted(valid, key=lambda cell: seeds.index(cell.plan.run.seed)):
+        if (twin := distinct.setdefault(cell.plan.identity, cell)) is not cell:
+            log(f"trained once, it is the same run: {cell.label} and {twin.label}")
+    ordered = list(distinct.values())
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     named = tuple(
         replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered
@@ -203,14 +186,6 @@ def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
         *(f"{label}: {reason}" for label, reason in bad),
         f"{len(bad)} of {total} cells refused; none was trained",
     ]
-
-
-def _distinct(cells: Iterable[Cell], log: Callable[[str], None]) -> list[Cell]:
-    first: dict[str, Cell] = {}
-    for cell in cells:
-        if (twin := first.setdefault(cell.plan.identity, cell)) is not cell:
-            log(f"trained once, it is the same run: {cell.label} and {twin.label}")
-    return list(first.values())
 
 
 def _folder(cells: Sequence[Cell], *, swept: Sequence[str], prefix: str | None) -> Path:

@@ -70,8 +70,12 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
 def leftovers(plan: Plan) -> list[Path]:
     """What killed processes left of this run: half-written files and checkpoints, and the folder of its
     ranks."""
-    ranks = [folder for folder in (plan.run_dir / RANKS,) if is_folder(folder)]
-    return [*unfinished(plan.run_dir), *unfinished(plan.run_dir / FOLDER), *ranks]
+    ranks = plan.run_dir / RANKS
+    return [
+        *unfinished(plan.run_dir),
+        *unfinished(plan.run_dir / FOLDER),
+        *([ranks] if is_folder(ranks) else []),
+    ]
 
 
 def outside_files(run: Run) -> list[outside.File]:

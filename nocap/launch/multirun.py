@@ -11,7 +11,7 @@ import os
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -25,13 +25,13 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
-from nocap.config.trainer import Search
+from nocap.config.trainer import Search, Trainer
 from nocap.launch import search
 from nocap.launch.attempt import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
-from nocap.options.launcher import Launcher, OfCluster
+from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
 from nocap.options.tracker import RunFacts
@@ -119,27 +119,24 @@ def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: 
 
     def compose(words: Sequence[str]) -> Composed:
         first = composed(words)
-        more = _of_machine({name: getattr(target, name) for name in first.defaults})
+        more = _of_machine(target, first.defaults)
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
         grid = check(cells, swept=swept, compose=compose, log=print)
-    by_cell = [
-        (cell, {name: getattr(cell.plan.run.trainer, name) for name in MACHINE}) for cell in grid.cells
+    whole = [
+        replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
+        for cell in grid.cells
     ]
-    return replace(
-        grid,
-        cells=tuple(
-            replace(cell, overrides=(*cell.overrides, *_of_machine(values))) for cell, values in by_cell
-        ),
-    )
+    return replace(grid, cells=tuple(whole))
 
 
-def _of_machine(values: Mapping[str, Any]) -> list[str]:
+def _of_machine(place: Target | Trainer, names: Iterable[str]) -> list[str]:
+    """What it has as overrides."""
     return [
         f"trainer.{name}={value.name if isinstance(value, Enum) else value}"
-        for name, value in values.items()
-        if value is not None
+        for name in names
+        if (value := getattr(place, name)) is not None
     ]
 
 
@@ -196,10 +193,14 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
-    searching.run(Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time())
-    grid = replace(searching.grid, cells=tuple(searching.cells()))
+    results, stopped = searching.run(
+        Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
+    )
     return _report(
-        grid, searching.results, stopped=searching.stopped, conclude=lambda: print(f"\n{searching.report()}")
+        searching.of_trials(),
+        results,
+        stopped=stopped,
+        conclude=lambda: print(f"\n{searching.report()}"),
     )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import glob
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -61,6 +61,7 @@ class Result:
     summary: dict[str, Any]
     trained: bool = False  # by this process, now
     signals: tuple[int, ...] = ()  # the requests to stop that came
+    taken_over: bool = False  # while this process did not run: another one trains it
 
     @property
     def status(self) -> str:
@@ -71,12 +72,27 @@ class Result:
         return self.summary.get("error")
 
 
+Datasets = dict[str, Dataset | ValueError]  # each source is prepared once, also the one that fails
+
+
+def dataset_of(run: Run, known: Datasets) -> Dataset:
+    key = repr((run.data, run.tokenizer, run.cache_dir))
+    if key not in known:
+        try:
+            known[key] = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+        except ValueError as error:
+            known[key] = error
+    if isinstance(dataset := known[key], ValueError):
+        raise dataset
+    return dataset
+
+
 LONGEST = 160  # bytes of a run's readable name: a file system takes 255, and the seed and the identity follow
 
 
-def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None = None) -> Plan:
-    """Prepare the data unless `dataset` is it, work out the identity, find the folder. Nothing is written but
-    the data's cache.
+def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | None = None) -> Plan:
+    """Prepare the data unless it is among `datasets`, work out the identity, find the folder. Nothing is
+    written but the data's cache.
 
     `choices` are the names of the options, for people to read.
 
@@ -91,18 +107,8 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         run.store.diff,
     )
     run = located(run)
-    dataset = dataset or prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    dataset = dataset_of(run, Datasets() if datasets is None else datasets)
     _check_tokens(run, dataset)
-    parts_of_name = [
-        choices.get("experiment") or choices.get("model"),
-        *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
-        ".".join(run.ideas),
-    ]
-    name = (
-        os.fsencode("-".join(part.replace("/", "_") for part in parts_of_name if part))[:LONGEST]
-        .decode(errors="ignore")
-        .rstrip("-._")
-    )
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
     if teacher_sources := teachers(run):
         parts["teachers"] = {option: teacher.part for option, teacher in teacher_sources.items()}
@@ -110,8 +116,12 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         parts["init"] = init.part
     identity = digest(parts)
     root = expanded(run.output_dir).absolute() / "runs"
-    _check_writable(root, run.output_dir)
-    run_dir = _folder(root, f"{name}-s{run.seed}-{identity}", identity)
+    existing = next(part for part in (root, *root.parents) if part.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    require(writable, "output_dir", "be a folder that can be written", run.output_dir)
+    run_dir = root / f"{_name(run, choices)}-s{run.seed}-{identity}"
+    if not run_dir.exists():
+        run_dir = of_identity(root, identity) or run_dir
     # the same run may have another readable name
     name = run_dir.name.removesuffix(f"-s{run.seed}-{identity}")
     arm, name = f"{name}-{digest({**parts['config'], 'seed': None})[:6]}", f"{name}-s{run.seed}"
@@ -128,6 +138,24 @@ def plan(run: Run, *, choices: Mapping[str, str | None], dataset: Dataset | None
         options=_options(run, choices),
         notices=tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)),
     )
+
+
+def _name(run: Run, choices: Mapping[str, str | None]) -> str:
+    """For people."""
+    parts = [
+        choices.get("experiment") or choices.get("model"),
+        *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
+        ".".join(run.ideas),
+    ]
+    text = "-".join(part.replace("/", "_") for part in parts if part)
+    return os.fsencode(text)[:LONGEST].decode(errors="ignore").rstrip("-._")
+
+
+def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
+    """The chosen options by name, those that change no number left out; ideas have commas between them."""
+    groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
+    options = {group: name for group in groups if (name := choices.get(group))}
+    return {**options, "ideas": ",".join(run.ideas) or "none"}
 
 
 def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> Composed:
@@ -152,27 +180,6 @@ def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Compose
             composition.run, choices=composition.choices
         ).run_dir.exists()
     return compose((*overrides, *words) if len(words) == 1 else overrides)
-
-
-def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
-    """The chosen options by name, those that change no number left out; ideas have commas between them."""
-    groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
-    return {group: name for group in groups if (name := choices.get(group))} | {
-        "ideas": ",".join(run.ideas) or "none"
-    }
-
-
-def _folder(root: Path, name: str, identity: str) -> Path:
-    """Where the run is, or goes.
-
-    Errors:
-        ValueError: something else is there.
-    """
-    folder = root / name
-    if not folder.exists():
-        return of_identity(root, identity) or folder
-    require(folder.is_dir(), str(folder), "be a run's folder, or not be there", "something else")
-    return folder
 
 
 def _damage(folder: Path, identity: str) -> Iterator[str]:
@@ -213,14 +220,6 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
         return None, error
 
 
-def _check_writable(folder: Path, configured: str) -> None:
-    """The folder, or the part of its path that exists, must take new files."""
-    existing = next(part for part in (folder, *folder.parents) if part.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        reason = "Permission denied" if existing.is_dir() else "Not a directory"
-        raise ValueError(f"output_dir must be a folder that can be written, got {configured} ({reason})")
-
-
 def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
     """A notice for each half-done run of the same arm, seed and paths that code, machine, threads or torch
     make another run.
@@ -230,10 +229,7 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
             unnoticed.
     """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
-    for folder in sorted(
-        root / name for name in (os.listdir(root) if root.is_dir() else ()) if of_it.fullmatch(name)
-    ):
+    for folder in sorted(root.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 12}")):
         if not (steps := saved_steps(folder)):
             continue
         try:
@@ -313,8 +309,8 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
 
 
 def headline(plan: Plan) -> str:
-    """What it trains where; precision and compilation, and why, or what the default here would be and
-    why."""
+    """Notices; what it trains where; precision and compilation, and why, or what the default here would be
+    and why."""
     t, why = plan.run.trainer, reasons(plan.run)
     where = f"{t.devices} × {hardware.device_name(t.device)}" + (
         f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else ""
@@ -326,6 +322,6 @@ def headline(plan: Plan) -> str:
         else f"{key} {value} (by default {why[key]})"
         for key, value in chosen.items()
     ]
-    return "\n".join(
-        [f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}", *told]
-    )
+    notes = [f"note: {notice}" for notice in plan.notices]
+    what = f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}"
+    return "\n".join([*notes, what, *told])

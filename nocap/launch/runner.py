@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import ClassVar
 
 from tqdm import tqdm
@@ -19,7 +18,7 @@ from nocap.config import hardware
 from nocap.config.outward import trusted
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.launch.attempt import Attempt, Share, clean, hold
+from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome
@@ -52,10 +51,14 @@ def _left_by(cell: Cell, reason: str) -> Result:
     try:
         summary = read_json(cell.plan.run_dir / SUMMARY) or {"status": "waiting", "error": reason}
     except ValueError as error:
-        summary = {"status": "failed", "error": str(error)}
-    if summary["status"] in ENDED:  # it is damaged, and the same command mends it
-        summary["status"] = "failed"
-    return Result(summary=summary, trained=True)
+        return _failed(error)
+    # one that has ended is damaged, and the same command mends it
+    status = "failed" if summary["status"] in ENDED else summary["status"]
+    return Result(summary={**summary, "status": status}, trained=True)
+
+
+def _failed(error: Exception) -> Result:
+    return Result(summary={"status": "failed", "error": str(error)}, trained=True)
 
 
 # --- this machine -------------------------------------------------------------------------------------------
@@ -82,31 +85,23 @@ class Devices(Executor):
 
     jobs: int | None = None
     units: dict[Device, list[str]] = field(default_factory=_units)  # none: the whole machine for each
-    running: int = 0
+    attempts: list[Attempt] = field(default_factory=list)  # that were begun
     event: ClassVar[str] = "start"
     poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
-
-    def __post_init__(self) -> None:
-        self._free = {device: list(units) for device, units in self.units.items()}
 
     def _need(self, run: Run) -> int:
         t = run.trainer
         wanted = t.devices if t.device is Device.cuda else t.devices * t.threads
         return min(wanted, len(self.units[t.device]))  # more threads than cores: all cores
 
-    def take(self, run: Run) -> Share | None:
-        """A share for this run. None while there is none."""
-        free, need = self._free[run.trainer.device], self._need(run)
-        if self.running == self.jobs or len(free) < need:
-            return None
-        self.running += 1
-        share = Share(device=run.trainer.device, units=tuple(free[:need]))
-        del free[:need]
-        return share
-
-    def give_back(self, share: Share) -> None:
-        self.running -= 1
-        self._free[share.device] += share.units
+    def free(self, run: Run) -> list[str] | None:
+        """What of this machine this run can have to itself. None: there is no room."""
+        self.attempts = [attempt for attempt in self.attempts if not attempt.over]
+        beside = [other for other in self.attempts if other.plan.run.trainer.device is run.trainer.device]
+        taken = {unit for other in beside for unit in other.units}
+        free = [unit for unit in self.units[run.trainer.device] if unit not in taken]
+        need = self._need(run)
+        return None if len(self.attempts) == self.jobs or len(free) < need else free[:need]
 
     def at_once(self, run: Run) -> int:
         """How many runs like this one there is room for."""
@@ -125,42 +120,22 @@ class Devices(Executor):
             text += f" (trainer.threads={t.threads}; trainer.threads=1 makes room for {n // t.devices or 1})"
         return text
 
-    def submit(self, cell: Cell, begun: Callable[[], None]) -> Work | Result | None:
-        if (share := self.take(cell.plan.run)) is None:
+    def submit(self, cell: Cell) -> Work | Result | None:
+        if (units := self.free(cell.plan.run)) is None:
             return None
         with ExitStack() as undo:
-            undo.callback(self.give_back, share)
             lease = undo.enter_context(hold(cell.plan))
             if (result := ended(cell)) is not None:
                 return result
-            begun()
-            attempt = Attempt(cell.plan, lease, started=time.monotonic(), quiet=True, share=share)
-            return _Worker(attempt=attempt, undo=undo.pop_all())
+            attempt = Attempt(cell.plan, lease, quiet=True, units=units)
+            attempt.start(time.monotonic())
+            self.attempts.append(attempt)
+            undo.pop_all()
+            return attempt
 
 
 def one_at_a_time() -> Devices:
     return Devices(jobs=1, units={device: [] for device in Device})
-
-
-@dataclass(kw_only=True, slots=True)
-class _Worker:
-    attempt: Attempt
-    undo: ExitStack
-
-    def poll(self) -> Result | None:
-        if self.attempt.poll() is None:
-            return None
-        with self.undo:
-            try:
-                summary = self.attempt.summary()
-            except (OSError, ValueError) as error:
-                summary = {"status": "failed", "error": str(error)}
-        if self.attempt.held.lost:
-            raise HeldError(summary["error"])
-        return Result(summary=summary, trained=True)
-
-    def stop(self) -> None:
-        self.attempt.stop()
 
 
 # --- a grid -------------------------------------------------------------------------------------------------
@@ -172,48 +147,48 @@ class Runner:
         grid: Grid,
         executor: Executor,
         *,
-        watch: Callable[[Cell, str], None] = lambda cell, event: None,
+        watch: Callable[[Cell, str], None] = lambda cell, status: None,
         more: Callable[[], Sequence[Cell]] = tuple,
         total: int = 0,
         fail_fast: bool = False,
         detach: bool = False,
     ) -> None:
-        """`watch` is told of each cell that it is `begun`, before its worker starts here, and then how it
-        ended. `more`: asked for cells beyond the grid's when those known have ended; with them there may be
-        `total`. `fail_fast`: the first that fails stops the others. `detach`: leave the cluster once it has
-        them."""
+        """`watch` is told of each cell how it ended. `more`: asked for cells beyond the grid's when those
+        known have ended; with them there may be `total`. `fail_fast`: the first that fails stops the others.
+        `detach`: leave the cluster once it has them."""
         self._executor, self._watch, self._fail_fast, self._detach = executor, watch, fail_fast, detach
+        self._more, self._total = more, total
         self.stopping = False  # whether a request to stop came
-        self._waiting, self._held = deque[Cell](), deque[Cell]()
+        self._cells = list(grid.cells)
+        self._waiting, self._elsewhere = deque(self._cells), deque[Cell]()
         self._running: list[tuple[Cell, Work]] = []
         self._results: dict[str, Result] = {}
-        self._held_until = 0.0
-        self._more, self._total, self._place = more, total, dict[str, int]()
+        self._elsewhere_until = self._drawn = 0.0
+        # steps of the cells that ended here, and those that cells had when they began here
+        self._done, self._before, self._began = 0, 0, time.monotonic()
         self._bar = tqdm(
-            total=0,
             desc="steps of all cells",
             unit="step",
             disable=None,
             leave=False,
             file=trusted(sys.stdout),
         )  # on a terminal alone
-        self._steps, self._drawn, self._began = dict[str, int](), 0.0, time.monotonic()
-        # steps that cells had when they began here; characters of the longest label
-        self._before, self._wide = 0, 0
-        self._add(grid.cells)
 
     def run(self) -> dict[str, Result]:
         """Identity → how that cell ended."""
         with stop_handler(self._stop), self._bar:
             while self._running or (
-                not self.stopping and (self._waiting or self._held or self._add(self._more()))
+                not self.stopping and (self._waiting or self._elsewhere or self._add(self._more()))
             ):
                 self._start_what_fits()
                 self.stopping = self.stopping or self._detach
                 self._collect()
-                self._draw()
-                time.sleep(self._executor.poll_s if self._running or self._held else 0)
-        for cell in (*self._waiting, *self._held):
+                if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
+                    self._drawn = time.monotonic()
+                    self._left()
+                    self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
+                time.sleep(self._executor.poll_s if self._running or self._elsewhere else 0)
+        for cell in (*self._waiting, *self._elsewhere):
             self._results[cell.plan.identity] = Result(summary={"status": "waiting", "error": "not started"})
         return self._results
 
@@ -221,17 +196,17 @@ class Runner:
         self.stopping = True
 
     def _start_what_fits(self) -> None:
-        if not self._waiting and self._held and time.monotonic() >= self._held_until:
-            self._waiting, self._held = self._held, deque()
+        if not self._waiting and self._elsewhere and time.monotonic() >= self._elsewhere_until:
+            self._waiting, self._elsewhere = self._elsewhere, deque()
         while self._waiting and not self.stopping:
-            cell = self._waiting[0]
+            cell = self._waiting.popleft()
             try:
-                work = ended(cell) or self._executor.submit(cell, partial(self._watch, cell, "begun"))
+                work = ended(cell) or self._executor.submit(cell)
                 if work is None:
+                    self._waiting.appendleft(cell)
                     return
                 if isinstance(work, Result):
                     self._results[cell.plan.identity] = work
-                    self._bar.total -= cell.plan.run.trainer.steps
                 else:
                     self._running.append((cell, work))
                     self._before += last_step(cell)
@@ -241,73 +216,66 @@ class Runner:
             except HeldError as error:
                 self._leave(cell, str(error).partition("and ")[2])
             except (OSError, ValueError) as error:
-                self._conclude(cell, Result(summary={"status": "failed", "error": str(error)}, trained=True))
-            self._waiting.popleft()
+                self._conclude(cell, _failed(error))
 
     def _add(self, cells: Sequence[Cell]) -> bool:
-        for cell in cells:
-            self._place.setdefault(cell.plan.identity, len(self._place) + 1)
-            self._bar.total += cell.plan.run.trainer.steps
-            self._wide = max(self._wide, len(cell.label))
+        self._cells.extend(cells)
         self._waiting.extend(cells)
         return bool(cells)
 
-    def _leave(self, cell: Cell, why: str) -> None:
+    def _leave(self, cell: Cell, why: str | None) -> None:
         """Come back later to a cell that another process trains."""
         if cell.plan.identity not in self._results:
             self._log(cell, "later", why)
             self._results[cell.plan.identity] = Result(summary={"status": "waiting"})
-        self._held.append(cell)
-        self._held_until = time.monotonic() + HELD_POLL_S * len(self._held)
+        self._elsewhere.append(cell)
+        self._elsewhere_until = time.monotonic() + HELD_POLL_S * len(self._elsewhere)
 
     def _collect(self) -> None:
         for cell, work in list(self._running):
             if self.stopping:
                 work.stop()
             try:
-                if (result := work.poll()) is None:
-                    continue
-                self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
-            except HeldError as error:
-                self._leave(cell, str(error))
+                result = work.poll()
+            except (OSError, ValueError) as error:
+                result = _failed(error)
+            if result is None:
+                continue
             self._running.remove((cell, work))
+            if isinstance(result, Result) and result.taken_over:
+                self._leave(cell, result.reason)
+            else:
+                self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
 
     def _conclude(self, cell: Cell, result: Result) -> None:
         self._results[cell.plan.identity] = result
-        self._steps[cell.plan.identity] = steps = result.summary.get("steps") or 0
-        self._bar.total -= cell.plan.run.trainer.steps - steps
+        self._done += result.summary.get("steps") or 0
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
-        rest = left(
-            self._count() - self._before, self._bar.total - self._bar.n, time.monotonic() - self._began
+        self._log(
+            cell, event, _figures(result) if result.status == "finished" else result.reason, self._left()
         )
-        self._log(cell, event, _figures(result) if result.status == "finished" else result.reason, rest)
         self._watch(cell, result.status)
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
 
-    def _count(self) -> int:
-        """The steps of all cells."""
-        self._steps |= {
-            cell.plan.identity: max(last_step(cell), self._steps.get(cell.plan.identity, 0))
-            for cell, _ in self._running
-        }
-        self._bar.n = sum(self._steps.values())
-        return self._bar.n
+    def _left(self) -> str:
+        """The time that is left at the pace so far. The bar gets the steps of all cells."""
+        running = [cell for cell, _ in self._running]
+        steps = self._done + sum(map(last_step, running))
+        self._bar.n = steps
+        todo = sum(cell.plan.run.trainer.steps for cell in (*running, *self._waiting, *self._elsewhere))
+        self._bar.total = self._done + todo
+        return left(steps - self._before, self._bar.total - steps, time.monotonic() - self._began)
 
     def _log(self, cell: Cell, event: str, *more: str | None) -> None:
-        place, n = self._place[cell.plan.identity], max(self._total, len(self._place))
+        place, n = self._cells.index(cell) + 1, max(self._total, len(self._cells))
+        wide = max(len(each.label) for each in self._cells)
         self._bar.clear()
         print(
             "  ".join(
-                [f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{self._wide}}", *filter(None, more)]
+                [f"[{place:>{len(str(n))}}/{n}] {event:<8} {cell.label:<{wide}}", *filter(None, more)]
             ).rstrip(),
             flush=True,
         )
-
-    def _draw(self) -> None:
-        if not self._bar.disable and time.monotonic() > self._drawn + REFRESH_S:
-            self._count()
-            self._drawn = time.monotonic()
-            self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
 
 
 def _figures(result: Result) -> str:

@@ -28,15 +28,15 @@ from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
-from nocap.launch.grid import REPORT, Cell, Datasets, Grid, Result, check, dataset_of, named, values_of
-from nocap.launch.plan import plan, settled, sound
+from nocap.launch.grid import REPORT, Cell, Grid, Result, check, values_of
+from nocap.launch.plan import Datasets, plan, settled, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.formats import loss, plural
 from nocap.store.identity import digest
-from nocap.store.record import read_json, write_json
+from nocap.store.record import read_json
 from nocap.store.runs import GRID
 
 if TYPE_CHECKING:
@@ -219,18 +219,14 @@ class Trial:
     number: int  # from 1
     words: tuple[str, ...]
     cell: Cell | None = None
-    reason: str | None = None  # why there is no cell: it cannot be trained
-    loss: float | None = None  # infinite where it diverged, or cannot be trained; None: it has not ended
+    status: str = "open"  # not finished; later finished, diverged, or refused: it cannot be trained
+    val_loss: float | None = None
+    reason: str | None = None  # why it is refused
 
     @property
-    def status(self) -> str:
-        if self.cell is None:
-            return "refused"
-        return "open" if self.loss is None else "finished" if math.isfinite(self.loss) else "diverged"
-
-    @property
-    def val_loss(self) -> float | None:
-        return self.loss if self.status == "finished" else None
+    def loss(self) -> float | None:
+        """What the sampler is told. None: it has not ended."""
+        return math.inf if self.status in ("diverged", "refused") else self.val_loss
 
     def json(self) -> dict[str, Any]:
         names = {"trial": self.number, "overrides": self.words, "status": self.status}
@@ -262,7 +258,6 @@ class Searching:
         )
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
         self._datasets, self._trials = Datasets(), list[Trial]()
-        self.results, self.stopped = dict[str, Result](), False  # identity → how a run ended, of this process
         words = [(*self.fixed, *end) for end in ends(space)]
         self._base = settled(words[0], compose)
         self._compose = partial(as_in, self._base, compose=compose)
@@ -288,8 +283,9 @@ class Searching:
         # below the table
         self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"
 
-    def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> None:
-        """Train what is missing, as many trials at once as there is room for.
+    def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> tuple[dict[str, Result], bool]:
+        """Train what is missing, as many trials at once as there is room for. Identity → how a run ended, of
+        this process, and whether a request to stop came.
 
         Errors:
             lease.HeldError: another process carries out this search.
@@ -297,13 +293,11 @@ class Searching:
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
         with lease.acquire(self.grid.folder) as lock:
-            known = sorted(self.trials(), key=lambda trial: trial.number)
-            grid = replace(self.grid, cells=tuple(trial.cell for trial in known if trial.cell is not None))
             more = partial(self._batch, devices.at_once(self._base.run), lock.stage(), log)
-            runner = Runner(grid, devices, more=more, total=self.search.trials)
-            self.results = runner.run()
-            self.stopped = runner.stopping
+            runner = Runner(self.of_trials(), devices, more=more, total=self.search.trials)
+            results = runner.run()
             self._write(lock.stage())
+            return results, runner.stopping
 
     def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
         """The runs of the next trials, written down before they begin. They know the losses of the batches
@@ -334,13 +328,11 @@ class Searching:
     def trial(self, number: int, words: tuple[str, ...]) -> Trial:
         try:
             composed = self._compose([*self.fixed, *words])
-            planned = plan(
-                composed.run, choices=composed.choices, dataset=dataset_of(composed.run, self._datasets)
-            )
+            planned = plan(composed.run, choices=composed.choices, datasets=self._datasets)
         except ValueError as error:
             if is_fault(error):
                 raise
-            return Trial(number=number, words=words, reason=str(error), loss=math.inf)
+            return Trial(number=number, words=words, status="refused", reason=str(error))
         planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
         cell = Cell(overrides=composed.overrides, label=f"trial {number}: {' '.join(words)}", plan=planned)
         return Trial(number=number, words=words, cell=cell)
@@ -355,9 +347,9 @@ class Searching:
             listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
             self._trials = [self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
         for trial in self._trials:
-            if trial.cell is not None and trial.loss is None and (end := sound(trial.cell.plan)) is not None:
-                value = end.get("val_loss")
-                trial.loss = math.inf if end["status"] == "diverged" or value is None else float(value)
+            if trial.cell and trial.status == "open" and (end := sound(trial.cell.plan)) is not None:
+                trial.val_loss = end.get("val_loss") if end["status"] == "finished" else None
+                trial.status = "diverged" if trial.val_loss is None else "finished"
         return sorted(
             self._trials,
             key=lambda candidate: (
@@ -367,44 +359,32 @@ class Searching:
             ),
         )
 
-    def cells(self) -> list[Cell]:
-        """Of all runs that there are."""
-        return list(
-            {
-                trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None
-            }.values()
-        )
+    def of_trials(self) -> Grid:
+        """The grid of all runs that there are."""
+        cells = {trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None}
+        return replace(self.grid, cells=tuple(cells.values()))
 
     def _write(self, stage: Path) -> None:
-        """As a grid's `grid.json`."""
-        content = {
-            "name": self.grid.name,
-            "swept": self.grid.swept,
-            "search": self._asked,
-            "space": self._described,
-        }
-        trials, cells = [trial.json() for trial in self.trials()], [named(cell) for cell in self.cells()]
-        write_json(self.grid.folder / GRID, {**content, "trials": trials, "cells": cells}, stage=stage)
+        more = {"search": self._asked, "space": self._described}
+        trials = [trial.json() for trial in self.trials()]
+        self.of_trials().write(more={**more, "trials": trials}, stage=stage)
 
     # --- what came of it ------------------------------------------------------------------------------------
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows."""
-        rows = []
-        for trial in self.trials():
-            said = {
-                "finished": "",
-                "open": "not finished",
-                "refused": f"cannot be trained: {trial.reason}",
-            }.get(trial.status, trial.status)
-            rows.append(
-                [
-                    str(trial.number),
-                    loss(trial.val_loss),
-                    *(word.partition("=")[2] for word in trial.words),
-                    said,
-                ]
-            )
+        said = {"finished": "", "open": "not finished"}
+        rows = [
+            [
+                str(trial.number),
+                loss(trial.val_loss),
+                *(word.partition("=")[2] for word in trial.words),
+                f"cannot be trained: {trial.reason}"
+                if trial.status == "refused"
+                else said.get(trial.status, trial.status),
+            ]
+            for trial in self.trials()
+        ]
         return ["trial", "val loss", *self.space, ""], rows
 
     def page(self) -> str:

@@ -39,7 +39,6 @@ FREE = re.compile(
 class Source:
     """Another run, as a run uses it."""
 
-    path: Path  # the folder of the run, or of its checkpoint
     part: dict[str, Any]  # of the identity
     record: dict[str, Any]  # in the manifest
     seconds: float  # of what it did
@@ -86,8 +85,11 @@ def teachers(run: Run) -> dict[str, Source]:
     Errors:
         ValueError: an option names no finished run with a checkpoint.
     """
-    named = ((name, option.learns_from()) for name, option in run.options())
-    return {name: _teacher(f"{name}.run", path) for name, path in named if path is not None}
+    return {
+        name: _teacher(f"{name}.run", path)
+        for name, option in run.options()
+        if (path := option.learns_from()) is not None
+    }
 
 
 def _teacher(key: str, path: str) -> Source:
@@ -113,9 +115,7 @@ def _teacher(key: str, path: str) -> Source:
         path,
     )
     names = {"path": str(folder), "identity": record.identity, "train_s": seconds}
-    return Source(
-        path=folder, part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds
-    )
+    return Source(part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds)
 
 
 def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
@@ -128,11 +128,9 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         return None
     path = expanded(run.trainer.init_from).absolute()
     rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
-    step = step_of(path)
-    if step is None or not path.is_dir():
+    step, sums = step_of(path), read_json(path / MANIFEST)
+    if step is None or sums is None:
         raise ValueError(f"{KEY} must {rule}, got {path}")
-    if (sums := read_json(path / MANIFEST)) is None:
-        raise ValueError(f"{KEY} must {rule}, got {path} without {MANIFEST}")
     try:
         content = read_bytes(path / "state.json")
         require(
@@ -155,7 +153,7 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         f"step {step}",
     )
     names = _same_way(run, parts, path, step)
-    return Source(path=path, part=part, record=names, seconds=float(sum(state["clock_s"].values())))
+    return Source(part=part, record=names, seconds=float(sum(state["clock_s"].values())))
 
 
 def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
 from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
-from nocap.launch.grid import Datasets, dataset_of
+from nocap.launch.plan import Datasets, dataset_of
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
 

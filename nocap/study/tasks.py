@@ -29,8 +29,8 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
-from nocap.launch.grid import Cell, Datasets, Grid, Result, dataset_of, key_of
-from nocap.launch.plan import Plan, outcome
+from nocap.launch.grid import Cell, Grid, Result, key_of
+from nocap.launch.plan import Datasets, Plan, outcome
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
 from nocap.store.files import not_elsewhere, write_file
@@ -92,7 +92,7 @@ def trainings(
             overrides=(*arms[arm].overrides, f"seed={seed}"),
             run=replace(arms[arm].run, seed=seed),
         )
-        plan = planned(made.run, choices=made.choices, dataset=dataset_of(made.run, datasets))
+        plan = planned(made.run, choices=made.choices, datasets=datasets)
         runs.append(
             Training(
                 arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0
@@ -127,10 +127,10 @@ def train(
     label: str,
     *,
     between: Callable[[], None] = lambda: None,
-    watch: Callable[[Cell, str], None] = lambda cell, event: None,
+    watch: Callable[[Cell, str], None] = lambda cell, status: None,
 ) -> dict[str, Result]:
     """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended.
-    `between`: called before each seed's. `watch`: told of each cell that it is begun, and how it ended.
+    `between`: called before each seed's. `watch`: told of each cell how it ended.
 
     Errors:
         StoppedError: somebody asked to stop.

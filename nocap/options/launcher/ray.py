@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,7 +105,7 @@ class RayTasks(Executor):
             f"{need['num_gpus']} GPUs of a cell{waits}"
         )
 
-    def submit(self, cell: Cell, begun: Callable[[], None]) -> RayTask:
+    def submit(self, cell: Cell) -> RayTask:
         return RayTask(self, cell)
 
     def close(self) -> None:

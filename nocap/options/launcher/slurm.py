@@ -85,7 +85,7 @@ class SlurmJobs(Executor):
                 f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}"
             ) from error
 
-    def submit(self, cell: Cell, begun: Callable[[], None]) -> SlurmJob:
+    def submit(self, cell: Cell) -> SlurmJob:
         from nocap.launch.cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
