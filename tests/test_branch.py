@@ -189,7 +189,9 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Trunk) -> None
     flip(state.at / "state.json")
     alone = shutil.copytree(trunk.at, tmp_path / "alone" / "checkpoints" / trunk.at.name)
     last = trunk.run_dir / "checkpoints" / "step-00000016"
+    (file := tmp_path / "step-00000008").write_text("")
     cases = {
+        f"or RUN@80, got {file}": (f"trainer.init_from={file}",),
         "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80, "
         f"got {trunk.run_dir}": (f"trainer.init_from={trunk.run_dir}",),
         f"or RUN@80, got {missing.at}": (missing.word,),

@@ -10,20 +10,24 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
+from nocap.data.shards import write_shard
 from tests.conftest import REPO
 
 FOLDER = REPO / "experiments" / "gpu_day"
 
 
 def loaded(name: str) -> ModuleType:
+    sys.path[:0] = [str(FOLDER)] if str(FOLDER) not in sys.path else []  # as where a script runs
     spec = importlib.util.spec_from_file_location(f"gpu_{name}", FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -276,6 +280,8 @@ def test_the_arms_of_the_bench_compose(
     absent = [{"name": name, "outcome": "not on this machine"} for name in ("fused", "cudnn")]
     rows = absent if kernel == "flash" else []
     (tmp_path / "numerics.json").write_text(json.dumps({"kernel": kernel, "rows": rows}))
+    half = replace(shared, share=0.5)
+    assert [float(day.bench(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [190, 95]
     for step, count in {"bench": len(day.ARMS) - len(rows), "compile": 3, "graphs": 3}.items():
         words = day.STEPS[step].words(shared, tmp_path / f"{step}.json")
         arms = [word for flag, word in pairwise(words) if flag == "--arm"]
@@ -296,3 +302,32 @@ def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     assert running.wait(30) == 143
     assert len(left) == 1
     assert not left[0].is_running()
+
+
+@pytest.mark.slow
+def test_the_recipe_meets_its_baseline_on_the_same_tokens(tmp_path: Path) -> None:
+    for seed, name in enumerate(("train", "val")):
+        some = np.random.default_rng(seed).integers(0, 200, 20_000).astype(np.uint16)
+        write_shard(tmp_path / f"text_{name}.bin", some)
+    words = [str(tmp_path), "tokenizer=gpt2", "--seeds", "2", "--device", "cpu", "--small"]
+    words += ["--json", str(tmp_path / "recipe.json")]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "recipe.py"), *words], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "recipe.json").read_text())["runs"]
+    assert [(run["arm"], run["seed"]) for run in runs] == [
+        (arm, seed) for seed in (0, 1) for arm in ("nocap_baseline", "recipe_d12")
+    ]
+    for run in runs:
+        assert list(run["val_loss"]) == ["0", "3", "6"]
+        assert run["val_loss"]["6"] < run["val_loss"]["0"]  # it learns which tokens there are
+    missing = subprocess.run(
+        [sys.executable, str(FOLDER / "recipe.py"), str(tmp_path / "none"), *words[1:]],
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert missing.returncode == 1
+    assert "data.train must" in missing.stdout

@@ -10,7 +10,6 @@ run. The challenge's first run compiles for minutes, its second for about one, f
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -21,14 +20,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from script import parser, report
 
-from nocap.config import hardware
-from nocap.config.trainer import Device
 from nocap.data.shards import write_shard
 from nocap.data.synthetic import tokens
 from nocap.store.record import write_json
@@ -269,32 +266,20 @@ def curves(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDES")
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), default="cuda", help="nocap's; the challenge's loop needs cuda"
-    )
-    parser.add_argument("--small", action="store_true", help="a few short steps")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_intermixed_args()
+    flags = parser(__doc__)
+    flags.add_argument("folder", type=Path, metavar="FOLDER")
+    flags.add_argument("overrides", nargs="*", metavar="OVERRIDES")
+    options = flags.parse_intermixed_args()
     size = SMALL if options.small else FULL
     size = {**size, "changes": (*size["changes"], *options.overrides)}
     runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as scratch:
-        race = Race(**size, device=options.device, folder=options.folder.absolute(), scratch=Path(scratch))
+        where = {"folder": options.folder.absolute(), "scratch": Path(scratch)}
+        race = Race(**size, device=options.device.value, **where)
         write_data(race)
         for turn, (who, limit_s) in enumerate(ORDER):
             runs.append(take_turn(race, who, turn, limit_s))
-            report = {
-                "kind": "challenge",
-                "date": date.today().isoformat(),
-                "hardware": hardware.describe(Device(options.device), 1),
-                "shape": size,
-            }
-            report |= {"runs": runs, **verdict(runs)}
+            found = report("challenge", options.device, shape=size, runs=runs, **verdict(runs))
             print(
                 json.dumps(
                     {
@@ -305,7 +290,7 @@ def main() -> int:
                 flush=True,
             )
             if options.json:
-                write_json(options.json, report)
+                write_json(options.json, found)
     return 1 if any(run["error"] for run in runs) else 0
 
 

@@ -10,7 +10,6 @@ failure. Exit code 1: a row is wrong. The JSON is written after each row.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -21,16 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from script import parser, report
 from torch import Tensor
 
-from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
@@ -278,31 +276,21 @@ def kernel(rows: list[Row]) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=CHECKS)
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDES", help="nocap's")
-    parser.add_argument("--device", type=Device, default=Device.cuda, help="cuda or cpu")
-    parser.add_argument("--small", action="store_true", help="a tiny shape")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found, after each row")
-    options = parser.parse_intermixed_args()
+    flags = parser(__doc__)
+    flags.add_argument("what", choices=CHECKS)
+    flags.add_argument("overrides", nargs="*", metavar="OVERRIDES", help="nocap's")
+    options = flags.parse_intermixed_args()
     words = (*(NANO if options.small else D12), *options.overrides)
-    report: dict[str, Any] = {
-        "kind": options.what,
-        "date": date.today().isoformat(),
-        "hardware": hardware.describe(options.device, 1),
-    }
-    report |= {"words": words, "kernel": None, "rows": []}
+    found = report(options.what, options.device, words=words, kernel=None, rows=[])
     for row in CHECKS[options.what](words, options.device):
-        report["rows"].append(row)
-        report["kernel"] = kernel(report["rows"])
+        found["rows"].append(row)
+        found["kernel"] = kernel(found["rows"])
         print(json.dumps(row), flush=True)
         if options.json:
-            write_json(options.json, report)
+            write_json(options.json, found)
     sys.stdout.flush()
     # gloo's teardown aborts now and then
-    os._exit(1 if any(row["outcome"] == "wrong" for row in report["rows"]) else 0)
+    os._exit(1 if any(row["outcome"] == "wrong" for row in found["rows"]) else 0)
 
 
 if __name__ == "__main__":

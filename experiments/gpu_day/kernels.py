@@ -9,14 +9,12 @@ nocap's own step runs it.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
+from script import parser, report
 
 from nocap.config import hardware
 from nocap.config.compose import compose
@@ -88,29 +86,19 @@ def choice(words: tuple[str, ...], device: Device) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("products", "attention"))
-    parser.add_argument("--device", type=Device, default=Device.cuda, help="cuda or cpu")
-    parser.add_argument("--small", action="store_true", help="a tiny shape")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found, after each row")
-    options = parser.parse_args()
+    flags = parser(__doc__)
+    flags.add_argument("what", choices=("products", "attention"))
+    options = flags.parse_args()
     words, device = NANO if options.small else D12, options.device
-    report: dict[str, Any] = {
-        "kind": options.what,
-        "date": date.today().isoformat(),
-        "hardware": hardware.describe(device, 1),
-        "words": words,
-    }
-    report |= {"peak": hardware.peak_flops(device, Precision.bf16), "rows": []}
+    peak = hardware.peak_flops(device, Precision.bf16)
+    found = report(options.what, device, words=words, peak=peak, rows=[])
     if options.what == "attention":
-        report["choice"] = choice(words, device)
+        found["choice"] = choice(words, device)
     for row in {"products": products, "attention": attention}[options.what](words, device):
-        report["rows"].append(row)
+        found["rows"].append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            write_json(options.json, report)
+            write_json(options.json, found)
 
 
 if __name__ == "__main__":

@@ -11,19 +11,17 @@ validation losses by step.
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from nocap.config import hardware
-from nocap.config.trainer import Device
+from script import parser, report
+
 from nocap.store.record import write_json
 
 ARMS = ("nocap_baseline", "recipe_d12")
@@ -74,41 +72,28 @@ def read(out: Path, code: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDES")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N")
-    parser.add_argument("--seconds", type=float, default=540.0, help="then they are stopped (default: 540)")
-    parser.add_argument("--device", type=Device, default=Device.cuda, help="cuda or cpu")
-    parser.add_argument("--small", action="store_true", help="a few short steps")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_intermixed_args()
+    flags = parser(__doc__)
+    flags.add_argument("folder", type=Path, metavar="FOLDER")
+    flags.add_argument("overrides", nargs="*", metavar="OVERRIDES")
+    flags.add_argument("--seeds", type=int, default=1, metavar="N")
+    flags.add_argument("--seconds", type=float, default=540.0, help="then they are stopped (default: 540)")
+    options = flags.parse_intermixed_args()
     folder = options.folder.absolute()
-    words = [f"data.train={folder}/*train*.bin", f"data.val={folder}/*val*.bin"]
-    words += [f"trainer.device={options.device.value}", "trainer.val_precision=bf16"]
+    words = [f"trainer.device={options.device.value}", "trainer.val_precision=bf16"]
     words += [*(SMALL if options.small else FULL), *options.overrides]
+    data = [f"data.train={folder}/*train*.bin", f"data.val={folder}/*val*.bin"]
     pairs = [(arm, seed) for seed in range(options.seeds) for arm in ARMS]
     with tempfile.TemporaryDirectory() as scratch:
         began = time.monotonic()
         outs = [Path(scratch) / f"{arm}-{seed}" for arm, seed in pairs]
-        running = [start(*pair, words, out) for pair, out in zip(pairs, outs, strict=True)]
+        running = [start(*pair, [*data, *words], out) for pair, out in zip(pairs, outs, strict=True)]
         codes = [wait(process, began + options.seconds) for process in running]
         rows = [read(*pair) for pair in zip(outs, codes, strict=True)]
-    report = {
-        "kind": "recipe",
-        "date": date.today().isoformat(),
-        "hardware": hardware.describe(options.device, 1),
-        "words": [
-            word for word in words if not word.startswith("data.train=") and not word.startswith("data.val=")
-        ],
-        "runs": [{"arm": arm, "seed": seed, **row} for (arm, seed), row in zip(pairs, rows, strict=True)],
-    }
-    for row in report["runs"]:
-        print(json.dumps(row), flush=True)
+    runs = [{"arm": arm, "seed": seed, **row} for (arm, seed), row in zip(pairs, rows, strict=True)]
+    for run in runs:
+        print(json.dumps(run), flush=True)
     if options.json:
-        write_json(options.json, report)
+        write_json(options.json, report("recipe", options.device, words=words, runs=runs))
     return 1 if any(row["rc"] for row in rows) else 0
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -229,7 +229,10 @@ def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Ite
             unnoticed.
     """
     paths = {key: value for key, value in to_plain(run)["data"].items() if key not in parts["config"]["data"]}
-    for folder in sorted(root.glob(f"{glob.escape(name)}-{'[0-9a-f]' * 12}")):
+    of_it = re.compile(rf"{re.escape(name)}-[0-9a-f]{{12}}")
+    # unlike Path.glob, it does not pass over a folder that cannot be read
+    names = os.listdir(root) if root.is_dir() else ()
+    for folder in sorted(root / other for other in names if of_it.fullmatch(other)):
         if not (steps := saved_steps(folder)):
             continue
         try:

@@ -128,8 +128,8 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         return None
     path = expanded(run.trainer.init_from).absolute()
     rule = "be the folder of a checkpoint, as …/runs/RUN/checkpoints/step-00000080, or RUN@80"
-    step, sums = step_of(path), read_json(path / MANIFEST)
-    if step is None or sums is None:
+    step = step_of(path)
+    if step is None or not path.is_dir() or (sums := read_json(path / MANIFEST)) is None:
         raise ValueError(f"{KEY} must {rule}, got {path}")
     try:
         content = read_bytes(path / "state.json")

@@ -107,10 +107,7 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
         preempted = isinstance(error, StopNow) or (stops.asked and compiler_failed(error))
         session.finish(summary={}, status="preempted" if preempted else "failed")
         if preempted or not isinstance(error, Exception):
-            # nothing is lost: compilation comes before an attempt's first step
-            if world.is_main:
-                _cut_short(job, "preempted", "asked to stop before its first step")
-            return "preempted"
+            return _stopped_in_compilation(job)
         return _report_failure(job, error, behind=heartbeat.behind())
     finally:
         reporter.close()
@@ -151,6 +148,13 @@ def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: Tra
 
     session.finish(summary=summary(), status=outcome.status)
     write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
+
+
+def _stopped_in_compilation(job: Job) -> str:
+    """Nothing is lost: compilation comes before an attempt's first step."""
+    if job.world.is_main:
+        _cut_short(job, "preempted", "asked to stop before its first step")
+    return "preempted"
 
 
 def _cut_short(job: Job, status: str, error: str) -> None:

@@ -127,12 +127,9 @@ def propose(asked: argparse.Namespace) -> int:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
         if rules.command:
-            require(
-                not (options.scale or options.steps),
-                "scale and steps",
-                "be left out of commands: they are nocap's own trainer's",
-                f"{options.scale or options.steps}",
-            )
+            for name in ("scale", "steps"):
+                value = getattr(options, name)
+                require(not value, name, "be left out of commands: it is nocap's own trainer's", value)
             questions = of_commands(
                 study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo
             )

@@ -186,9 +186,9 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             update(run, trainee, norm, step=step)
         mean, *part_means, stops, norm_value = read()  # the step's one wait for the device
         ended = time.perf_counter()
-        if not on_gpu and math.isfinite(mean) and math.isfinite(norm_value):
-            update(run, trainee, norm, step=step)
         if not on_gpu:
+            if math.isfinite(mean) and math.isfinite(norm_value):
+                update(run, trainee, norm, step=step)
             ended = time.perf_counter()
     trainee.waited = ended if on_gpu else None
     return Update(
