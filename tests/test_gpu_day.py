@@ -304,6 +304,32 @@ def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
     assert not left[0].is_running()
 
 
+STOPPED_AT_START = """
+import os, runpy, signal, subprocess, sys
+
+class Stopped(subprocess.Popen):
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        print("step", self.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Stopped
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_day_that_is_stopped_while_its_step_starts_takes_it_with_it(tmp_path: Path) -> None:
+    words = [str(FOLDER / "day.py"), "resume", "--device", "cpu", "--small", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_AT_START, *words], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.returncode == 143
+    started = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("step ")]
+    assert len(started) == 1
+    assert not psutil.pid_exists(started[0])
+
+
 @pytest.mark.slow
 def test_the_recipe_meets_its_baseline_on_the_same_tokens(tmp_path: Path) -> None:
     for seed, name in enumerate(("train", "val")):

@@ -386,6 +386,9 @@ def _run(command: Sequence[str], *, cwd: Path, log: Path, limit_s: float) -> int
     """The exit code; `None` past the limit. No process of the command's group is left."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {**os.environ, "PYTHONPATH": path, "NOCAP_CACHE": str(cwd / "cache"), "PYTHONUNBUFFERED": "1"}
+    asked: list[int] = []
+    # a request to stop that comes while the step starts waits until the step can be ended with the day
+    before = signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     with log.open("wb") as out:
         process = subprocess.Popen(
             command,
@@ -397,6 +400,9 @@ def _run(command: Sequence[str], *, cwd: Path, log: Path, limit_s: float) -> int
             start_new_session=True,
         )
         try:
+            signal.signal(signal.SIGTERM, before)
+            if asked:
+                signal.raise_signal(signal.SIGTERM)
             return process.wait(limit_s)
         except subprocess.TimeoutExpired:
             _signal(process, signal.SIGTERM)
