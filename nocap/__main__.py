@@ -22,7 +22,6 @@ COMMANDS = {
     "race": "training commands, or refs of a repository, pair by pair until the answer is safe",
     "bench": "which training step is faster on this machine, interleaved",
     "export": "a run's model as one safetensors file, or a comparison that others can check",
-    "eval": "a run's model on tasks of lm-eval",
     "new": "write a working option, to begin your own from",
     "check": "test the options in a folder",
 }

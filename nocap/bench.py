@@ -26,7 +26,6 @@ baseline, and runs twice. Tokens are random; on a CPU an arm has one thread unle
 otherwise, and is compiled where a run of trainer.steps would be.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
-  python -m nocap.bench --suite cpu --json cpu.json
 
 --arm-external races a training step of your own: FILE defines build(request, **options), which returns a
 callable. It gets the baseline's sizes and tokens. After FILE come NAME=VALUE for build, and overrides of
@@ -64,11 +63,6 @@ def _parser() -> argparse.ArgumentParser:
         help="an arm from a Python file, which is run; see below",
     )
     add(
-        "--suite",
-        choices=("cpu", "gpu"),
-        help="the standard arms instead: each attention, each MLP, precision, compilation",
-    )
-    add(
         "--rounds",
         type=int,
         metavar="N",
@@ -77,8 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--seconds",
         type=float,
+        default=SECONDS,
         metavar="S",
-        help=f"stop after so long, warm-up included (default: {SECONDS:g}; a suite has its own)",
+        help="stop after so long, warm-up included (default: %(default)g)",
     )
     return parser
 
@@ -87,29 +82,17 @@ def _bench(options: argparse.Namespace) -> int:
     """Time the arms. One that does not fit has the status of that; one that fails for another reason than
     memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
-    from nocap.measure.arms import compose_arms, suite
+    from nocap.measure.arms import compose_arms
     from nocap.measure.text import render_bench
 
-    require(
-        options.seconds is None or 0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds
-    )
-    require(
-        not (options.suite and options.arm),
-        "--arm",
-        "be left out with --suite, which has its own",
-        f"{len(options.arm)} of them",
-    )
+    require(0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
     require(
         options.rounds is None or options.rounds >= LEAST_PAIRS,
         "--rounds",
         f"be at least {LEAST_PAIRS}",
         options.rounds,
     )
-    base, overrides, seconds = (
-        suite(options.suite, options.overrides)
-        if options.suite
-        else (options.overrides, options.arm, SECONDS)
-    )
+    base, overrides = options.overrides, options.arm
     enough = bool(overrides) and len(overrides) + len(options.arm_external) >= 2
     require(
         enough,
@@ -128,13 +111,12 @@ def _bench(options: argparse.Namespace) -> int:
             arms += [
                 external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external
             ]
-            keep = partial(_keep, options.json, suite=options.suite, words=base)
-            limit_s = options.seconds or seconds
-            result = bench(arms, seconds=limit_s, rounds=options.rounds, log=_progress, keep=keep)
+            keep = partial(_keep, options.json, words=base)
+            result = bench(arms, seconds=options.seconds, rounds=options.rounds, log=_progress, keep=keep)
     finally:
         _progress("")
     print(render_bench(result))
-    options.answer({"suite": options.suite, "words": base, **result})
+    options.answer({"words": base, **result})
     lost = result["arms"][0]["status"] != "measured"
     failed = lost or any(arm["status"] == "failed" for arm in result["arms"])
     return EXIT_CODES["failed" if failed else "finished"]

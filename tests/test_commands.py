@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from nocap import eval as eval_door
 from nocap import export, outside, plot
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import from_overrides
@@ -205,7 +204,6 @@ def test_without_a_run_the_last_is_taken(here: Path, capsys: pytest.CaptureFixtu
         export._parser().parse_args(["m.safetensors"]).run,
         export._parser().parse_args(["last", "m.safetensors"]).run,
     ) == ("last",) * 2
-    assert eval_door._parser().parse_args(["--tasks", "x"]).run == "last"
     assert from_overrides(Generate, []).run == "last"
     assert plot.main([]) == 0
     assert runs_door(["show"]) == 0

@@ -282,7 +282,12 @@ def test_the_arms_of_the_bench_compose(
     (tmp_path / "numerics.json").write_text(json.dumps({"kernel": kernel, "rows": rows}))
     half = replace(shared, share=0.5)
     assert [float(day.bench(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [190, 95]
-    for step, count in {"bench": len(day.ARMS) - len(rows), "compile": 3, "graphs": 3}.items():
+    for step, count in {
+        "bench": len(day.ARMS) - len(rows),
+        "compile": 3,
+        "graphs": 3,
+        "options": len(day.OPTIONS),
+    }.items():
         words = day.STEPS[step].words(shared, tmp_path / f"{step}.json")
         arms = [word for flag, word in pairwise(words) if flag == "--arm"]
         assert len(compose_arms(words[2 : words.index("--arm")], arms)) == count

@@ -47,7 +47,7 @@ def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
     }
     before, after = (
         ["numerics", "products", "attention", "bench", "challenge"],
-        ["profile", "graphs", "compile", "suite"],
+        ["profile", "graphs", "compile", "options"],
     )
     assert list(results) == [*before, "resume", "ddp", *after]
     absent = {

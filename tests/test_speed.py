@@ -25,7 +25,7 @@ from nocap.judge.compare import difference
 from nocap.judge.interval import Estimate, of_pairs
 from nocap.measure import bench as measure
 from nocap.measure import timed
-from nocap.measure.arms import compose_arm, compose_arms, step_config, suite
+from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import LIMIT, Times, bench, estimates, interleave, order
 from nocap.measure.external import external_arm
 from nocap.measure.timed import Clock, DivergedError, TimedArm
@@ -370,7 +370,6 @@ def test_the_result_has_one_schema(raced: Raced):
     _, result = raced(still, fails={"attention=mha": (0, MemoryError("no more"))})
     top = {
         "schema_version",
-        "suite",
         "words",
         "kind",
         "date",
@@ -452,10 +451,6 @@ def test_the_result_has_one_schema(raced: Raced):
             ("--arm", "", "--arm", "mlp=gelu3x", "--json", "/dev/null/x"),
             "--json must be a file that can be written, got /dev/null/x",
         ),
-        (
-            ("--suite", "cpu", "--arm", "mlp=gelu3x"),
-            "--arm must be left out with --suite, which has its own, got 1 of them",
-        ),
     ],
 )
 def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]):
@@ -499,39 +494,6 @@ def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decide
     assert [run.trainer.compile.value for run in lasting.values()] == ["full", "full", "off"]
     (plain,) = compose_arms([*words, "trainer.steps=100000", "model.n_layer=60"], [""]).values()
     assert plain.trainer.compile is Compile.regional  # 11.8 million weights
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["cpu", "gpu"])
-def test_a_suite_holds_each_option_once(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
-    base, overrides, _ = suite(name, [])
-    arms = compose_arms(base, overrides).values()
-    changed = " ".join(overrides)
-    for option in (
-        "flash",
-        "mha",
-        "gqa",
-        "mqa",
-        "sliding",
-        "hybrid",
-        "gelu4x",
-        "gelu3x",
-        "swiglu",
-        "relu2",
-        "fp32",
-        "bf16",
-        "regional",
-        "off",
-        "8",
-        "block",
-    ):
-        assert f"={option}" in changed
-    assert {run.trainer.batch_tokens for run in arms} == {8 * 1024 if name == "gpu" else 512}
-    plain, *others = map(step_config, arms)
-    # an arm is one change
-    assert all(sum(config[group] != plain[group] for group in plain) == 1 for config in others)
-    assert {run.trainer.device.value for run in arms} == {"cuda" if name == "gpu" else "cpu"}
 
 
 # --- external arms ------------------------------------------------------------------------------------------
@@ -803,11 +765,7 @@ def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = capsys.readouterr().out
     result = json.loads((tmp_path / "deep" / "result.json").read_text())
     two, eight, none = result["arms"]
-    assert (result["schema_version"], result["suite"], result["clock"]) == (
-        1,
-        None,
-        "process CPU time, one thread",
-    )
+    assert (result["schema_version"], result["clock"]) == (1, "process CPU time, one thread")
     assert none["status"] == "does not fit"
     assert f"{giant}: does not fit: " in out
     assert eight["speed"]["high"] < 0.8

@@ -64,6 +64,19 @@ ARMS = (
 )
 # a bench of their own: on an H200 one of them warmed up for minutes, and took the bench with it
 WHOLE = ("trainer.compile=regional", "trainer.compile=full", "trainer.compile=max")
+# what a study may compare; `local` is the kernel of a window on the device
+OPTIONS = (
+    "trainer.compile=regional",
+    "attention=gqa",
+    "attention=sliding attention.kernel={local}",
+    "attention=hybrid",
+    "mlp=gelu3x",
+    "mlp=swiglu",
+    "attention=mqa",
+    "trainer.activation_checkpointing=block",
+    "objective.loss_chunks=8",
+    "attention=mha attention.kernel=materialized",
+)
 NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
 # a step that a GPU may do faster than the host launches it
 SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"
@@ -126,9 +139,11 @@ def checks(day: Day, path: Path) -> list[str]:
 
 
 def bench(day: Day, path: Path) -> list[str]:
-    """`bench` and `compile`."""
+    """`bench`, `compile` and `options`."""
     there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
-    arms, seconds = (WHOLE, 220) if path.stem == "compile" else (ARMS, 190)
+    arms, seconds = {"compile": (WHOLE, 220), "options": (OPTIONS, 140)}.get(path.stem, (ARMS, 190))
+    local = "flex" if day.device == "cuda" else "blocks"
+    arms = [arm.format(local=local) for arm in arms]
     # no arm: the kernel that all arms have, and one that is not on this machine
     absent = [row["name"] for row in day.numerics["rows"] if row["outcome"] == "not on this machine"]
     none = [*day.kernel, *(f"attention.kernel={name}" for name in absent)]
@@ -164,21 +179,6 @@ def graphs(day: Day, path: Path) -> list[str]:
         *words,
         "--seconds",
         day.seconds(75),
-        "--json",
-        str(path),
-    ]
-
-
-def suite(day: Day, path: Path) -> list[str]:
-    name = "gpu" if day.device == "cuda" else "cpu"
-    return [
-        "-m",
-        "nocap.bench",
-        "--suite",
-        name,
-        *(day.shape if day.small else []),
-        "--seconds",
-        day.seconds(140),
         "--json",
         str(path),
     ]
@@ -301,7 +301,7 @@ STEPS: dict[str, Step] = {  # 35 minutes at most
     "profile": Step(limit_s=90, words=profile, figure=_profile),
     "graphs": Step(limit_s=100, words=graphs, figure=_bench),
     "compile": Step(limit_s=300, words=bench, figure=_bench),
-    "suite": Step(limit_s=170, words=suite, figure=_bench),
+    "options": Step(limit_s=170, words=bench, figure=_bench),
     "tests": Step(limit_s=170, words=tests),
 }
 
