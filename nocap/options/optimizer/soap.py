@@ -59,7 +59,9 @@ class Soap(AdamW):
         state = {"exp_avg": torch.zeros_like(grad), "exp_avg_sq": torch.zeros_like(grad)}
         for side, product in (("left", grad @ grad.mT), ("right", grad.mT @ grad)):
             state[side] = (1 - self.beta2) * product
-            basis = torch.linalg.eigh(state[side]).eigenvectors.mT.flip(0)
+            # on a GPU an update with NaN is launched, too, and not kept: eigh must not end the run
+            finite = state[side].nan_to_num(0.0, 0.0, 0.0)
+            basis = torch.linalg.eigh(finite).eigenvectors.mT.flip(0)
             state[f"{side}_basis"] = basis.to(matmul_dtype(grad), memory_format=torch.contiguous_format)
         return state
 
