@@ -13,7 +13,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.launch import runner
-from nocap.launch.grid import Cell
+from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import Plan, Result, headline
 from nocap.launch.runner import Runner
 from nocap.training import terminal
@@ -56,14 +56,10 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     lines = capsys.readouterr().out.splitlines()
     assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == [50, 55, 60, 65, 70, 100]
     assert lines[0] == "step     50/100  train 3.0000  1,234 tokens/s"
-    assert (
-        lines[2]
-        == "step     60/100  train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
-    )
-    assert lines[5] == "step    100/100  val not a number"
-    assert [line.partition("step")[2] for line in (tmp_path / "train.log").read_text().splitlines()] == [
-        printed[4:] for printed in lines
-    ]
+    said = "train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
+    assert (lines[2], lines[5]) == (f"step     60/100  {said}", "step    100/100  val not a number")
+    log = (tmp_path / "train.log").read_text().splitlines()
+    assert [line.partition("step")[2] for line in log] == [printed[4:] for printed in lines]
 
 
 class Pretended:
@@ -86,14 +82,8 @@ class Pretended:
         status = self.statuses.get(self.cell.label, "finished")
         steps = steps if status == "finished" else steps // 2
         self.clock.now += 10.0 * steps
-        summary = {
-            "status": status,
-            "steps": steps,
-            "val_loss": 3.0,
-            "tokens_per_s": 100.0,
-            "clock_s": {"wall": 10.0 * steps},
-        }
-        return Result(summary=summary, trained=True)
+        summary = {"status": status, "steps": steps, "val_loss": 3.0, "tokens_per_s": 100.0}
+        return Result(summary={**summary, "clock_s": {"wall": 10.0 * steps}}, trained=True)
 
     def stop(self) -> None: ...
 
@@ -103,28 +93,18 @@ def test_a_grid_has_aligned_lines_by_arm_with_what_is_left(
 ) -> None:
     clock = Clock(monkeypatch, runner)
     run = compose([*SMALL, "trainer.steps=6"])
-    labels = [
-        "attention=flash seed=0",
-        "attention=gqa seed=0",
-        "attention=mqa seed=0",
-        "attention=mha seed=0",
-    ]
+    labels = [f"attention={name} seed=0" for name in ("flash", "gqa", "mqa", "mha")]
     cells = [Cell(overrides=(), label=label, plan=planned(run, tmp_path / label)) for label in labels]
     monkeypatch.setattr(runner, "ended", lambda cell: None)
     monkeypatch.setattr(runner.time, "sleep", lambda seconds: None)
-    ended = Runner(grid_of(cells, tmp_path), Pretended(clock, {labels[1]: "failed"})).run()  # type: ignore[arg-type]
+    grid = Grid(name="made", folder=tmp_path, swept=("attention",), cells=tuple(cells))
+    ended = Runner(grid, Pretended(clock, {labels[1]: "failed"})).run()  # type: ignore[arg-type]
     assert [result.status for result in ended.values()] == ["finished", "failed", "finished", "finished"]
     lines = [line for line in capsys.readouterr().out.splitlines() if "start" not in line]
-    assert [re.findall(r"about (.*) left", line) for line in lines] == [
-        ["3.0 min"],
-        ["2.0 min"],
-        ["60 s"],
-        [],
-    ]
-    assert (
-        lines[0]
-        == "[1/4] done     attention=flash seed=0  val 3.0000  100 tokens/s  60.0 s  about 3.0 min left"
-    )
+    left_of_all = [re.findall(r"about (.*) left", line) for line in lines]
+    assert left_of_all == [["3.0 min"], ["2.0 min"], ["60 s"], []]
+    said = "attention=flash seed=0  val 3.0000  100 tokens/s  60.0 s  about 3.0 min left"
+    assert lines[0] == f"[1/4] done     {said}"
     assert lines[1] == "[2/4] failed   attention=gqa seed=0    about 2.0 min left"
     assert len({line.index("val") for line in lines if "val" in line}) == 1
 
@@ -133,12 +113,6 @@ def planned(run: Any, folder: Path) -> Plan:
     return Plan(
         run=run, dataset=None, name=folder.name, arm="a", parts={}, identity=folder.name, run_dir=folder
     )  # type: ignore[arg-type]
-
-
-def grid_of(cells: list[Cell], folder: Path) -> Any:
-    from nocap.launch.grid import Grid
-
-    return Grid(name="made", folder=folder, swept=("attention",), cells=tuple(cells))
 
 
 def test_the_first_screen_says_what_is_trained_and_why_so(tmp_path: Path) -> None:
