@@ -24,9 +24,9 @@ from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.record import read_ended
 from nocap.training import checkpoint
-from tests.attempts import attempt, digests, processes, spawn, state_of, summary_of, wait_until
+from tests.attempts import attempt, digests, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed
-from tests.in_process import TINY, planned
+from tests.in_process import planned
 
 HOLDING = (
     "import sys; from pathlib import Path; from nocap.store import lease; "
@@ -218,17 +218,6 @@ MACHINE = (
 def on_machine(name: str) -> tuple[str, ...]:
     """The command as on another machine: neither sees whether the other's processes live."""
     return "-c", MACHINE.format(name)
-
-
-@pytest.mark.slow
-def test_two_grids_on_two_machines_train_each_cell_once(tmp_path: Path) -> None:
-    words = (*TINY, "trainer.steps=200", "--multirun", "seed=range(0,4)", f"output_dir={tmp_path / 'out'}")
-    grids = [spawn(*on_machine(name), *words, cwd=tmp_path) for name in ("one", "two")]
-    said = [grid.communicate(timeout=200) for grid in grids]
-    assert [grid.returncode for grid in grids] == [0, 0], said
-    summaries = [summary_of(path.parent) for path in tmp_path.glob("out/runs/*/summary.json")]
-    assert [(s["status"], s["attempts"]) for s in summaries] == [("finished", 1)] * 4
-    assert not list(tmp_path.glob("out/runs/*/.lease"))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@ save."""
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import signal
@@ -15,15 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from nocap.config.compose import compose
 from nocap.launch import attempt as launch
-from nocap.launch.worker import _report_failure
 from nocap.training.heartbeat import Heartbeat
-from nocap.training.step import Job
-from nocap.training.terminal import _Lasting
-from nocap.training.world import World
 from tests.attempts import attempt, linux, processes, state_of, summary_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 from tests.in_process import TINY, planned
@@ -61,34 +54,6 @@ def test_a_grid_goes_on_without_a_reader(tmp_path: Path) -> None:
     done = shell('"$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "out/runs").glob("*/summary.json"))) == 2
-
-
-def test_a_stream_without_a_reader_goes_quiet() -> None:
-    there, here = os.pipe()
-    stream = io.TextIOWrapper(io.BufferedWriter(_Lasting(here, "w")), line_buffering=True)
-    print("read", file=stream)
-    assert os.read(there, 100) == b"read\n"
-    os.close(there)
-    for _ in range(3):
-        print("x" * 100_000, file=stream)
-    stream.close()
-
-
-def test_an_error_names_the_file_with_its_traceback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rank = World(rank=1, size=2, device=torch.device("cpu"))
-    nothing = {"train_shards": (), "val_shards": (), "vocab_size": 256, "started": 0.0}
-    job = Job(run=compose(["model=nano"]), run_dir=tmp_path, world=rank, **nothing)  # type: ignore[arg-type]
-    try:
-        torch.ones(2) @ torch.ones(3)
-    except RuntimeError as error:
-        status = _report_failure(job, error, behind="rank 1 at step 3")
-    assert status == "failed"
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("nocap: rank 1: RuntimeError: ")
-    assert line.endswith(f" (furthest behind: rank 1 at step 3); see {tmp_path / 'train.log'}")
-    assert "Traceback (most recent call last)" in (tmp_path / "train.log").read_text()
 
 
 # --- terminals ----------------------------------------------------------------------------------------------

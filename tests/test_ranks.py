@@ -113,36 +113,6 @@ def with_words(word: str) -> set[int]:
     return pids
 
 
-GRAPHS = """
-import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
-from torch._dynamo.utils import counters
-from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
-from nocap.training.step import build
-
-run = compose(["model=small", "trainer.device=cpu", "trainer.compile=regional", "data=synthetic",
-    "trainer.micro_batch=1"])
-with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
-    if ranks := int(sys.argv[1]):
-        dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)
-        job = dataclasses.replace(job, world=dataclasses.replace(job.world, size=2))
-    trainee = build(job)
-    tokens = torch.zeros(1, run.model.seq_len + 1, dtype=torch.long)
-    trainee.forward(tokens[:, :-1], tokens[:, 1:]).total.backward()
-print(counters["aot_autograd"]["total"], flush=True)
-os._exit(0)  # gloo's teardown aborts now and then
-"""
-
-
-@pytest.mark.slow
-def test_ddp_cuts_no_compiled_region():
-    graphs = [
-        subprocess.run([sys.executable, "-c", GRAPHS, ranks], capture_output=True, text=True).stdout
-        for ranks in "01"
-    ]
-    assert graphs == ["2\n", "2\n"]  # the blocks, which are one graph, and the head
-
-
 # --- other users of the machine -----------------------------------------------------------------------------
 
 

@@ -1,9 +1,10 @@
-"""One run, from the command to its record: what it writes, what it is, and when it is the same run."""
+"""One run, from the command to its record: what it writes, says and is, and when it is the same run."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,11 +14,15 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
+from nocap.config.defaults import reasons
+from nocap.launch.plan import headline
 from nocap.store.identity import config_that_counts, digest, identity_parts
+from nocap.training import terminal
 from nocap.training.ledger import LINES
+from nocap.training.terminal import Reporter, left
 from tests.attempts import digests, on_a_terminal, summary_of
 from tests.conftest import MEDIUM, REPO, SMALL, Door, Undisturbed, rows_of, the_run
-from tests.in_process import TINY
+from tests.in_process import TINY, planned
 
 Json = dict[str, Any]
 
@@ -232,3 +237,48 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
     assert all(part in text.replace("\r\n", "") for part in ("7/7", "step/s", "\r"))
     (log,) = tmp_path.glob("runs/*/train.log")
     assert "\r" not in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("done", "to_do", "spent_s", "says"),
+    [
+        (10, 90, 5.0, "about 45 s left"),
+        (10, 90, 60.0, "about 9.0 min left"),
+        (1, 1000, 60.0, "about 16.7 h left"),
+        (0, 100, 5.0, ""),  # no pace yet
+        (100, 0, 5.0, ""),
+    ],
+)
+def test_what_is_left_follows_the_pace_so_far(done: int, to_do: int, spent_s: float, says: str) -> None:
+    assert left(done, to_do, spent_s) == says
+
+
+def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reporter, now = Reporter(log_path=tmp_path / "train.log", steps=100), 1000.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    for step in range(50, 71):  # a resumed run: its pace is of this attempt
+        row = {"step": step, "train/loss": 3.0, "perf/tokens_per_s": 1234.0}
+        reporter.row(row | ({"val/loss": 3.5, "val/bpb": 1.25} if step == 60 else {}))
+        now += 1.0
+    reporter.row({"step": 100, "val/loss": None})
+    lines = capsys.readouterr().out.splitlines()
+    assert [int(re.findall(r"step +(\d+)/100", line)[0]) for line in lines] == [50, 55, 60, 65, 70, 100]
+    assert lines[0] == "step     50/100  train 3.0000  1,234 tokens/s"
+    said = "train 3.0000  val 3.5000 (1.250 bits per byte)  1,234 tokens/s  about 40 s left"
+    assert (lines[2], lines[5]) == (f"step     60/100  {said}", "step    100/100  val not a number")
+    log = (tmp_path / "train.log").read_text().splitlines()
+    assert [line.partition("step")[2] for line in log] == [printed[4:] for printed in lines]
+
+
+def test_the_first_screen_says_what_is_trained_and_why_so(tmp_path: Path) -> None:
+    words = ("trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200")
+    run = planned(tmp_path, *words).run
+    head, precision, compiled = headline(planned(tmp_path, *words)).splitlines()
+    assert re.fullmatch(r"nano: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads", head)
+    why = reasons(run)
+    for line, key in ((precision, "precision"), (compiled, "compile")):
+        assert line == f"{key} {why[key]}"
+    last = headline(planned(tmp_path, *words, "trainer.compile=max")).splitlines()[-1]
+    assert last == f"compile max (by default {why['compile']})"

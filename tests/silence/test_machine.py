@@ -146,7 +146,7 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     folder = cache / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    for module, words in (("nocap.train", COMPILED), ("nocap.profile", COMPILED[-1:])):
+    for module, words in (("nocap.train", COMPILED), ("nocap.profile", ("model=nano", COMPILED[-1]))):
         done = door(*words, module=module)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert (f"{folder}" in done.err, "mode 777" in done.err) == (True, True)
