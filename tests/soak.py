@@ -317,8 +317,7 @@ class Soak:
         done = {job["job"] for job in self.jobs}
         numbers = (number for number in itertools.count() if number not in done)
         with ThreadPoolExecutor(lanes) as pool:
-            for lane in [pool.submit(self._lane, numbers) for _ in range(lanes)]:
-                lane.result()
+            list(pool.map(self._lane, [numbers] * lanes))
 
     def _lane(self, numbers: Iterator[int]) -> None:
         while self.more():

@@ -98,15 +98,13 @@ def writer(root: Path, *, background: bool = False) -> tuple[torch.nn.Module, ch
 # --- 1, 2: killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kills", "ranks"), [([10], 1), pytest.param([1, 7, 10, 13], 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("kills", "ranks"), [([10], 1), pytest.param([1, 13], 2, marks=pytest.mark.slow)])
 def test_01_kill_at_any_step(
     tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, kills: list[int], ranks: int
 ) -> None:
     """SIGKILL at these steps → restarted from the last checkpoint each time, state and rows of the clean
     run."""
-    overrides = (f"trainer.devices={ranks}", "trainer.max_restarts=4", f"output_dir={tmp_path / 'out'}")
+    overrides = (f"trainer.devices={ranks}", "trainer.max_restarts=2", f"output_dir={tmp_path / 'out'}")
     done = door(*MEDIUM, *overrides, env=faulty(f"kill@{','.join(map(str, kills))}:rank{ranks - 1}"))
     assert done.code == 0, done.err
     assert sorted(map(int, set(re.findall(r"ended with signal 9 at step (\d+)", done.err)))) == kills

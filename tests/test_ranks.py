@@ -20,17 +20,6 @@ from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nocap.train")
 
 
-@pytest.mark.slow
-@linux
-def test_outer_torchrun_gives_the_same(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    out = tmp_path / "out"
-    with attempt(out, "trainer.devices=2", command=TORCHRUN) as running:
-        code, printed, err = running.end()
-    assert code == 0, err
-    assert printed.count("finished at step 30") == 1
-    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [

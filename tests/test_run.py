@@ -276,7 +276,7 @@ def test_the_first_screen_says_what_is_trained_and_why_so(tmp_path: Path) -> Non
     words = ("trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200")
     run = planned(tmp_path, *words).run
     head, precision, compiled = headline(planned(tmp_path, *words)).splitlines()
-    assert re.fullmatch(r"nano: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads", head)
+    assert re.fullmatch(r"nano-.*: 1,200 steps of 64 tokens on 1 × .* with 2 threads", head)
     why = reasons(run)
     for line, key in ((precision, "precision"), (compiled, "compile")):
         assert line == f"{key} {why[key]}"
