@@ -144,13 +144,13 @@ def test_where_a_rank_cannot_be_started_the_others_do_not_go_on(
 @pytest.mark.slow
 def test_suspended_for_longer_than_a_hang(tmp_path: Path, undisturbed: Undisturbed) -> None:
     """Ctrl-Z or `scontrol suspend`, then on: nothing is killed."""
-    words = ("trainer.devices=2", "trainer.hang_timeout_s=15", "trainer.max_restarts=0")
+    words = ("trainer.devices=2", "trainer.hang_timeout_s=20", "trainer.max_restarts=0")
     with attempt(tmp_path / "out", *words) as running:
         running.wait_for_row(2)
         pids = [running.process.pid, *processes(running.run_dir)]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(18)
+        time.sleep(24)
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
         code, _, err = running.end()
