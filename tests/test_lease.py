@@ -109,7 +109,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 print(held.beat())
 for write in (lambda: (stage / "mine").rename(Path(sys.argv[1]) / "checkpoint"), lambda: lease.check(stage)):
-    try: write()
+    try: write(), print("not fenced")
     except (FileNotFoundError, lease.LostError) as error: print(type(error).__name__, error)
 sys.stdout.flush()
 sys.stdin.read()

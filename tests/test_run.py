@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -273,12 +274,11 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
 
 
 def test_the_first_screen_says_what_is_trained_and_why_so(tmp_path: Path) -> None:
-    words = ("trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200")
-    run = planned(tmp_path, *words).run
-    head, precision, compiled = headline(planned(tmp_path, *words)).splitlines()
-    assert re.fullmatch(r"nano-.*: 1,200 steps of 64 tokens on 1 × .* with 2 threads", head)
-    why = reasons(run)
-    for line, key in ((precision, "precision"), (compiled, "compile")):
-        assert line == f"{key} {why[key]}"
-    last = headline(planned(tmp_path, *words, "trainer.compile=max")).splitlines()[-1]
+    run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
+    this, why = planned(tmp_path), reasons(run)
+    head, *lines = headline(replace(this, run=run)).splitlines()
+    assert re.fullmatch(rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads", head)
+    assert lines == [f"{key} {why[key]}" for key in ("precision", "compile")]
+    other = replace(run.trainer, compile=type(run.trainer.compile)("max"))
+    last = headline(replace(this, run=replace(run, trainer=other))).splitlines()[-1]
     assert last == f"compile max (by default {why['compile']})"
