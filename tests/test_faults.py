@@ -105,7 +105,8 @@ def test_01_kill_at_any_step(
     """SIGKILL at these steps → restarted from the last checkpoint each time, state and rows of the clean
     run."""
     overrides = (f"trainer.devices={ranks}", "trainer.max_restarts=2", f"output_dir={tmp_path / 'out'}")
-    done = door(*MEDIUM, *overrides, env=faulty(f"kill@{','.join(map(str, kills))}:rank{ranks - 1}"))
+    fault = f"kill@{','.join(map(str, kills))}:rank{ranks - 1}"
+    done = door(*MEDIUM, *overrides, env=faulty(fault), timeout=300)
     assert done.code == 0, done.err
     assert sorted(map(int, set(re.findall(r"ended with signal 9 at step (\d+)", done.err)))) == kills
     assert state_of(the_run(tmp_path / "out")) == state_of(undisturbed.run_dir)
