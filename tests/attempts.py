@@ -4,6 +4,7 @@ undisturbed run."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import pty
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,7 @@ from nocap.store.record import Metrics
 from tests.conftest import MEDIUM, REPO, rows_of
 
 DEADLINE_S = 90.0
+linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
 
 def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = DEADLINE_S) -> None:
@@ -154,6 +157,57 @@ def processes(run_dir: Path) -> dict[int, str]:
     return roles
 
 
+def killed_at(call: int, below: Path) -> None:
+    """From now on this process kills itself at this one of its calls to the disk below a folder."""
+    calls = itertools.count(1)
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and (
+            str(below) in str(arguments[0]) and next(calls) == call
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def in_a_child(work: Callable[[], int], told: Path) -> int:
+    """The exit code of `work` in a fork of this process, or minus the signal that killed it; what it says
+    goes to `told`."""
+    sys.stdout.flush()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            with told.open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+                sys.stdout = file
+                try:
+                    code = work()
+                except (ValueError, OSError) as error:  # refused; the disk: the run goes on later
+                    code = 2 if isinstance(error, ValueError) else 1
+                    print(error, flush=True)
+                except BaseException:
+                    code = 99
+                    traceback.print_exc(file=file)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def digests(folder: Path, pattern: str = "*") -> dict[str, str]:
+    """Of all files below that match."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob(pattern))
+        if path.is_file()
+    }
+
+
+def summary_of(run_dir: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
+    return content
+
+
 def steady(run_dir: Path) -> list[dict[str, Any]]:
     """The rows without what differs from machine to machine and moment to moment."""
     noise = ("clock/", "perf/", "memory/")
@@ -165,39 +219,30 @@ def steady(run_dir: Path) -> list[dict[str, Any]]:
 def state_of(run_dir: Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """A finished run's weights and optimizer, as hashes, and its rows."""
     (last,) = (run_dir / "checkpoints").iterdir()
-    hashes = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(last.glob("*.safetensors"))
-    }
+    hashes = digests(last, "*.safetensors")
     assert len(hashes) == 2
     return hashes, steady(run_dir)
 
 
+def restamp(folder: Path) -> None:
+    """Give a checkpoint that was changed the checksums that its files have now."""
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_text(json.dumps(digests(folder)))
+
+
 def stamp(folder: Path) -> None:
-    """Make a folder that was changed look sound: its step, the rows before it, and the checksums that its
-    files have now."""
+    """Make a folder that was changed look sound: its step, the rows before it, and its checksums."""
+    step, state = int(folder.name[5:]), json.loads((folder / "state.json").read_text())
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text(
-        "".join(line for line in lines if json.loads(line)["step"] < int(folder.name[5:]))
-    )
-    state = json.loads((folder / "state.json").read_text())
-    (folder / "state.json").write_text(json.dumps({**state, "step": int(folder.name[5:])}))
-    sums = {
-        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in folder.iterdir()
-        if file.name != "manifest.json"
-    }
-    (folder / "manifest.json").write_text(json.dumps(sums))
+    (folder / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["step"] < step))
+    (folder / "state.json").write_text(json.dumps({**state, "step": step}))
+    restamp(folder)
 
 
 def sealed(run_dir: Path) -> None:
     """Make the digests of a changed record fit, as who forges one would."""
-    summary = json.loads((run_dir / "summary.json").read_text())
-    sums = {
-        name: hashlib.sha256((run_dir / name).read_bytes()).hexdigest()
-        for name in summary.pop("sha256")
-        if name != "summary.json"
-    }
+    summary = summary_of(run_dir)
+    sums = {name: digests(run_dir)[name] for name in summary.pop("sha256") if name != "summary.json"}
     own = hashlib.sha256(json.dumps(summary, sort_keys=True).encode()).hexdigest()
     (run_dir / "summary.json").write_text(json.dumps({**summary, "sha256": {**sums, "summary.json": own}}))
 

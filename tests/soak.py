@@ -4,10 +4,10 @@ undisturbed twin.
 A job is a random command. Any processes of its tree are killed at random moments: its parent, a worker, a
 rank, a session, or several at once. The same command is given again until it ends. Everything that it leaves
 must then be its twin's, to the last bit, but what is a time: weights, optimizer, rows, summaries, the grid's
-records, the study's results and verdicts, the names of all files.
+records, the study's results and verdicts, the names of all files. What was lost stays in FOLDER.
 
-Each finished job is a line of FOLDER/state.jsonl: the same command, itself killed, goes on after the last
-one.
+Each finished job is a line of a file there, of each seed's own: the same command, itself killed, goes on
+after the last one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -37,12 +37,9 @@ from typing import Any
 
 import yaml
 
-from nocap.config.errors import EXIT_CODES, refusals
+from nocap.config.errors import EXIT_CODES
 from nocap.config.hardware import describe
-from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.store import lease
-from nocap.store.files import write_file
 from nocap.store.identity import git_state
 from nocap.study.log import FILE
 from tests.conftest import REPO, SMALL
@@ -83,28 +80,9 @@ GONE_S = 10.0  # in which the last process of a command that ended goes
 
 # What may differ between twins: times, what is made of them, checksums of files with them or a path, how
 # often and where each began.
-TIMES = {
-    "clock_s",
-    "step_ms",
-    "tokens_per_s",
-    "epoch_s",
-    "memory_mib",
-    "when",
-    "at",
-    "started",
-    "date",
-    "pace",
-}
-TIMES |= {
-    "state.json",
-    "metrics.jsonl",
-    "manifest.json",
-    "summary.json",
-    "config.yaml",
-    "attempts",
-    "git",
-    "commit",
-}
+TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib"}
+TIMES |= {"when", "at", "started", "date", "pace", "attempts", "git", "commit"}
+TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml"}
 OF_A_LINE = {"previous", "measured"}  # what a log's line has of times
 ROW_TIMES = ("clock/", "perf/", "memory/")
 
@@ -150,14 +128,10 @@ def command(kind: str, chance: random.Random, root: Path) -> list[str]:
 
 def start(words: list[str], root: Path) -> subprocess.Popen[bytes]:
     """In the folder `root`, which tells its processes from all others; stderr goes into a file beside it."""
-    env, nothing = (
-        {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")},
-        subprocess.DEVNULL,
-    )
+    env = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_CACHE": str(root / "cache")}
     with root.with_suffix(".err").open("a") as err:
-        return subprocess.Popen(
-            [sys.executable, *words], cwd=root, env=env, stdin=nothing, stdout=nothing, stderr=err
-        )
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": err}
+        return subprocess.Popen([sys.executable, *words], cwd=root, env=env, **quiet)
 
 
 def processes(root: Path) -> dict[int, str]:
@@ -177,16 +151,19 @@ def processes(root: Path) -> dict[int, str]:
 
 def strike(root: Path, chance: random.Random) -> list[str]:
     """Kill one process, all of a role, or all there are. Their roles."""
-    roles, struck = processes(root), []
+    roles = processes(root)
     if not roles:
         return []
-    how, role = (
-        chance.choices(("one", "role", "all"), (5, 2, 3))[0],
-        chance.choice(sorted(set(roles.values()))),
-    )
+    how = chance.choices(("one", "role", "all"), (5, 2, 3))[0]
+    role = chance.choice(sorted(set(roles.values())))
     victims = sorted(pid for pid in roles if how == "all" or roles[pid] == role)
-    chance.shuffle(victims)
-    for pid in victims[: 1 if how == "one" else None]:
+    return killed(chance.sample(victims, 1 if how == "one" else len(victims)), roles)
+
+
+def killed(pids: Iterable[int], roles: dict[int, str]) -> list[str]:
+    """The roles of those that were there to be killed."""
+    struck = []
+    for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
             struck.append(roles[pid])
@@ -208,17 +185,10 @@ def at_a_moment(process: subprocess.Popen[bytes], root: Path, chance: random.Ran
 
 
 def _worked_since(root: Path, wall: float) -> bool:
-    signs = itertools.chain(
-        root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/*.log")
-    )
-    return any(_changed(path) > wall for path in signs)
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:  # a session has just ended
-        return 0.0
+    signs = (root.glob("out/runs/*/metrics.jsonl"), root.glob("out/studies/*/*/sessions/*.log"))
+    with suppress(FileNotFoundError):  # a session has just ended
+        return any(path.stat().st_mtime > wall for path in itertools.chain(*signs))
+    return False
 
 
 def disturbed(
@@ -234,9 +204,8 @@ def disturbed(
         if at_a_moment(process, root, chance):
             yield strike(root, chance)
         elif process.returncode != 0:
-            assert process.returncode in (-signal.SIGKILL, EXIT_CODES["failed"]), (
-                f"exit code {process.returncode}"
-            )
+            code = process.returncode
+            assert code in (-signal.SIGKILL, EXIT_CODES["failed"]), f"exit code {code}"
             process = start(words, root)
     if process.wait(DEADLINE_S) != 0:
         finish(words, root)
@@ -270,11 +239,8 @@ def _content(path: Path, root: Path) -> Any:
     text = path.read_text().replace(str(root), "ROOT")
     if path.suffix == ".yaml":
         return text
-    if path.name == FILE:
-        return said([json.loads(line) for line in text.splitlines()])
-    return [
-        _timeless(json.loads(line)) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])
-    ]
+    lines = [json.loads(line) for line in (text.splitlines() if path.suffix == ".jsonl" else [text])]
+    return said(lines) if path.name == FILE else _timeless(lines)
 
 
 def said(log: list[Json]) -> list[str]:
@@ -286,12 +252,12 @@ def said(log: list[Json]) -> list[str]:
 
 
 def _timeless(content: Any) -> Any:
-    if isinstance(content, dict):
-        kept = {
-            key: value for key, value in content.items() if key not in TIMES and not key.startswith(ROW_TIMES)
-        }
-        return {key: _timeless(value) for key, value in kept.items()}
-    return [_timeless(entry) for entry in content] if isinstance(content, list) else content
+    if isinstance(content, list):
+        return [_timeless(entry) for entry in content]
+    if not isinstance(content, dict):
+        return content
+    kept = {key for key in content if key not in TIMES and not key.startswith(ROW_TIMES)}
+    return {key: _timeless(content[key]) for key in kept}
 
 
 def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
@@ -304,12 +270,12 @@ def differences(actual: dict[str, Any], expected: dict[str, Any]) -> list[str]:
         for path in actual
         if path.endswith("/grid.json") and any(_runs(actual[path]) < whole for whole in grids)
     }
-    missing = [f"{path} is missing" for path in expected if path not in actual]
-    strange = [f"{path} is left over" for path in actual if path not in expected and path not in parts]
+    strange = [path for path in actual if path not in expected and path not in parts]
+    both = [path for path in expected if path in actual]
     return [
-        *missing,
-        *strange,
-        *(f"{path} differs" for path in expected if path in actual and actual[path] != expected[path]),
+        *(f"{path} is missing" for path in expected if path not in actual),
+        *(f"{path} is left over" for path in strange),
+        *(f"{path} differs" for path in both if actual[path] != expected[path]),
     ]
 
 
@@ -326,29 +292,19 @@ class Soak:
     seed: int
     kills: int
     deadline: float = math.inf
-    jobs: list[Json] = field(default_factory=list)  # as the state's file has them
+    jobs: list[Json] = field(default_factory=list)
     injected: int = 0  # SIGKILLs, also those of jobs that go on
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def state(self) -> Path:
-        return self.folder / "state.jsonl"
+        return self.folder / f"state-{self.seed}.jsonl"
 
     def resume(self) -> None:
-        """Take up the jobs of before. What a killed soak left half-way goes, and is done again.
-
-        Errors:
-            ValueError: they were another seed's.
-        """
-        whole = [
-            line
-            for line in (self.state.read_text() if self.state.exists() else "").splitlines(keepends=True)
-            if line.endswith("\n")
-        ]
-        self.jobs = [json.loads(line) for line in whole]
-        others = {job["seed"] for job in self.jobs} - {self.seed}
-        require(not others, "--seed", f"be that of {self.state}", self.seed)
-        write_file(self.state, "".join(whole).encode())
+        """Take up the jobs of before. What a killed soak left half-way goes, and is done again."""
+        lines = self.state.read_text().splitlines(keepends=True) if self.state.exists() else []
+        self.jobs = [json.loads(line) for line in lines if line.endswith("\n")]
+        self.state.write_text("".join(line for line in lines if line.endswith("\n")))
         self.injected = sum(sum(job["killed"].values()) for job in self.jobs)
         for path in self.folder.glob("job-*"):
             if int(path.name.split("-")[1]) not in {job["job"] for job in self.jobs}:
@@ -361,8 +317,7 @@ class Soak:
         done = {job["job"] for job in self.jobs}
         numbers = (number for number in itertools.count() if number not in done)
         with ThreadPoolExecutor(lanes) as pool:
-            for lane in [pool.submit(self._lane, numbers) for _ in range(lanes)]:
-                lane.result()
+            list(pool.map(self._lane, [numbers] * lanes))
 
     def _lane(self, numbers: Iterator[int]) -> None:
         while self.more():
@@ -372,48 +327,32 @@ class Soak:
             with self._lock, self.state.open("a") as file:
                 self.jobs.append(job)
                 file.write(json.dumps(job) + "\n")
-            print(
-                f"{time.strftime('%H:%M:%S')}  {sum(job['killed'].values())} of {self.injected} "
-                f"SIGKILLs: {json.dumps(job)}",
-                flush=True,
-            )
+            print(f"{time.strftime('%H:%M:%S')}  of {self.injected} SIGKILLs: {json.dumps(job)}", flush=True)
 
     def _job(self, number: int, kind: str) -> Json:
         """One command, disturbed until it ends, and compared with its twin."""
-        began, lost = time.monotonic(), None
+        began, lost, name = time.monotonic(), None, f"{self.seed} {number}"
         place = Path(tempfile.mkdtemp(prefix=f"job-{number}-", dir=self.folder))
-        chance, struck = random.Random(f"{self.seed} {number}"), list[list[str]]()
+        chance, struck = random.Random(name), list[list[str]]()
         moments = chance.randint(4 * RUNS[kind], 8 * RUNS[kind])
         twin, root = place / "twin", place / "hit"
-        words, _ = (command(kind, random.Random(f"{self.seed} {number}"), folder) for folder in (twin, root))
+        words, _ = (command(kind, random.Random(name), folder) for folder in (twin, root))
         try:
             finish(words, twin)
             for roles in disturbed(words, root, chance, more=lambda: self.more() and len(struck) < moments):
                 struck.append(roles)
                 with self._lock:
                     self.injected += len(roles)
-            if differing := differences(left(root), left(twin)):
-                raise AssertionError("; ".join(differing))
+            differing = differences(left(root), left(twin))
+            assert not differing, "; ".join(differing)
             shutil.rmtree(place)
         except (AssertionError, OSError, ValueError, subprocess.TimeoutExpired) as error:
             lost = f"{type(error).__name__}: {error} (see {place})"
-            for pid in (*processes(twin), *processes(root)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        killed = dict(sorted(Counter(itertools.chain(*struck)).items()))
-        done = {
-            "killed": killed,
-            "moments": len(struck),
-            "s": round(time.monotonic() - began, 1),
-            "lost": lost,
-        }
-        return {
-            "seed": self.seed,
-            "job": number,
-            "kind": kind,
-            "commit": (git_state() or {}).get("commit"),
-            **done,
-        }
+            killed(there := {**processes(twin), **processes(root)}, there)
+        counts = dict(sorted(Counter(itertools.chain(*struck)).items()))
+        seconds = round(time.monotonic() - began, 1)
+        its = {"killed": counts, "moments": len(struck), "s": seconds, "lost": lost}
+        return {"job": number, "kind": kind, **its}
 
     def result(self) -> Json:
         injected = {kind: Counter[str]() for kind in dict.fromkeys(KINDS)}
@@ -428,7 +367,7 @@ class Soak:
             "lost": [f"job {job['job']}, {job['kind']}: {job['lost']}" for job in self.jobs if job["lost"]],
             "seed": self.seed,
             "lane_minutes": round(sum(job["s"] for job in self.jobs) / 60, 1),
-            "commits": sorted({str(job["commit"]) for job in self.jobs}),
+            "commit": (git_state() or {}).get("commit"),
             "date": time.strftime("%Y-%m-%d"),
             "hardware": {key: value for key, value in describe(Device.cpu, 1).items() if key != "host"},
             "command": f"OMP_NUM_THREADS=1 python -m tests.soak {shlex.join(sys.argv[1:])}".strip(),
@@ -442,31 +381,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1, help="jobs at once")
     parser.add_argument(
-        "--folder", type=Path, default=Path("outputs/soak"), help="of the state and of what was lost"
+        "--folder", type=Path, default=Path("outputs/soak"), help="of the state and what was lost"
     )
     parser.add_argument("--json", type=Path, help="write the counts here")
     args = parser.parse_args()
-    folder = args.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    soak = Soak(
-        folder=folder, seed=args.seed, kills=args.kills, deadline=time.monotonic() + 60 * args.minutes
-    )
-    with refusals(), lease.acquire(folder):
-        soak.resume()
-        soak.run(args.lanes)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * args.minutes
+    soak = Soak(folder=args.folder.resolve(), seed=args.seed, kills=args.kills, deadline=deadline)
+    soak.resume()
+    soak.run(args.lanes)
     result = soak.result()
     print("| kind | jobs | killed |\n|---|---|---|")
     for kind, killed in result["injected"].items():
-        print(
-            f"| {kind} | {result['jobs'].get(kind, 0)} | "
-            f"{', '.join(f'{n} × {role}' for role, n in killed.items())} |"
-        )
-    print(
-        f"\n{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs: "
-        f"{len(result['lost'])} lost"
-    )
-    for line in result["lost"]:
-        print(f"LOST  {line}", file=sys.stderr)
+        roles = ", ".join(f"{n} × {role}" for role, n in killed.items())
+        print(f"| {kind} | {result['jobs'].get(kind, 0)} | {roles} |")
+    counts = f"{result['sigkills']} SIGKILLs in {len(soak.jobs)} jobs of {result['runs']} runs"
+    print("", f"{counts}: {len(result['lost'])} lost", *result["lost"], sep="\n")
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     return 1 if result["lost"] else 0

@@ -1,10 +1,14 @@
-"""Crash consistency: what a process does to the disk, cut at every point.
+"""Crash consistency: what a process does to the disk, cut at every point; and a run's life, in any order.
 
-The calls of a run's start, saves, stop, resume, end and report are recorded once. Then each prefix is what a
+The calls of a run's start, saves, stop, resume and end are recorded once. Then each prefix is what a
 SIGKILL leaves. A power cut leaves less of it: what was written and not synced may be missing or cut, and so
 may a name that was made, changed or removed since its folder was synced. Every such state must be read as a
 checkpoint with its rows, never an older one than the last that was whole, and go on to the bits of the run
 that nobody cut.
+
+Last, a run is trained, asked to stop, killed, met by a full disk, and its files are damaged, in any order.
+Whatever came before, the same command ends in one of two ways: the run is there with the bits of the run that
+nothing happened to, or it is refused in one line that names a file, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -12,25 +16,29 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import resource
 import shutil
+import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from nocap.launch import multirun
-from nocap.launch.grid import Cell, Grid, Result
-from nocap.launch.plan import Plan, outcome
-from nocap.store.checkpoints import saved_steps, unfinished
+from nocap.launch.plan import Plan, outcome, sound
+from nocap.store.checkpoints import unfinished
 from nocap.store.record import Metrics
 from nocap.store.runs import load
 from nocap.training import checkpoint
-from tests.attempts import state_of
+from tests.attempts import digests, in_a_child, killed_at, state_of, steady
+from tests.conftest import rows_of, the_run
 from tests.in_process import STEPS, planned, start
 
 Op = tuple[str, ...]  # write PATH, sync PATH, make PATH, move PATH PATH, remove PATH; paths below the root
@@ -48,7 +56,6 @@ class Recorder:
     ops: list[Op] = field(default_factory=list)
     # number of a write → the file's content after it
     contents: dict[int, bytes] = field(default_factory=dict)
-    marks: dict[str, int] = field(default_factory=dict)
     recording: bool = False
     _known: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -61,39 +68,20 @@ class Recorder:
     def look(self) -> None:
         """Note what was written since the last look: Python's buffers and safetensors write without a call
         that can be seen."""
-        for path in sorted(self.root.rglob("*")):
-            if path.is_file():
-                status = path.stat()
-                stamp, name = (
-                    (status.st_ino, status.st_size, status.st_mtime_ns),
-                    str(path.relative_to(self.root)),
-                )
-                if self._known.get(name) != stamp:
-                    self._known[name] = stamp
-                    self.contents[len(self.ops)] = path.read_bytes()
-                    self.ops.append(("write", name))
+        for path in filter(Path.is_file, sorted(self.root.rglob("*"))):
+            status, name = path.stat(), str(path.relative_to(self.root))
+            stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if self._known.get(name) != stamp:
+                self._known[name] = stamp
+                self.contents[len(self.ops)] = path.read_bytes()
+                self.ops.append(("write", name))
 
     def note(self, *op: str | None) -> None:
         if None not in op:
             self.look()
             self.ops.append(tuple(map(str, op)))
-            # the file keeps its stamp under its new name, and what was below that is gone
-            if op[0] == "move":
-                old, new = str(op[1]), str(op[2])
-                moved = {
-                    new + name[len(old) :]: stamp
-                    for name, stamp in self._known.items()
-                    if name == old or name.startswith(f"{old}/")
-                }
-                self._known = {
-                    name: stamp
-                    for name, stamp in self._known.items()
-                    if name != old and not name.startswith(f"{old}/")
-                } | moved
-
-    def mark(self, name: str) -> None:
-        self.look()
-        self.marks[name] = len(self.ops)
+            if op[0] == "move":  # the file keeps its stamp under its new name
+                _move(self._known, str(op[1]), str(op[2]))
 
     def hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.recording or event not in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
@@ -112,6 +100,7 @@ class Recorder:
 
 @contextmanager
 def recorded(root: Path) -> Iterator[Recorder]:
+    root.mkdir()
     made, sync = Recorder(root), os.fsync
     sys.addaudithook(made.hook)  # it stays in this process, and does nothing once it does not record
 
@@ -213,54 +202,20 @@ def put(tree: Tree, root: Path) -> None:
 
 @dataclass
 class Twin:
-    """The run that nobody cut."""
+    """The run that nobody cut, begun, stopped in its fifth step, resumed and ended, with all that it did to
+    the disk."""
 
-    out: Path
     this: Plan
     made: Recorder
-
-    @property
-    def root(self) -> Path:
-        return self.out / "runs"
 
 
 @pytest.fixture(scope="module")
 def twin(tmp_path_factory: pytest.TempPathFactory) -> Twin:
-    """A grid's cell that is begun, stopped in its fifth step, resumed, ended and reported, with all that it
-    did to the disk."""
     out = tmp_path_factory.mktemp("twin") / "out"
-    out.mkdir()
-    this = planned(out)
     with recorded(out) as made:
-        grid_of(out).write()
-        start(this, stop_after=4)
-        made.mark("resume")
+        start(planned(out), stop_after=4)
         start(planned(out))
-        made.mark("report")
-        report_of(out)
-    return Twin(out, this, made)
-
-
-def grid_of(out: Path) -> Grid:
-    return Grid(
-        name="g",
-        folder=out / "grids" / "g",
-        swept=(),
-        cells=(Cell(overrides=(), label="", plan=planned(out)),),
-    )
-
-
-def report_of(out: Path) -> None:
-    """What a grid does after its last cell, or when the same command finds all of them done."""
-    grid = grid_of(out)
-    assert (
-        multirun._report(
-            grid,
-            {cell.plan.identity: Result(summary={"status": "finished"}) for cell in grid.cells},
-            stopped=False,
-        )
-        == 0
-    )
+    return Twin(planned(out), made)
 
 
 def durable_step(made: Recorder, first: int) -> int:
@@ -274,94 +229,53 @@ def durable_step(made: Recorder, first: int) -> int:
     return max(steps)
 
 
-def check(what: str, at: Path, twin: Twin, *, least: int) -> int:
-    """Read the state as a resume would; the step of its checkpoint."""
+def check(what: str, at: Path, twin: Twin, *, least: int) -> None:
+    """Read the state as a resume would."""
     this = planned(at)
-    root = this.run_dir / "checkpoints"
-    ended = outcome(this)
-    if ended is not None:
-        assert (ended["status"], load([this.run_dir]).unreadable) == ("finished", {}), what
+    if outcome(this) is not None:
+        assert load([this.run_dir]).unreadable == {}, what
         assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
-    usable = checkpoint.find(root, misfit=partial(_of_this_run, run=this.run_dir.name))
-    assert usable.step >= least, (
-        f"{what}: the checkpoint of step {least} was whole, and {usable.step} is found; {usable.invalid}"
-    )
+    usable = checkpoint.find(this.run_dir / "checkpoints")
+    assert usable.step >= least, f"{what}: the checkpoint of step {least} was whole; {usable.invalid}"
     assert not usable.invalid or usable.path is not None, f"{what}: {usable.invalid}"
     if usable.path is not None:
-        known = (usable.path / "metrics.jsonl").read_bytes()
-        rows = Metrics(twin.this.run_dir / "metrics.jsonl").rows()
-        again = Metrics(this.run_dir / "metrics.jsonl")
-        again.put_back(known, source="it")
-        losses = [row["train/loss"] for row in again.rows()]
-        assert losses == [row["train/loss"] for row in rows if row["step"] < usable.step], what
-    return usable.step
-
-
-def _of_this_run(path: Path, *, run: str) -> str | None:
-    return None if path.parents[1].name == run else "another run's"
+        rows = Metrics(this.run_dir / "metrics.jsonl")
+        rows.put_back((usable.path / "metrics.jsonl").read_bytes(), source="it")
+        losses = [row["train/loss"] for row in rows_of(twin.this.run_dir) if row["step"] < usable.step]
+        assert [row["train/loss"] for row in rows.rows()] == losses, what
 
 
 def resumes_to_the_same_bits(what: str, at: Path, twin: Twin) -> None:
     this = planned(at)
-    grid_of(at).write()
     if outcome(this) is None:
         start(this)
     assert state_of(this.run_dir) == state_of(twin.this.run_dir), what
     assert outcome(planned(at)) is not None, what
-    report_of(at)
-    assert (at / "grids" / "g" / "report.html").read_text().rstrip().endswith("</html>"), what
-    assert [record.identity for record in load([at / "grids" / "g"]).records] == [this.identity], what
     assert unfinished(this.run_dir / "checkpoints") == [], what
-    assert saved_steps(this.run_dir)[0] == STEPS
-
-
-def tried(twin: Twin, tmp_path: Path, *, every: int, resumed: Callable[[int], bool]) -> tuple[int, int]:
-    """How many states were read, and how many of those trained to their end."""
-    read = trained = 0
-    for what, tree in states(twin.made, every):
-        at = tmp_path / "state"
-        put(tree, at)
-        first = int(what.split()[1])
-        check(what, at, twin, least=durable_step(twin.made, first))
-        if resumed(read):
-            resumes_to_the_same_bits(what, at, twin)
-            trained += 1
-        read += 1
-    return read, trained
 
 
 def test_the_recording_replays_to_what_is_there(twin: Twin, tmp_path: Path) -> None:
     put(after(twin.made, len(twin.made.ops)), tmp_path / "again")
-    files = {str(path.relative_to(twin.out)): path for path in twin.out.rglob("*") if path.is_file()}
-    replayed = {
-        str(path.relative_to(tmp_path / "again")): path
-        for path in (tmp_path / "again").rglob("*")
-        if path.is_file()
-    }
-    assert replayed.keys() == files.keys()
-    assert all(path.read_bytes() == files[name].read_bytes() for name, path in replayed.items())
-    kinds = {op[0] for op in twin.made.ops}
-    assert kinds == {"write", "sync", "make", "move", "remove"}
-    assert 0 < twin.made.marks["resume"] < twin.made.marks["report"] < len(twin.made.ops)
+    assert digests(tmp_path / "again") == digests(twin.made.root)
+    assert {op[0] for op in twin.made.ops} == {"write", "sync", "make", "move", "remove"}
 
 
-def test_some_cuts_of_a_run_are_read_as_the_right_checkpoint_and_resume(twin: Twin, tmp_path: Path) -> None:
-    read, trained = tried(twin, tmp_path, every=31, resumed=lambda number: number % 20 == 3)
-    print(f"{read} states of {len(twin.made.ops)} calls, {trained} trained to their end")
-    assert read > 15
-    assert trained >= 1
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_one_in_twenty_resumes(
-    twin: Twin, tmp_path: Path
+@pytest.mark.parametrize(
+    ("every", "resumed"), [(31, 1 / 10), pytest.param(1, 1 / 20, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_every_cut_of_a_run_is_read_as_the_right_checkpoint_and_some_resume(
+    every: int, resumed: float, twin: Twin, tmp_path: Path
 ) -> None:
-    chance = random.Random(13)
-    read, trained = tried(twin, tmp_path, every=1, resumed=lambda number: chance.random() < 1 / 20)
-    print(f"{read} states of {len(twin.made.ops)} calls, {trained} trained to their end")
-    assert read > 300
-    assert trained > 10
+    chance, read, trained = random.Random(13), 0, 0
+    for what, tree in states(twin.made, every):
+        put(tree, tmp_path / "state")
+        check(what, tmp_path / "state", twin, least=durable_step(twin.made, int(what.split()[1])))
+        read += 1
+        if chance.random() < resumed:
+            resumes_to_the_same_bits(what, tmp_path / "state", twin)
+            trained += 1
+    assert (read > 300 / every, trained > read * resumed / 3) == (True, True), (read, trained)
 
 
 def test_a_save_that_is_not_synced_would_be_found_out(
@@ -369,15 +283,128 @@ def test_a_save_that_is_not_synced_would_be_found_out(
 ) -> None:
     """The checker sees the fault that it is for: a writer that renames before its files are on the disk."""
     monkeypatch.setattr(checkpoint, "_sync", lambda path: None)
-    out = tmp_path / "out"
-    out.mkdir()
-    this = planned(out)
-    with recorded(out) as made:
-        start(this, stop_after=4)
-    broken = Twin(out, this, made)
+    with recorded(tmp_path / "out") as made:
+        start(planned(tmp_path / "out"), stop_after=4)
     invalid = 0
-    for _, tree in states(made, 13):
+    for _, tree in states(made, 25):
         put(tree, tmp_path / "state")
         invalid += len(checkpoint.find(planned(tmp_path / "state").run_dir / "checkpoints").invalid)
-    assert broken.root.is_dir()
     assert invalid > 2
+
+
+# --- a life -------------------------------------------------------------------------------------------------
+
+CODES = {"finished": 0, "preempted": 75}
+REFUSED, CRASHED = 2, 1
+DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
+    "flipped": lambda content, at: content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :],
+    "cut": lambda content, at: content[:at],
+    "emptied": lambda content, at: b"",
+    "longer": lambda content, at: content + b'{"step": 99, "tok',
+}
+
+
+def trained(
+    out: Path, *words: str, kill_at: int | None = None, full_at: int | None = None, **how: Any
+) -> int:
+    """One command: what is there already, or an attempt. `kill_at`: SIGKILL at this call to the disk.
+    `full_at`: no file can be longer than so many bytes."""
+    if kill_at is not None:
+        killed_at(kill_at, out)
+    if full_at is not None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, resource.RLIM_INFINITY))
+    this = planned(out, *words)
+    return 0 if sound(this) is not None else CODES[start(this, **how).status]
+
+
+class Life(RuleBasedStateMachine):
+    """Of one run."""
+
+    twin: tuple[dict[str, str], list[dict[str, object]]]  # what a run leaves that nothing happened to
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="nocap-life-"))
+        self.out, self.told = self.root / "out", self.root / "told"
+        self.out.mkdir()
+        self.damaged: set[Path] = set()
+
+    def teardown(self) -> None:
+        try:
+            self.ends_as_if_nothing_had_happened()
+        finally:
+            shutil.rmtree(self.root)
+
+    def files(self) -> list[Path]:
+        """What damage may meet. `train.log` is for people: no reader of a record reads it."""
+        there = [path for path in sorted(self.out.rglob("*")) if path.is_file() and not path.is_symlink()]
+        return [path for path in there if path.name != "train.log" and ".lease" not in path.parts]
+
+    def give(self, *codes: int, **how: Any) -> int:
+        """One command, which ends with one of these codes; or, after damage, is refused."""
+        code = in_a_child(lambda: trained(self.out, **how), self.told)
+        assert code in (*codes, *([REFUSED] if self.damaged else [])), self.told.read_text()
+        return code
+
+    @rule(step=st.integers(0, STEPS - 1))
+    def stop(self, step: int) -> None:
+        self.give(0, 75, stop_after=step)
+
+    @rule(call=st.integers(1, 200))
+    def kill(self, call: int) -> None:
+        self.give(0, -signal.SIGKILL, kill_at=call)
+
+    @rule(full_at=st.integers(1, 40_000))
+    def fill_the_disk(self, full_at: int) -> None:
+        self.give(0, CRASHED, REFUSED, full_at=full_at)
+
+    @precondition(lambda self: bool(self.files()))
+    @rule(data=st.data(), how=st.sampled_from([*DAMAGES, "removed"]), at=st.integers(0, 2**20))
+    def damage(self, data: st.DataObject, how: str, at: int) -> None:
+        path = data.draw(st.sampled_from(self.files()))
+        content = path.read_bytes()
+        if how == "removed":
+            path.unlink()
+        elif content:
+            path.write_bytes(DAMAGES[how](content, at % len(content)))
+        self.damaged.add(path)
+
+    @precondition(lambda self: bool(self.damaged))
+    @rule()
+    def ends_as_if_nothing_had_happened(self) -> None:
+        """Or is refused by name, twice alike, with all files as they were."""
+        before = {name for name in digests(self.out, "step-*/*") if "/.step-" not in name}
+        if self.give(0) == 0:
+            self.is_the_twin()
+            return
+        line = self.told.read_text().strip()
+        assert str(self.out) in line, line
+        assert before <= digests(self.out).keys(), line
+        assert self.give() == REFUSED
+
+    def is_the_twin(self) -> None:
+        """Its record is; and so is its last checkpoint, or whoever reads it is told that it was damaged."""
+        run_dir = the_run(self.out)
+        assert steady(run_dir) == self.twin[1]
+        latest = checkpoint.find(run_dir / "checkpoints")
+        if latest.step == STEPS and not latest.invalid:
+            assert state_of(run_dir) == self.twin
+            self.damaged.clear()
+        else:
+            assert any("checkpoints" in path.parts for path in self.damaged), latest
+
+
+@pytest.mark.parametrize(("steps", "examples"), [(6, 2), pytest.param(9, 20, marks=pytest.mark.slow)])
+def test_lives_of_a_run_end_as_if_nothing_had_happened(steps: int, examples: int, tmp_path: Path) -> None:
+    assert in_a_child(lambda: trained(tmp_path), tmp_path / "told") == 0
+    Life.twin = state_of(the_run(tmp_path))
+    Life.TestCase.settings = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    Life.TestCase("runTest").runTest()

@@ -14,29 +14,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.attempts import attempt, processes, state_of, wait_until
+from tests.attempts import attempt, linux, processes, state_of, wait_until
 from tests.conftest import MEDIUM, REPO, Door, Undisturbed, the_run
-
-linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nocap.train")
 
 
-@pytest.mark.slow
-@linux
-def test_outer_torchrun_gives_the_same(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    out = tmp_path / "out"
-    with attempt(out, "trainer.devices=2", command=TORCHRUN) as running:
-        code, printed, err = running.end()
-    assert code == 0, err
-    assert printed.count("finished at step 30") == 1
-    assert state_of(the_run(out)) == state_of(undisturbed.run_dir)
-
-
-def test_outer_torchrun_of_another_size_is_refused(tmp_path: Path, door: Door) -> None:
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("trainer.devices=1",), "nocap: trainer.devices must be torchrun's 2 ranks, got 1\n"),
+        (("--multirun", "seed=0,1"), "nocap: --multirun must not run under torchrun"),
+    ],
+)
+def test_under_torchrun_is_refused(words: tuple[str, ...], line: str, tmp_path: Path, here: Door) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    done = door(*MEDIUM, "trainer.devices=1", f"output_dir={tmp_path / 'out'}", env=env)
-    assert (done.code, done.err) == (2, "nocap: trainer.devices must be torchrun's 2 ranks, got 1\n")
+    done = here(*MEDIUM, *words, f"output_dir={tmp_path / 'out'}", env=env)
+    assert (done.code, done.err.startswith(line), done.err.count("\n")) == (2, True, 1), done
     assert not (tmp_path / "out").exists()
 
 
@@ -62,16 +56,9 @@ def by_slurm(folder: Path) -> subprocess.CompletedProcess[str]:
         (folder / name).chmod(0o755)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    env = {
-        **os.environ,
-        "PATH": f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(REPO),
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "a,b",
-        "SLURM_JOB_NUM_NODES": "2",
-        "RANKS_PER_NODE": "1",
-        "PORT": port,
-    }
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(REPO), "RANKS_PER_NODE": "1", "PORT": port}
+    env |= {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_NUM_NODES": "2"}
     words = ["bash", str(REPO / "docs" / "nodes.sbatch"), *MEDIUM, f"output_dir={folder / 'out'}"]
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=240)
 
@@ -98,56 +85,21 @@ def test_nodes_that_share_no_folder_are_told(tmp_path: Path) -> None:
 @linux
 @pytest.mark.slow
 def test_killed_agent_leaves_no_rank(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with attempt(out, "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN) as running:
+    with attempt(tmp_path / "out", "trainer.devices=2", "trainer.steps=2000", command=TORCHRUN) as running:
         running.wait_for_row(3)
-        ranks = {
-            pid
-            for entry in Path("/proc").iterdir()
-            if (pid := entry.name).isdigit() and str(out) in cmdline(entry)
-        } - {str(running.process.pid)}
+        ranks = with_words(str(running.output_dir)) - {running.process.pid}
         assert len(ranks) == 2
         running.end(signal.SIGKILL)
-        wait_until(
-            lambda: not any(Path("/proc", pid).exists() for pid in ranks), "the ranks end with their agent"
-        )
+        wait_until(lambda: not ranks & with_words(str(running.output_dir)), "the ranks end with their agent")
 
 
-def cmdline(entry: Path) -> str:
-    try:
-        return (entry / "cmdline").read_bytes().decode(errors="replace")
-    except OSError:  # it ended while we looked
-        return ""
-
-
-GRAPHS = """
-import dataclasses, os, sys, tempfile, torch, torch.distributed as dist
-from torch._dynamo.utils import counters
-from nocap.config.compose import compose
-from nocap.measure.timed import random_tokens
-from nocap.training.step import build
-
-run = compose(["model=small", "trainer.device=cpu", "trainer.compile=regional", "data=synthetic",
-    "trainer.micro_batch=1"])
-with tempfile.TemporaryDirectory() as folder, random_tokens(run) as job:
-    if ranks := int(sys.argv[1]):
-        dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 1), rank=0, world_size=1)
-        job = dataclasses.replace(job, world=dataclasses.replace(job.world, size=2))
-    trainee = build(job)
-    tokens = torch.zeros(1, run.model.seq_len + 1, dtype=torch.long)
-    trainee.forward(tokens[:, :-1], tokens[:, 1:]).total.backward()
-print(counters["aot_autograd"]["total"], flush=True)
-os._exit(0)  # gloo's teardown aborts now and then
-"""
-
-
-@pytest.mark.slow
-def test_ddp_cuts_no_compiled_region():
-    graphs = [
-        subprocess.run([sys.executable, "-c", GRAPHS, ranks], capture_output=True, text=True).stdout
-        for ranks in "01"
-    ]
-    assert graphs == ["2\n", "2\n"]  # the blocks, which are one graph, and the head
+def with_words(word: str) -> set[int]:
+    """Processes with this in their command."""
+    pids = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended while we looked
+            pids |= {int(entry.name)} if word in (entry / "cmdline").read_text(errors="replace") else set()
+    return pids
 
 
 # --- other users of the machine -----------------------------------------------------------------------------
@@ -159,11 +111,8 @@ def listening(run_dir: Path) -> set[str]:
     for pid in processes(run_dir):
         with suppress(OSError):  # it ended while we looked
             inodes |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path("/proc/net", name).read_text().splitlines()[1:]
-    ]
+    text = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    rows = [line.split() for line in text.splitlines() if "sl" not in line]
     return {row[1].rpartition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in inodes}
 
 

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import REPO, Undisturbed
-from tests.soak import Soak, differences, left, said
-
-JOB = {
-    "seed": 3,
-    "job": 0,
-    "kind": "pool",
-    "commit": None,
-    "killed": {"parent": 1, "worker": 2},
-    "moments": 2,
-    "s": 60.0,
-    "lost": None,
-}
-
-
-def line(**changed: Any) -> str:
-    return json.dumps({**JOB, **changed}) + "\n"
+from tests.conftest import Undisturbed
+from tests.soak import Soak, differences, left
 
 
 def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp_path: Path) -> None:
@@ -37,27 +19,24 @@ def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp
     run = root / "runs" / undisturbed.run_dir.name
     (model,) = run.glob("checkpoints/*/model.safetensors")
 
-    def changes(path: Path, old: str, new: str) -> list[str]:
-        """The file changed, compared, and put back."""
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    for name, old, new, says in (
+        ("metrics.jsonl", '"clock/wall_s": ', '"clock/wall_s": 9', ""),
+        ("summary.json", '"wall": ', '"wall": 9', ""),
+        ("train.log", "", "other lines\n", ""),
+        ("metrics.jsonl", '"train/loss": ', '"train/loss": 9', "differs"),
+        ("metrics.jsonl", rows[7], "", "differs"),
+        ("metrics.jsonl", rows[7], 2 * rows[7], "differs"),
+        ("summary.json", '"val_loss": ', '"val_loss": 9', "differs"),
+        ("config.yaml", "seed: 0", "seed: 1", "differs"),
+        (".step-00000008.tmp", "", "", "is left over"),
+    ):
+        path = run / name
         before = path.read_text() if path.exists() else None
         path.write_text((before or "").replace(old, new) if old else new)
-        changed = differences(left(root), left(twin))
-        if before is None:
-            path.unlink()
-        else:
-            path.write_text(before)
-        return [difference.removeprefix(f"{run.relative_to(root)}/") for difference in changed]
-
-    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    assert changes(run / "metrics.jsonl", '"clock/wall_s": ', '"clock/wall_s": 9') == []
-    assert changes(run / "summary.json", '"wall": ', '"wall": 9') == []
-    assert changes(run / "train.log", "", "other lines\n") == []
-    assert changes(run / "metrics.jsonl", '"train/loss": ', '"train/loss": 9') == ["metrics.jsonl differs"]
-    assert changes(run / "metrics.jsonl", rows[7], "") == ["metrics.jsonl differs"]
-    assert changes(run / "metrics.jsonl", rows[7], 2 * rows[7]) == ["metrics.jsonl differs"]
-    assert changes(run / "summary.json", '"val_loss": ', '"val_loss": 9') == ["summary.json differs"]
-    assert changes(run / "config.yaml", "seed: 0", "seed: 1") == ["config.yaml differs"]
-    assert changes(run / ".step-00000008.tmp", "", "") == [".step-00000008.tmp is left over"]
+        expected = [f"{path.relative_to(root)} {says}"] if says else []
+        assert differences(left(root), left(twin)) == expected
+        path.unlink() if before is None else path.write_text(before)
 
     content = bytearray(model.read_bytes())
     content[-1] ^= 1
@@ -68,23 +47,6 @@ def test_a_twin_differs_in_no_time_and_in_all_else(undisturbed: Undisturbed, tmp
         f"{place}/optimizer.safetensors is missing",
         f"{place}/model.safetensors differs",
     ]
-
-
-def test_twins_logs_say_the_same_in_the_end() -> None:
-    line = {
-        "event": "run",
-        "arm": "a",
-        "seed": 1,
-        "at": "12:00",
-        "started": "11:59",
-        "previous": ["c"],
-        "val_loss": 3.0,
-    }
-    other, again = {**line, "seed": 2}, {**line, "at": "12:01", "started": "12:00", "previous": []}
-    assert said([line, other]) == said([other, again])
-    assert said([line, other]) != said([line])
-    assert said([line, line]) != said([line])
-    assert said([line]) != said([{**line, "val_loss": 2.0}])
 
 
 @pytest.mark.parametrize(("value", "lost"), [(1, None), (2, "AssertionError: rows.json differs (see ")])
@@ -111,48 +73,23 @@ def test_a_job_that_ends_elsewhere_is_lost_and_kept(
 
 
 def test_it_goes_on_after_its_last_whole_line(tmp_path: Path) -> None:
-    state = tmp_path / "state.jsonl"
-    state.write_text(line() + line(job=4, kind="study", lost="something") + line(job=1)[:-9])
+    job = {"kind": "pool", "killed": {"parent": 1, "worker": 2}, "moments": 2, "s": 60.0, "lost": None}
+    lines = [json.dumps({**job, "job": number}) + "\n" for number in (0, 4, 1)]
     for name in ("job-1-half", "job-4-lost"):
         (tmp_path / name).mkdir()
     soak = Soak(folder=tmp_path, seed=3, kills=7)
+    soak.state.write_text("".join(lines)[:-9])
     soak.resume()
-    assert state.read_text() == line() + line(job=4, kind="study", lost="something")
+    assert soak.state.read_text() == lines[0] + lines[1]
     assert [path.name for path in tmp_path.glob("job-*")] == ["job-4-lost"]
-    assert (soak.injected, soak.more()) == (6, True)
-    assert not Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()
-    counts = soak.result()
-    assert (counts["sigkills"], counts["moments"], counts["runs"], counts["lane_minutes"]) == (6, 4, 14, 2.0)
-    assert counts["injected"]["study"] == counts["injected"]["pool"] == {"parent": 1, "worker": 2}
-    assert counts["lost"] == ["job 4, study: something"]
-    with pytest.raises(ValueError, match=r"--seed must be that of .*state.jsonl, got 4"):
-        Soak(folder=tmp_path, seed=4, kills=6).resume()
-
-
-def soaked(folder: Path, *words: str) -> dict[str, Any]:
-    """What a soak counted, to its end. It fails where a job was lost."""
-    counts = folder / "result.json"
-    command = [sys.executable, "-m", "tests.soak", "--folder", str(folder), "--json", str(counts), *words]
-    done = subprocess.run(
-        command,
-        cwd=REPO,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-        check=False,
+    assert (soak.injected, soak.more(), Soak(folder=tmp_path, seed=3, kills=6, injected=6).more()) == (
+        6,
+        True,
+        False,
     )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-    result: dict[str, Any] = json.loads(counts.read_text())
-    return result
-
-
-@pytest.mark.fuzz
-@pytest.mark.timeout(2 * 3600)
-def test_a_thousand_kills_lose_nothing() -> None:
-    """It goes on where the last one was cut short: the state is in outputs/soak."""
-    counts = soaked(REPO / "outputs" / "soak", "--kills", "1000")
-    assert counts["sigkills"] >= 1000
-    assert all(counts["injected"].values())
+    counts = soak.result()
+    assert [counts[key] for key in ("sigkills", "moments", "runs", "lane_minutes")] == [6, 4, 8, 2.0]
+    assert counts["injected"]["pool"] == {"parent": 2, "worker": 4}
 
 
 def test_a_part_of_a_grid_of_the_twin_may_be_left() -> None:
@@ -160,8 +97,6 @@ def test_a_part_of_a_grid_of_the_twin_may_be_left() -> None:
         return [{"name": "g", "cells": [{"run": run} for run in runs]}]
 
     twin = {"grids/a/grid.json": grid("x", "y", "z")}
-    assert differences({**twin, "grids/b/grid.json": grid("x", "z")}, twin) == []
-    assert differences({**twin, "grids/b/grid.json": grid("x", "other")}, twin) == [
-        "grids/b/grid.json is left over"
-    ]
+    for runs, strange in ((("x", "z"), []), (("x", "other"), ["grids/b/grid.json is left over"])):
+        assert differences({**twin, "grids/b/grid.json": grid(*runs)}, twin) == strange
     assert differences({"grids/b/grid.json": grid("x", "z")}, twin) == ["grids/a/grid.json is missing"]

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,24 +14,21 @@ import pytest
 from tests.conftest import Door, the_run
 
 # A run of two steps that is wide enough for bf16, and chooses no precision.
-WIDE = (
-    *(
-        "model=tiny",
-        "model.n_layer=1",
-        "data=synthetic",
-        "data.train_tokens=20000",
-        "data.val_tokens=5000",
-        "tracker=none",
-    ),
-    *(
-        "trainer.device=cpu",
-        "trainer.threads=1",
-        "trainer.steps=2",
-        "trainer.batch_tokens=512",
-        "trainer.micro_batch=2",
-    ),
-    *("trainer.val_every=0", "trainer.val_tokens=512"),
-)
+WIDE = [
+    "model=tiny",
+    "model.n_layer=1",
+    "data=synthetic",
+    "data.train_tokens=20000",
+    "data.val_tokens=5000",
+    "tracker=none",
+    "trainer.device=cpu",
+    "trainer.threads=1",
+    "trainer.steps=2",
+    "trainer.batch_tokens=512",
+    "trainer.micro_batch=2",
+    "trainer.val_every=0",
+    "trainer.val_tokens=512",
+]
 CPU = Path("/proc/cpuinfo")
 NATIVE = CPU.exists() and re.search(
     r"^(flags|Features)\s*:.*\b(avx512_bf16|amx_bf16|bf16)\b", CPU.read_text(), re.M
@@ -60,64 +56,48 @@ def default(door: Door, *words: str) -> str:
 
 
 @native
-def test_bf16_is_the_default_only_where_it_is_faster(cache: Path, door: Door, tmp_path: Path) -> None:
+def test_bf16_is_the_default_only_where_it_is_faster(cache: Path, here: Door, tmp_path: Path) -> None:
+    cache.mkdir()
     kept = cache / "bf16.json"
-    measured = default(door)
+    kept.write_text('{"AMD EP')  # a damaged answer is measured again
+    measured = default(here)
     ((key, gain),) = json.loads(kept.read_text()).items()
     assert key.endswith(", 1 threads, 512 x 128 x 512")
     assert measured == ("bf16" if gain >= 1.2 else "fp32")
 
     kept.write_text(json.dumps({key: 2.0}))  # what is kept decides, and nothing is measured again
-    assert default(door) == "bf16"
-    assert default(door, "trainer.precision=fp32") == "fp32"
+    assert (default(here), default(here, "trainer.precision=fp32")) == ("bf16", "fp32")
     kept.write_text(json.dumps({key: 0.56}))
-    trained = door(*WIDE)
+    trained = here(*WIDE)
     assert "\ncompile off: " in trained.out
     assert "precision fp32: bf16 is 0.56 times as fast here (512 × 128 × 512, 1 thread)" in trained.out
     assert json.loads(kept.read_text()) == {key: 0.56}
 
     kept.unlink()  # the run that is there goes before another probe
-    again = door(*WIDE)
-    assert "already finished" in again.out, again.err
-    assert not kept.exists()
-    assert len(list((tmp_path / "outputs" / "runs").iterdir())) == 1
+    again = here(*WIDE)
+    assert ("already finished" in again.out, kept.exists()) == (True, False)
+    assert the_run(tmp_path / "outputs")
 
 
 @native
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_record_decides_where_nobody_has_measured(
-    precision: str, cache: Path, here: Door, tmp_path: Path
-) -> None:
+def test_a_record_decides_where_nobody_has_measured(cache: Path, here: Door, tmp_path: Path) -> None:
     """Also a half-done one, and in a grid."""
-    assert here(*WIDE, f"trainer.precision={precision}").code == 0
+    assert here(*WIDE, "trainer.precision=bf16").code == 0
     assert "already finished" in here(*WIDE).out
     (the_run(tmp_path / "outputs") / "summary.json").unlink()
     assert here("--multirun", *WIDE, "seed=0,1").code == 0
-    precisions = re.findall(
-        r"^  precision: (\w+)",
-        "".join(p.read_text() for p in (tmp_path / "outputs").rglob("config.yaml")),
-        re.M,
-    )
-    assert precisions == [precision, precision]
+    configs = [path.read_text() for path in (tmp_path / "outputs").rglob("config.yaml")]
+    assert [re.findall(r"^  precision: (\w+)", text, re.M) for text in configs] == [["bf16"], ["bf16"]]
     assert not (cache / "bf16.json").exists()
 
 
-@native
-def test_a_damaged_answer_is_measured_again(cache: Path, door: Door) -> None:
-    cache.mkdir()
-    (cache / "bf16.json").write_text('{"AMD EP')
-    assert default(door) in ("fp32", "bf16")
-    assert len(json.loads((cache / "bf16.json").read_text())) == 1
-
-
 @pytest.mark.slow
-def test_what_decides_nothing_is_not_measured(cache: Path, door: Door, here: Door) -> None:
+def test_what_decides_nothing_is_not_measured(cache: Path, here: Door) -> None:
     """A precision that is given, a narrow shape, an arm that is not the baseline, a question."""
-    assert default(door, "trainer.precision=bf16") == "bf16"
-    for words in (("experiment=d12_step", "--cfg", "job"), (*WIDE, "--cfg", "job"), (*WIDE, "--help")):
-        assert door(*words).code == 0
-    done = here("--multirun", *WIDE, "model=nano,tiny")
-    assert done.code == 0, done.err
+    assert default(here, "trainer.precision=bf16") == "bf16"
+    questions = (("experiment=d12_step", "--cfg", "job"), (*WIDE, "--cfg", "job"), (*WIDE, "--help"))
+    for words in (*questions, ("--multirun", *WIDE, "model=nano,tiny")):
+        assert here(*words).code == 0
     assert not (cache / "bf16.json").exists()
 
 
@@ -125,29 +105,14 @@ def test_what_decides_nothing_is_not_measured(cache: Path, door: Door, here: Doo
 
 
 @pytest.fixture
-def unset(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def unset(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has said where compiled code shall lie."""
-    with monkeypatch.context() as patch:
-        for name in (
-            "TORCHINDUCTOR_CACHE_DIR",
-            "TRITON_CACHE_DIR",
-            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS",
-        ):
-            patch.delenv(name, raising=False)
-        yield
+    for name in ("INDUCTOR_CACHE_DIR", "INDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"):
+        monkeypatch.delenv(f"TORCH{name}", raising=False)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
 
 
 COMPILED = (*WIDE, "trainer.precision=fp32", "trainer.compile=regional")
-
-
-def compiler(folder: Path) -> tuple[Path, Path]:
-    """A C++ compiler that writes down what it is asked to make, and makes nothing."""
-    path, asked = folder / "g++", folder / "asked"
-    path.write_text(
-        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit 1;; esac\n'
-    )
-    path.chmod(0o700)
-    return path, asked
 
 
 @pytest.mark.slow
@@ -161,7 +126,11 @@ def test_compiled_code_of_another_user_never_runs(
     for folder in (temporary, planted, planted / "precompiled_headers"):
         folder.mkdir()
         folder.chmod(0o777)
-    path, asked = compiler(tmp_path)
+    path, asked = tmp_path / "g++", tmp_path / "asked"  # a C++ compiler that makes nothing
+    path.write_text(
+        f'#!/bin/sh\necho "$@" >> {asked}\ncase "$1" in --version) echo "g++ 13.2.0";; *) exit 1;; esac\n'
+    )
+    path.chmod(0o700)
     done = door(*COMPILED, env={"TMPDIR": str(temporary), "CXX": str(path)})
     assert done.code == 1  # there is no compiler
     assert [str(p) for p in sorted(planted.rglob("*"))] == [str(planted / "precompiled_headers")]
@@ -177,14 +146,10 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     folder = cache / "compiled"
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    for words, module in (
-        (COMPILED, "nocap.train"),
-        (("model=nano", "trainer.compile=regional"), "nocap.profile"),
-    ):
+    for module, words in (("nocap.train", COMPILED), ("nocap.profile", ("model=nano", COMPILED[-1]))):
         done = door(*words, module=module)
         assert (done.code, done.err.count("\n")) == (2, 1)
-        assert f"{folder}" in done.err
-        assert "mode 777" in done.err
+        assert (f"{folder}" in done.err, "mode 777" in done.err) == (True, True)
     folder.rmdir()
     folder.symlink_to(tmp_path)
     assert door(*COMPILED).code == 2
@@ -197,37 +162,15 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_another_run_finds_what_one_has_compiled(
-    unset: None, cache: Path, door: Door, tmp_path: Path
-) -> None:
-    seconds = []
-    for seed in (0, 1):
-        assert door(*COMPILED, f"seed={seed}", env={"TMPDIR": str(tmp_path)}, timeout=500).code == 0
-        summaries = [json.loads(path.read_text()) for path in (tmp_path / "outputs").rglob("summary.json")]
-        seconds.append(
-            next(summary["clock_s"]["compile"] for summary in summaries if summary["seed"] == seed)
-        )
-    assert seconds[1] < 0.5 * seconds[0]
-    assert list((cache / "compiled").rglob("*.gch"))
-    assert not list(tmp_path.glob("torchinductor_*"))
-
-
-@pytest.mark.slow
 def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Path) -> None:
-    for place in ("evil.py", "more/__init__.py"):
-        (tmp_path / "hydra_plugins" / place).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "hydra_plugins" / place).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "study.yaml").write_text("question: does it run\n")
+    for place in ("hydra_plugins/evil.py", "hydra_plugins/more/__init__.py", "study/study.yaml"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     narrow = (*WIDE, "model=nano")
     for module, words, code in (
         ("nocap", ("train", "--help"), 0),
-        ("nocap.train", ("--help",), 0),
-        ("nocap.train", (*narrow, "--cfg", "job"), 0),
         ("nocap.train", narrow, 0),
         ("nocap.train", ("--multirun", *narrow, "seed=0,nope"), 2),
-        ("nocap.compare", ("outputs",), 0),
         ("nocap.runs", ("list",), 0),
         ("nocap.study", ("study",), 2),
         ("nocap.bench", ("--arm", "model=nano", "--arm", "model=nope"), 2),
