@@ -1,6 +1,7 @@
 """Which tokens make a batch: against slow and obvious readers, and against the challenge's own loader played
 by hand."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -50,16 +51,11 @@ def test_the_hash_is_splitmix64():
     assert splitmix64(states).tolist() == known
 
 
-@pytest.mark.parametrize("n", [1, 2, 17, 10_000])
-def test_it_is_a_permutation(n: int):
-    assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
-
-
-def test_it_differs_by_seed_and_by_epoch():
-    orders = {
-        tuple(permutation(50, seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)
-    }
-    assert len(orders) == 25
+def test_it_is_a_permutation_by_seed_and_epoch():
+    for n in (1, 2, 17, 10_000):
+        assert sorted(permutation(n, seed=3, epoch=2).tolist()) == list(range(n))
+    made = (permutation(50, seed=seed, epoch=epoch) for seed in range(5) for epoch in range(5))
+    assert len({tuple(order.tolist()) for order in made}) == 25
 
 
 def test_it_never_changes():
@@ -112,26 +108,13 @@ def test_what_is_read_depends_on_the_sequence_alone(tmp_path: Path):
 
 
 def test_data_without_a_window_is_refused(tmp_path: Path):
-    shards, _ = write(tmp_path, [8, 3])
-    with pytest.raises(
-        ValueError,
-        match=r"^data must hold at least 1 × model\.seq_len \+ 1 = 9 tokens in a shard, got 11 in all$",
-    ):
-        windows_of(shards, T=8)
-    shards, _ = write(tmp_path, [32])
+    rule = r"^data must hold at least 1 × model\.seq_len \+ 1 = 9 tokens in a shard, got 11 in all$"
+    with pytest.raises(ValueError, match=rule):
+        windows_of(write(tmp_path, [8, 3])[0], T=8)
+    in_order = partial(windows_of, T=8, order=Order.sequential, unit=4)
     with pytest.raises(ValueError, match=r"at least 4 × model\.seq_len \+ 1 = 33"):
-        windows_of(shards, T=8, order=Order.sequential, unit=4)
-    assert windows_of(write(tmp_path, [33])[0], T=8, order=Order.sequential, unit=4).n == 4
-
-
-# --- sharing out --------------------------------------------------------------------------------------------
-
-
-def test_micro_batches_go_round_the_ranks():
-    alone = sequences_of(first=8, rank=0, world=1, microbatches=4, micro_batch=2)
-    assert alone == [8, 9, 10, 11, 12, 13, 14, 15]
-    assert sequences_of(first=8, rank=0, world=2, microbatches=2, micro_batch=2) == [8, 9, 12, 13]
-    assert sequences_of(first=8, rank=1, world=2, microbatches=2, micro_batch=2) == [10, 11, 14, 15]
+        in_order(write(tmp_path, [32])[0])
+    assert in_order(write(tmp_path, [33])[0]).n == 4
 
 
 # --- the challenge's order ----------------------------------------------------------------------------------
@@ -157,25 +140,21 @@ def challenge(contents: list[list[int]], *, B: int, T: int, micro_batches: int) 
     [
         [4 * 6 + 1],  # one micro-batch exactly
         [48, 49, 50, 25, 26],  # around two micro-batches and around one
-        [100, 24, 1, 77, 24],  # shards that give none
-        [24, 100, 3],  # none at the start
-        [49, 49],
-        [200, 73, 145],
+        [24, 100, 24, 1, 77, 24],  # shards that give none, the first among them
     ],
     ids=str,
 )
 def test_sequential_order_is_the_challenges(sizes: list[int], tmp_path: Path):
+    """Whatever the seed."""
     B, T, micro_batches = 4, 6, 40
     shards, contents = write(tmp_path, sizes)
-    windows = windows_of(shards, T=T, order=Order.sequential, unit=B, seed=1)
     want = challenge(contents, B=B, T=T, micro_batches=micro_batches)
-    assert windows.read(range(B * micro_batches)).tolist() == want
-    assert (
-        windows_of(shards, T=T, order=Order.sequential, unit=B, seed=2).read(range(40)).tolist() == want[:40]
-    ), "whatever the seed"
+    for seed in (1, 2):
+        windows = windows_of(shards, T=T, order=Order.sequential, unit=B, seed=seed)
+        assert windows.read(range(B * micro_batches)).tolist() == want
 
 
-@pytest.mark.parametrize(("world", "micro_batch"), [(1, 4), (1, 2), (1, 8), (2, 4), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("world", "micro_batch"), [(1, 2), (1, 8), (2, 1), (4, 2)])
 def test_the_challenges_order_does_not_depend_on_how_a_step_is_cut(
     world: int, micro_batch: int, tmp_path: Path
 ):
