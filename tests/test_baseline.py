@@ -79,24 +79,16 @@ RECIPE = {
 }
 
 
-@pytest.mark.parametrize("part", RECIPE)
-def test_the_recipes_numbers(run: Run, part: str):
-    actual = to_plain(run)[part]
-    assert {key: actual[key] for key in RECIPE[part]} == RECIPE[part]
+def test_the_recipes_numbers(run: Run):
+    plain = to_plain(run)
+    assert {part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()} == RECIPE
 
 
-def test_one_group_decays_everything():
-    with torch.device("meta"):
-        model = GPT(baseline(*SMALL), vocab_size=VOCAB)
-    model = model.to_empty(device="cpu")
+def test_one_group_decays_everything(model: GPT):
     (group,) = build_optimizers(baseline(*SMALL), model)[0].param_groups
     assert len(group["params"]) == len(list(model.parameters()))
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
-        0.0018,
-        (0.9, 0.95),
-        1e-8,
-        0.1,
-    )
+    numbers = [group[key] for key in ("lr", "betas", "eps", "weight_decay")]
+    assert numbers == [0.0018, (0.9, 0.95), 1e-8, 0.1]
 
 
 def test_no_token_is_seen_twice(run: Run):
@@ -105,30 +97,22 @@ def test_no_token_is_seen_twice(run: Run):
 
 
 @pytest.mark.parametrize(
-    ("size", "layers_heads_width"),
+    ("size", "shape"),
     [("d12", (12, 12, 768)), ("d24", (24, 16, 1024)), ("d36", (36, 20, 1280)), ("d48", (48, 25, 1600))],
 )
-def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
-    run = baseline(f"model={size}")
-    assert (run.model.n_layer, run.model.n_head, run.model.d_model) == layers_heads_width
-    assert run.model.seq_len == 1024
+def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
+    """No bias, no gain, one matrix for embedding and head."""
+    run, (layers, _, width) = baseline(f"model={size}"), shape
+    assert (run.model.n_layer, run.model.n_head, run.model.d_model, run.model.seq_len) == (*shape, 1024)
     with torch.device("meta"):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
-    layers, _, width = layers_heads_width
-    assert counted == 12 * layers * width**2 + 50257 * width, (
-        "no bias, no gain, one matrix for embedding and head"
-    )
+    assert counted == 12 * layers * width**2 + 50257 * width
 
 
-def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
-    recipe, reference = (
-        dict(flat(to_plain(compose([f"experiment={name}"])))) for name in ("recipe_d12", "nocap_baseline")
-    )
-    differ = {
-        key.partition(".")[0]
-        for key in recipe.keys() | reference.keys()
-        if recipe.get(key) != reference.get(key)
-    }
+def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
+    recipe, reference = (dict(flat(to_plain(each))) for each in (compose(["experiment=recipe_d12"]), run))
+    keys = recipe.keys() | reference.keys()
+    differ = {key.partition(".")[0] for key in keys if recipe.get(key) != reference.get(key)}
     assert differ == {"ideas", "optimizer"}
     assert recipe["optimizer.lr"] == reference["optimizer.lr"]
 
@@ -158,11 +142,8 @@ def test_every_part_stays_overridable(overrides: list[str]):
     needed = (word for option in overrides for word in MANDATORY.get(option.partition("=")[2], []))
     # what an option needs goes before
     run = baseline(*{word.partition("=")[0]: word for word in [*overrides, *needed]}.values())
-    assert (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps) == (
-        524_288,
-        Precision.bf16,
-        256,
-    )
+    kept = (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps)
+    assert kept == (524_288, Precision.bf16, 256)
 
 
 # --- the model, written a second time -----------------------------------------------------------------------
@@ -246,24 +227,16 @@ def test_under_autocast_the_stream_and_the_tables_stay_fp32(model: GPT):
     dtypes: dict[str, torch.dtype] = {}
     watched = {"embedding": model.embedding, "head.norm": model.head.norm, "unembed": model.head.unembed}
     for i, block in enumerate(model.blocks):
-        watched |= {
-            f"{i}.attention": block.attention,
-            f"{i}.mlp": block.mlp,
-            f"{i}.merged": block.attention.f.merged,
-        }
+        watched |= {f"{i}.attention": block.attention, f"{i}.mlp": block.mlp}
+        watched[f"{i}.merged"] = block.attention.f.merged
     for name, module in watched.items():
         module.register_forward_hook(
-            lambda m, inputs, out, name=name: dtypes.__setitem__(
-                name, (out[0] if isinstance(out, tuple) else out).dtype
+            lambda m, inputs, out, name=name: dtypes.update(
+                {name: (out[0] if isinstance(out, tuple) else out).dtype}
             )
         )
-    mixer = model.blocks[0].attention.f.mixer
-
-    def spy(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        dtypes.update(q=q.dtype, k=k.dtype, v=v.dtype)
-        return mixer(q, k, v)
-
-    model.blocks[0].attention.f.mixer = spy
+    attention, mixer = model.blocks[0].attention.f, model.blocks[0].attention.f.mixer
+    attention.mixer = lambda q, k, v: (dtypes.update(q=q.dtype, k=k.dtype, v=v.dtype), mixer(q, k, v))[1]
     tokens = some_tokens()
     with autocast(baseline(*SMALL), Precision.bf16):
         loss = model(tokens[:, :-1], tokens[:, 1:]).total
@@ -271,9 +244,7 @@ def test_under_autocast_the_stream_and_the_tables_stay_fp32(model: GPT):
     assert half == {"0.merged", "1.merged", "v", "unembed"}
     assert set(dtypes.values()) == {torch.bfloat16, torch.float32}
     assert model.position.cos.dtype is model.position.sin.dtype is loss.dtype is torch.float32
-
-
-def test_the_rotary_tables_are_no_part_of_the_weights(model: GPT):
+    # no part of the weights
     assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
 
 

@@ -11,9 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tokenize
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,9 +21,6 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
-from nocap.config.paths import cache_root
-from nocap.config.run import Run
-from nocap.data.prepare import prepare
 from nocap.measure.arms import step_config
 from nocap.store.identity import (
     code_digest,
@@ -34,10 +31,9 @@ from nocap.store.identity import (
     what_counts,
 )
 from nocap.training.loop import train
-from nocap.training.step import Job
-from nocap.training.world import join
 from tests.attempts import attempt, wait_until
 from tests.conftest import REPO, SMALL
+from tests.test_ideas import trainee_of
 
 PACKAGE = REPO / "nocap"
 STACK = (
@@ -53,21 +49,6 @@ STACK = (
 REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|recorder\.probe\(|f?\"")
 
 
-def job_of(run: Run, folder: Path) -> Job:
-    data = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
-    folder.mkdir()
-    return Job(
-        run=run,
-        train_shards=data.train,
-        val_shards=data.val,
-        vocab_size=data.vocab_size,
-        run_dir=folder,
-        world=join(run.trainer.device),
-        started=time.monotonic(),
-        log=lambda line: None,
-    )
-
-
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, set[int]]:
     """Module → lines that two small runs execute, from their setup to their end."""
@@ -80,18 +61,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
             by_file.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
         return look
 
-    for number, words in enumerate(((), STACK)):
-        run = compose(
-            [
-                *SMALL,
-                "trainer.steps=3",
-                "trainer.val_every=2",
-                "trainer.checkpoint_every=2",
-                f"cache_dir={cache_dir}",
-                *words,
-            ]
-        )
-        job = job_of(run, tmp_path_factory.mktemp("executed") / str(number))
+    few = ("trainer.steps=3", "trainer.val_every=2", "trainer.checkpoint_every=2", f"cache_dir={cache_dir}")
+    for words in ((), STACK):
+        job, _ = trainee_of(compose([*SMALL, *few, *words]), tmp_path_factory.mktemp("executed"))
         sys.settrace(look)
         try:
             train(job)
@@ -109,8 +81,7 @@ def all_hashed() -> set[str]:
 
 def test_every_module_that_a_run_enters_counts_or_is_quiet_for_a_reason(executed: dict[str, set[int]]):
     modules = {module.removesuffix(".__init__") for module in executed}
-    unknown = {module for module in modules - all_hashed() if not is_quiet(module)}
-    assert not unknown
+    assert [module for module in modules - all_hashed() if not is_quiet(module)] == []
     expected = {"training.step", "training.loop", "model.gpt", "model.sliding", "options.optimizer.muon"}
     assert modules >= {f"nocap.{name}" for name in expected}
 
@@ -142,20 +113,15 @@ def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
 def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: int):
     tried, survivors = 0, []
     for module in sorted(all_hashed()):
-        path = module_path(module)
-        assert path is not None
-        source = path.read_text()
-        before = code_digest(what_counts(source))
-        for number, mutant in list(
-            mutants(source, executed.get(module, set()) | executed.get(f"{module}.__init__", set()))
-        )[::every]:
+        source = module_path(module).read_text()
+        before, text = code_digest(what_counts(source)), source.splitlines()
+        lines = executed.get(module, set()) | executed.get(f"{module}.__init__", set())
+        for number, mutant in list(mutants(source, lines))[::every]:
             tried += 1
-            try:
+            with suppress(SyntaxError):  # not Python: no run either
                 same = code_digest(what_counts(mutant)) == before
-            except SyntaxError:
-                continue  # not Python: no run either
-            if same and not REVIEWED.match(source.splitlines()[number - 1].strip()):
-                survivors.append(f"{module}:{number}: {source.splitlines()[number - 1].strip()}")
+                if same and not REVIEWED.match(text[number - 1].strip()):
+                    survivors.append(f"{module}:{number}: {text[number - 1].strip()}")
     assert tried > 400 / every  # fewer where other tests have filled the caches of this process
     assert not survivors
 
@@ -248,11 +214,10 @@ def test_what_changes_no_number_makes_no_other_run(checkout: Path):
 def test_a_line_of_the_attention_that_a_run_uses_makes_another(checkout: Path):
     plain, sliding = identities(checkout)
     replaced("nocap/model/sliding.py", "MIN_BLOCK = 64", "MIN_BLOCK = 32")(checkout)
-    assert identities(checkout)[0] == plain
-    assert (changed := identities(checkout)[1]) != sliding
+    same, changed = identities(checkout)
+    assert (same == plain, changed == sliding) == (True, False)
     replaced("nocap/model/attention.py", "/ math.sqrt(D)", "/ math.sqrt(D + 1)")(checkout)
-    assert identities(checkout)[0] != plain
-    assert identities(checkout)[1] != changed
+    assert not {plain, changed} & set(identities(checkout))
 
 
 @pytest.mark.slow
@@ -283,9 +248,6 @@ def test_a_key_says_once_what_it_counts_for():
     assert "devices" in step["trainer"]
     assert not {"data", "schedule", "tracker", "seed", "output_dir", "cache_dir"} & step.keys()
     assert not {"tracker", "output_dir", "cache_dir"} & kept.keys()
-    text = config_that_counts(
-        compose(
-            [*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"]
-        )
-    )
+    words = [word for word in SMALL if not word.startswith("data")]
+    text = config_that_counts(compose([*words, "data=text", "data.path=somewhere"]))
     assert ("path" in text["data"], "val_fraction" in text["data"]) == (False, True)
