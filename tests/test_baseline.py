@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nocap.config.compose import compose
 from nocap.config.keys import flat
-from nocap.config.paths import conf_dir
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
@@ -22,7 +21,6 @@ from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.language_model import Loss
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast
-from tests.test_config import MANDATORY
 
 VOCAB = 97
 SMALL = [
@@ -117,31 +115,17 @@ def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
     assert recipe["optimizer.lr"] == reference["optimizer.lr"]
 
 
-def choices() -> list[list[str]]:
-    """Overrides that choose every option of every group at least once, one option of each group at a time."""
-    groups: dict[str, list[str]] = {}
-    for path in sorted(conf_dir().glob("*/*.yaml")):
-        if path.parent.name != "experiment":
-            groups.setdefault(path.parent.name, []).append(f"{path.parent.name}={path.stem}")
-    rounds = max(map(len, groups.values()))
-    return [[options[i % len(options)] for options in groups.values()] for i in range(rounds)]
-
-
-NUMBERS = [
-    "model.n_layer=2",
-    "optimizer.lr=0.01",
-    "schedule.decay_steps=100",
-    "trainer.steps=2000",
-    "trainer.grad_clip=1",
-]
-
-
-@pytest.mark.parametrize("overrides", [*choices(), NUMBERS])
-def test_every_part_stays_overridable(overrides: list[str]):
-    """Any option of any group in place of the recipe's, the trainer's numbers kept."""
-    needed = (word for option in overrides for word in MANDATORY.get(option.partition("=")[2], []))
-    # what an option needs goes before
-    run = baseline(*{word.partition("=")[0]: word for word in [*overrides, *needed]}.values())
+@pytest.mark.parametrize(
+    "words",
+    [
+        "attention=gqa mlp=swiglu norm=layernorm position=learned model=d24 schedule=cosine optimizer=muon",
+        "attention=hybrid data=stdlib tokenizer=bytes schedule=constant optimizer=schedule_free ideas=[x0]",
+        "model.n_layer=2 optimizer.lr=0.01 schedule.decay_steps=100 trainer.steps=2000 trainer.grad_clip=1",
+    ],
+)
+def test_every_part_stays_overridable(words: str):
+    """Other options in place of the recipe's, the trainer's numbers kept."""
+    run = baseline(*words.split())
     kept = (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps)
     assert kept == (524_288, Precision.bf16, 256)
 

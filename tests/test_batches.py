@@ -17,13 +17,13 @@ from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
 
 def write(folder: Path, sizes: list[int]) -> tuple[list[Shard], list[list[int]]]:
     """Shards of these many tokens, no two tokens alike, and the tokens."""
-    ends = np.cumsum(sizes)
+    ends, shards = np.cumsum(sizes), []
     contents = [list(range(end - size, end)) for size, end in zip(sizes, ends, strict=True)]
-    shards = []
     for i, tokens in enumerate(contents):
-        path = folder / f"{i:03}.bin"
-        write_shard(path, np.array(tokens))
-        shards.append(Shard(path=str(path), tokens=len(tokens), sha256="", max_id=max(tokens)))
+        write_shard(folder / f"{i:03}.bin", np.array(tokens))
+        shards.append(
+            Shard(path=str(folder / f"{i:03}.bin"), tokens=len(tokens), sha256="", max_id=max(tokens))
+        )
     return shards, contents
 
 
@@ -86,25 +86,17 @@ def all_windows(contents: list[list[int]], T: int) -> list[list[int]]:
 
 
 def test_shuffled_reads_every_window_once_an_epoch(tmp_path: Path):
-    T = 8
+    """What is read depends on the sequence alone: nothing is remembered, whatever the order of asking."""
     shards, contents = write(tmp_path, SIZES)
-    windows, naive = windows_of(shards, T=T, seed=5), all_windows(contents, T)
-    assert windows.n == len(naive)
-    for epoch in range(3):
-        got = windows.read(range(epoch * windows.n, (epoch + 1) * windows.n))
-        assert got.dtype == np.int32
-        assert got.tolist() == [naive[i] for i in permutation(len(naive), seed=5, epoch=epoch)]
-        assert sorted(got.tolist()) == naive
-
-
-def test_what_is_read_depends_on_the_sequence_alone(tmp_path: Path):
-    """Nothing is remembered: any order of asking, one by one or over an epoch's edge, gives the same
-    tokens."""
-    shards, _ = write(tmp_path, SIZES)
-    fresh = {s: windows_of(shards, T=8).read([s])[0].tolist() for s in range(70)}
-    windows = windows_of(shards, T=8)
-    asked = np.random.default_rng(0).permutation(70).tolist()
-    assert windows.read(asked).tolist() == [fresh[s] for s in asked]
+    windows, naive = windows_of(shards, T=8, seed=5), all_windows(contents, 8)
+    n = windows.n
+    want = [naive[i] for epoch in range(3) for i in permutation(len(naive), seed=5, epoch=epoch)]
+    got = windows.read(range(3 * n))
+    assert (got.dtype, n) == (np.int32, len(naive))
+    assert got.tolist() == want
+    assert all(sorted(want[at : at + n]) == naive for at in (0, n, 2 * n))
+    asked = np.random.default_rng(0).permutation(3 * n).tolist()
+    assert windows.read(asked).tolist() == [want[i] for i in asked]
 
 
 def test_data_without_a_window_is_refused(tmp_path: Path):

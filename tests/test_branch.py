@@ -106,12 +106,6 @@ def test_branch_is_the_whole_run(ranks: int, tmp_path: Path, door: Door, here: D
     assert all(first[f"clock/{line}_s"] >= seconds for line, seconds in before.items())
     assert read(branch / "summary.json")["clock_s"]["train"] > before["train"]
 
-    why = here("why", str(whole), str(branch), "--json", str(tmp_path / "why.json"), module="nocap.runs")
-    assert "init  step" in why.out
-    differences = [row for row in read(tmp_path / "why.json")["differences"] if row["part"] != "recorded"]
-    assert {"part": "init", "key": "step", "a": "—", "b": "8"} in differences
-    assert {difference["part"] for difference in differences} == {"init"}
-
     again, _ = train(here, tmp_path / "branch", *BRANCH, trunk.word, "trainer.keep_steps=[10]")
     assert "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]" in again
 

@@ -15,9 +15,7 @@ from nocap import export
 from nocap import generate as command
 from nocap.config.plain import load as load_config
 from nocap.measure.generation import load
-from nocap.model.gpt import build_model
 from nocap.options.attention.softmax import Kernel
-from nocap.training import checkpoint
 from tests.attempts import on_a_terminal, sealed, stamp
 from tests.conftest import Undisturbed
 
@@ -205,19 +203,6 @@ def test_a_terminal_is_not_given_orders(trained: Path, tmp_path: Path):
     code, printed = on_a_terminal("-m", "nocap.generate", *words, cwd=tmp_path)
     assert code == 0
     assert printed.startswith("a\\x1b[2J\tb\\x07é")
-
-
-def test_gpt2_text(trained: Path, say: Say, shared: Path, monkeypatch: pytest.MonkeyPatch):
-    """A fresh model in place of the trained one: what counts is the vocabulary."""
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "tiktoken"))
-    config = edited(trained, ("vocabulary: bytes", "vocabulary: gpt2"))
-    tensors, _ = checkpoint.snapshot(build_model(load_config(config), vocab_size=50257), [], copy=False)
-    shutil.rmtree(trained / "checkpoints")
-    checkpoint._write(trained / "checkpoints", tensors=tensors, state={"step": 1}, rows=b"")
-    code, out, err, answer = say(f"run={trained}", "prompt=Hello, world", "max_tokens=10", "samples=2")
-    assert (code, err) == (0, "")
-    assert all("Hello, world" + sample["text"] in out for sample in answer["samples"])
-    assert [len(tokens) for tokens in tokens_of(answer)] == [10, 10]
 
 
 def test_an_exported_file_writes_what_its_run_writes(undisturbed: Undisturbed, say: Say, tmp_path: Path):

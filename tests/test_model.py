@@ -138,6 +138,7 @@ VARIANTS = [
     "mlp=gelu3x",
     "mlp=relu2",
     "mlp=swiglu",
+    "objective.z_loss=0.01",
     "model.n_layer=3 model.n_head=2 model.d_model=20",
     "attention=gqa mlp=swiglu norm=layernorm position=learned model.norm_placement=both "
     "model.residual_scale=both model.qk_norm=true "
@@ -155,7 +156,10 @@ def test_the_model_is_the_plain_model(overrides: str):
         got = model.logits(tokens[:, :T]).double()
         torch.testing.assert_close(got, want[:, :T], atol=3e-5, rtol=1e-5)
     picked = want.log_softmax(-1).gather(2, tokens[:, 1:, None])
-    assert model(tokens[:, :-1], tokens[:, 1:]).total.item() == pytest.approx(-picked.mean().item(), abs=1e-5)
+    z = run.objective.z_loss * (want.logsumexp(-1) ** 2).mean()  # in training alone
+    for training, expected in ((True, z - picked.mean()), (False, -picked.mean())):
+        loss = model.train(training)(tokens[:, :-1], tokens[:, 1:]).total.item()
+        assert loss == pytest.approx(expected.item(), abs=1e-5)
 
 
 # --- in fewer bits ------------------------------------------------------------------------------------------
@@ -268,28 +272,15 @@ def test_matrices_start_uniform_within_one_over_root_fan_in():
         assert abs(p.mean().item()) < 5 * bound / math.sqrt(3 * p.numel()), name
 
 
-def test_z_loss_joins_in_training_only():
-    (inputs, targets), models = tokens_of().unfold(1, 32, 1).unbind(1), []
-    for words in ((), ("objective.z_loss=0.01",)):
-        models.append(build_model(nano(*words), vocab_size=VOCAB))
-    plain, model = models
-    losses = [each(inputs, targets).total for each in (plain, model, model.eval())]
-    log_z = model.logits(inputs).exp().sum(-1).log()
-    torch.testing.assert_close(losses[1], losses[0] + 0.01 * (log_z**2).mean())
-    assert torch.equal(losses[2], losses[0])
-
-
 # --- compilation --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("tuned", "options"), [(True, TUNED), (False, None)])
-def test_the_compiler_gets_tunings_options_where_asked(
-    tuned: bool, options: object, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_compiler_gets_tunings_options_where_asked(monkeypatch: pytest.MonkeyPatch):
     asked: list[dict[str, object]] = []
     monkeypatch.setattr(torch, "compile", lambda f, **how: (asked.append(how), f)[1])
-    compile_in_place([torch.nn.Identity()], tuned=tuned)
-    assert asked == [{"fullgraph": True, "dynamic": False, "options": options}]
+    for tuned in (True, False):
+        compile_in_place([nn.Identity()], tuned=tuned)
+    assert asked == [{"fullgraph": True, "dynamic": False, "options": how} for how in (TUNED, None)]
 
 
 def test_past_its_limit_a_compiled_function_raises(monkeypatch: pytest.MonkeyPatch):
