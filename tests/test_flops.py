@@ -1,4 +1,4 @@
-"""FLOPs a token: the known figures, torch's own counter component by component, and the window's average by
+"""FLOPs a token: the known figures, torch's own counter, and the window's average by
 direct count."""
 
 import pytest
@@ -6,7 +6,6 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from nocap.config.compose import compose
-from nocap.config.run import Run
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT
 
@@ -23,36 +22,6 @@ def test_gpt2_124m():
     )
 
 
-def counted(run: Run, vocab_size: int) -> dict[str, float]:
-    """FLOPs a token of a forward and backward on the meta device, by torch's counter and by component."""
-    with torch.device("meta"):
-        model = GPT(run, vocab_size=vocab_size)
-        tokens = torch.zeros(3, run.model.seq_len, dtype=torch.long)
-        with FlopCounterMode(display=False) as counter:
-            model(tokens, tokens).total.backward()
-    counts = {
-        name: {str(op): n / tokens.numel() for op, n in ops.items()}
-        for name, ops in counter.get_flop_counts().items()
-    }
-
-    def of(last: str, *, products: bool = False) -> float:
-        """FLOPs of the modules whose path ends so, batched matrix products (the scores' alone) or all
-        others."""
-        modules = [ops for name, ops in counts.items() if name.split(".")[-1] == last]
-        return sum(n for ops in modules for op, n in ops.items() if ("bmm" in op) == products)
-
-    # The three projections share an input, and the counter gives all their backwards to each of them: taken
-    # together, as a remainder.
-    return {
-        "qkv": of("attention") - of("out_proj"),
-        "scores": of("attention", products=True),
-        "attention_out": of("out_proj"),
-        "mlp": of("mlp"),
-        "head": of("unembed"),
-        "total": sum(counts["Global"].values()),
-    }
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -64,9 +33,12 @@ def counted(run: Run, vocab_size: int) -> dict[str, float]:
 )
 def test_arithmetic_equals_torchs_counter(words: str):
     run = compose(["model=nano", "model.seq_len=32", "attention.kernel=materialized", *words.split()])
-    counts = counted(run, vocab_size=70)
-    assert counts.pop("total") == flops_per_token(run, vocab_size=70, causal=False)[0]
-    assert counts == component_flops(run, vocab_size=70, causal=False)
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        tokens = torch.zeros(3, run.model.seq_len, dtype=torch.long)
+        GPT(run, vocab_size=70)(tokens, tokens).total.backward()
+    arithmetic = flops_per_token(run, vocab_size=70, causal=False)[0]
+    assert counter.get_total_flops() / tokens.numel() == arithmetic
+    assert sum(component_flops(run, vocab_size=70, causal=False).values()) == arithmetic
 
 
 @pytest.mark.parametrize("window", [1, 64, 127, 1000])

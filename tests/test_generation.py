@@ -51,7 +51,7 @@ SEEDED = {"temperature": 1.3, "top_k": 7, "seed": 3}
     ("words", "T"),
     [
         ("attention=mha", 12),
-        ("attention=flash", 118),  # the text fills the context
+        ("attention=flash", 108),  # the text fills the context
         *((f"attention=sliding attention.window={window}", T) for window, T in ((1, 5), (7, 7), (500, 12))),
         *((f"attention=hybrid attention.window={window}", T) for window, T in ((7, 5), (7, 40), (40, 12))),
         *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),

@@ -20,6 +20,7 @@ from nocap.options.model import NormPlacement
 from nocap.options.norm.channels import ChannelNorm, NormKind
 from nocap.options.position.learned import Learned
 from nocap.options.position.rope import Rope
+from tests.test_attention import naive
 
 VOCAB = 61
 
@@ -54,31 +55,23 @@ def reference_norm(x: Tensor, w: dict[str, Tensor], name: str, spec: ChannelNorm
 
 
 def reference_attention(x: Tensor, w: dict[str, Tensor], name: str, run: Run) -> Tensor:
-    """One query at a time, one head at a time; positions as rotations of complex numbers."""
-    m, n_kv_heads = run.model, run.attention.n_kv_heads
+    """Positions as rotations of complex numbers."""
+    m = run.model
     B, T, _ = x.shape
     D = m.d_model // m.n_head
     q, k, v = ((x @ w[f"{name}.{part}_proj.weight"].T).reshape(B, T, -1, D) for part in "qkv")
     if m.qk_norm:
         q, k = (y / ((y**2).mean(-1, keepdim=True) + 1e-6).sqrt() for y in (q, k))
     if isinstance(run.position, Rope):
-        frequency = torch.tensor(
-            [run.position.base ** (-2 * i / D) for i in range(D // 2)], dtype=torch.float64
+        frequency = run.position.base ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D)
+        angle = -torch.arange(T)[:, None, None] * frequency
+        turned = (
+            torch.complex(*(half.contiguous() for half in y.chunk(2, -1)))
+            * torch.polar(torch.ones_like(angle), angle)
+            for y in (q, k)
         )
-        turn = torch.polar(torch.ones(T, D // 2, dtype=torch.float64), -torch.arange(T)[:, None] * frequency)[
-            :, None
-        ]
-        q, k = (
-            torch.complex(y[..., : D // 2].contiguous(), y[..., D // 2 :].contiguous()) * turn for y in (q, k)
-        )
-        q, k = (torch.cat([y.real, y.imag], -1) for y in (q, k))
-    out = torch.zeros(B, T, m.n_head, D, dtype=torch.float64)
-    for h in range(m.n_head):
-        kv = h * n_kv_heads // m.n_head
-        for t in range(T):
-            scores = (k[:, : t + 1, kv] * q[:, t, None, h]).sum(-1) / math.sqrt(D)
-            share = scores.exp() / scores.exp().sum(-1, keepdim=True)
-            out[:, t, h] = (share[..., None] * v[:, : t + 1, kv]).sum(1)
+        q, k = (torch.cat([y.real, y.imag], -1) for y in turned)
+    out = naive(*(y.transpose(1, 2) for y in (q, k, v))).transpose(1, 2)
     return out.reshape(B, T, -1) @ w[f"{name}.out_proj.weight"].T
 
 
@@ -198,27 +191,23 @@ def test_in_fewer_bits_the_loss_is_nearly_the_same_and_validation_in_fp32_is(ove
 
 def test_an_fp8_product_and_its_gradients_are_the_quantized_factors_products() -> None:
     chance = torch.Generator().manual_seed(0)
-    x, weight = (
-        torch.randn(n, 48, generator=chance, dtype=torch.bfloat16, requires_grad=True) for n in (32, 70)
-    )
+    draw = partial(torch.randn, generator=chance, dtype=torch.bfloat16)
+    x, weight, by_y = draw(2, 16, 48).requires_grad_(), draw(70, 48), draw(2, 16, 70)
     head = Fp8Linear(48, 70, bias=False)
-    head.weight = torch.nn.Parameter(weight.detach().float())
-    by_y = torch.randn(2, 16, 70, generator=chance).bfloat16()
-    y = head(x.view(2, 16, 48))
+    head.weight = nn.Parameter(weight.float())
+    y = head(x)
     y.backward(by_y)
 
-    def rounded(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def rounded(t: Tensor, dtype: torch.dtype) -> Tensor:
         scale = t.double().abs().max() / torch.finfo(dtype).max
         return (t.double() / scale).float().to(dtype).double() * scale
 
     x8, w8 = (rounded(t, torch.float8_e4m3fn) for t in (x, weight))
-    g8 = rounded(by_y, torch.float8_e5m2).flatten(0, 1)
-    want = (x8 @ w8.t(), g8 @ w8, g8.t() @ x8)
-    assert x.grad is not None
-    assert head.weight.grad is not None
-    for got, exact in zip((y.flatten(0, 1), x.grad, head.weight.grad), want, strict=True):
+    g8 = rounded(by_y, torch.float8_e5m2)
+    want = (x8 @ w8.t(), g8 @ w8, g8.flatten(0, 1).t() @ x8.flatten(0, 1))
+    for got, exact in zip((y, x.grad, head.weight.grad), want, strict=True):
         assert (got.double() - exact).norm() < 4e-3 * exact.norm()  # bf16's rounding of the result
-    plain = x.view(2, 16, 48) @ weight.t()
+    plain = x @ weight.t()
     assert 1e-3 < (y - plain).norm() / plain.norm() < 0.06
     head.eval()
     assert torch.equal(head(x.float()), x.float() @ head.weight.t())

@@ -28,13 +28,10 @@ from nocap.measure.generation import load
 from nocap.measure.profile import measurable
 from nocap.model.gpt import GPT, build_model
 from nocap.options.optimizer import muon
-from nocap.store.identity import config_that_counts
-from nocap.store.record import digest
-from nocap.training import checkpoint, memory
-from nocap.training.ledger import Ledger
-from nocap.training.loop import val_loss
+from nocap.training import memory
 from nocap.training.optimizer import ByRule, build_optimizers, undecorated
 from nocap.training.step import Trainee, clip, validate
+from tests.in_process import planned, start
 from tests.test_ideas import V, advance, composed, saved_and_loaded, trainee_of
 
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
@@ -50,16 +47,10 @@ def small(*overrides: str) -> tuple[Run, GPT]:
     return run, build_model(run, vocab_size=50)
 
 
-def names_of(model: nn.Module, params: list[Tensor]) -> set[str]:
-    ids = {id(p) for p in params}
-    return {name for name, p in model.named_parameters() if id(p) in ids}
-
-
-def set_grads(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def set_grads(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=generator)
-    return {name: p.grad.double() for name, p in model.named_parameters()}
 
 
 def option(kind: str, **keys: Any) -> Any:
@@ -234,10 +225,11 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
     parts += [f"mlp.f.{part}" for part in ("gate", "up", "down")]
     matrices = {f"blocks.{layer}.{part}.weight" for layer in range(2) for part in parts}
     matrices.add("blocks.1.ideas.value_embeddings.gate")
-    rest, of_own = ([p for group in each.param_groups for p in group["params"]] for each in (adamw, own))
-    assert names_of(model, of_own) == matrices
-    assert names_of(model, rest) == {name for name, _ in model.named_parameters()} - matrices
-    assert len(rest) + len(of_own) == len(list(model.parameters())), "each parameter once"
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = (each.param_groups for each in (adamw, own))
+    rest, of_own = ([names[id(p)] for group in each for p in group["params"]] for each in groups)
+    assert set(of_own) == matrices
+    assert sorted(rest) == sorted(set(names.values()) - matrices), "each parameter once"
 
 
 @pytest.mark.parametrize(
@@ -444,24 +436,13 @@ AVERAGED = [
 
 @pytest.mark.parametrize("words", AVERAGED, ids="-".join)
 def test_what_is_validated_is_generated_from(words: tuple[str, ...], tmp_path: Path):
-    run = composed(*words, "trainer.steps=4", "trainer.val_tokens=1024")
-    job, trainee = trainee_of(run, tmp_path)
-    advance(job, trainee, *range(4))
-    weights = own(trainee)
-    loss = val_loss(job, trainee, Ledger(started=0.0), step=4)
-    assert all(map(torch.equal, trainee.model.parameters(), weights))
-    what = {"model": trainee.model, "optimizers": trainee.optimizers}
-    checkpoint.Writer(tmp_path / "checkpoints", background=False).save(
-        step=4, **what, state={}, keep=1, must=True
-    )
-    (tmp_path / "config.yaml").write_text(dump(to_plain(run)))
-    parts = {"config": config_that_counts(run)}
-    (tmp_path / "manifest.json").write_text(json.dumps({"identity": digest(parts), "parts": parts}))
-    losses = []
-    for model in (load(tmp_path, device=torch.device("cpu"), log=print).model, trainee.model):
-        model.joined_around = ()  # what it has now is what generates
-        losses.append(validate(model, trainee.val, run=run, world=job.world))
-    assert losses[0] == loss != losses[1]
+    this = planned(tmp_path, *words)
+    start(this)
+    loaded = load(this.run_dir, device=torch.device("cpu"), log=print)
+    loaded.model.joined_around = ()  # what it has now is what generates
+    job, trainee = trainee_of(loaded.run, tmp_path)
+    loss = json.loads((this.run_dir / "summary.json").read_text())["val_loss"]
+    assert validate(loaded.model, trainee.val, run=loaded.run, world=job.world) == loss
 
 
 def test_what_ideas_keep_around_the_step_is_counted():
