@@ -5,6 +5,7 @@ B: batch, T: tokens, C: channels, H: heads, D: channels of a head.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -135,50 +136,37 @@ def test_every_part_stays_overridable(words: str):
 # --- the model, written a second time -----------------------------------------------------------------------
 
 
-class Second:
-    """The described model over a list of weights, with one matrix for queries, keys and values together."""
+def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
+    """The described model's loss over its weights, with one matrix for queries, keys and values together."""
+    table = model.head.unembed.weight
+    x = F.embedding(ids, table)
+    for block in model.blocks:
+        a, f = block.attention.f, block.mlp.f
+        qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
+        x = x + attention(norm(x), qkv, a.out_proj.weight) / math.sqrt(2 * len(model.blocks))
+        x = x + F.linear(F.gelu(F.linear(norm(x), f.up.weight)), f.down.weight)
+    logits = F.linear(norm(x), table)
+    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 
-    def __init__(self, model: GPT, n_head: int) -> None:
-        self.n_head = n_head
-        self.table = model.head.unembed.weight
-        self.layers = []
-        for block in model.blocks:
-            a, f = block.attention.f, block.mlp.f
-            qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
-            self.layers.append((qkv, a.out_proj.weight, f.up.weight, f.down.weight))
-        self.seen: dict[str, Tensor] = {}
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        x = F.embedding(ids, self.table)
-        for qkv, out, up, down in self.layers:
-            x = x + self.attention(self.norm(x), qkv, out) / math.sqrt(2 * len(self.layers))
-            x = x + F.linear(F.gelu(F.linear(self.norm(x), up)), down)
-        logits = F.linear(self.norm(x), self.table)
-        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+def norm(x: Tensor) -> Tensor:
+    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
 
-    @staticmethod
-    def norm(x: Tensor) -> Tensor:
-        full = x.float()
-        return (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
 
-    def attention(self, x: Tensor, qkv: Tensor, out: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = (y.view(B, T, self.n_head, C // self.n_head) for y in F.linear(x, qkv).split(C, dim=2))
-        q, k = self.turn(q), self.turn(k)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
-        return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
+def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
+    B, T, C = x.shape
+    q, k, v = (y.view(B, T, n_head, C // n_head) for y in F.linear(x, qkv).split(C, dim=2))
+    heads = (y.transpose(1, 2) for y in (turn(q), turn(k), v))
+    y = F.scaled_dot_product_attention(*heads, is_causal=True)
+    return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
 
-    @staticmethod
-    def turn(x: Tensor) -> Tensor:
-        D = x.shape[-1]
-        angle = torch.outer(
-            torch.arange(x.shape[1]).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
-        )
-        cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
-        x1, x2 = x.split(D // 2, dim=3)
-        return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
+
+def turn(x: Tensor) -> Tensor:
+    T, D = x.shape[1], x.shape[3]
+    angle = torch.outer(torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D)))
+    cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
+    x1, x2 = x.split(D // 2, dim=3)
+    return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
 
 
 @pytest.fixture
@@ -198,7 +186,7 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
     model = build_model(baseline(*SMALL, f"attention.merge_qkv={merged}"), vocab_size=VOCAB)
     tokens = some_tokens()
     losses, grads = [], []
-    for forward in (model, Second(model, n_head=3).loss):
+    for forward in (model, partial(second, model)):
         with autocast(baseline(*SMALL), precision):
             loss = forward(tokens[:, :-1], tokens[:, 1:])
         loss = loss.total if isinstance(loss, Loss) else loss

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nocap.checks.contract import _moved as moved  # none of its weights at its start
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.batches import train_windows
@@ -38,16 +39,6 @@ pytestmark = pytest.mark.usefixtures("atlas_ideas")
 TOKENS = torch.arange(34).reshape(2, 17) * 7 % V
 INPUTS, TARGETS = TOKENS[:, :-1], TOKENS[:, 1:]
 close = torch.testing.assert_close
-
-
-def moved(run: Run) -> Any:
-    """The model, none of its weights at its start: a weight that starts at zero would hide an error."""
-    model: Any = build_model(run, vocab_size=V)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.05 * torch.randn(p.shape, generator=generator))
-    return model
 
 
 def steps(run: Run, folder: Path, n: int = 3) -> list[Update]:
