@@ -26,7 +26,7 @@ from nocap.config.run import Run
 from nocap.measure.generation import load
 from nocap.measure.profile import measurable
 from nocap.model.gpt import GPT, build_model
-from nocap.options.optimizer import muon as muon_option
+from nocap.options.optimizer.muon import AT_ONCE, POLAR_EXPRESS
 from nocap.training import memory
 from nocap.training.optimizer import ByRule, build_optimizers, undecorated
 from nocap.training.step import Trainee, clip, validate
@@ -83,7 +83,7 @@ def adamw(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator
     for t, (lr, g) in enumerate(zip(RATES, grads, strict=True), start=1):
         m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
         u = m / (1 - 0.8**t) / ((v / (1 - 0.9**t)).sqrt() + 1e-3)
-        p = p - lr * (u + DECAY * ((u * p >= 0) if cautious else 1) * p)
+        p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
         yield p
 
 
@@ -91,7 +91,7 @@ def lion(p: Tensor, grads: list[Tensor], *, cautious: bool = False) -> Iterator[
     m = torch.zeros_like(p)
     for lr, g in zip(RATES, grads, strict=True):
         u = torch.sign(0.9 * m + 0.1 * g)
-        p = p - lr * (u + DECAY * ((u * p >= 0) if cautious else 1) * p)
+        p = p - lr * (u + DECAY * p * ((u * p >= 0) if cautious else 1))
         m = 0.6 * m + 0.4 * g
         yield p
 
@@ -148,9 +148,9 @@ def soap(w: Tensor, grads: list[Tensor]) -> Iterator[Tensor]:
 def iterated(g: Tensor, polar: bool) -> Tensor:
     """X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X = G/‖G‖ (Keller Jordan, 2024); Polar Express's
     polynomials but the last are of X/1.01."""
-    polynomials, x = muon_option.POLAR_EXPRESS, g / g.norm()
-    for a, b, c in [*polynomials, polynomials[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9:
-        x = x / 1.01 if (a, b, c) in polynomials[:-1] else x
+    x = g / g.norm()
+    for a, b, c in [*POLAR_EXPRESS, POLAR_EXPRESS[-1]] if polar else [(3.4445, -4.7750, 2.0315)] * 9:
+        x = x / 1.01 if (a, b, c) in POLAR_EXPRESS[:-1] else x
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x
@@ -278,7 +278,7 @@ def test_matrices_of_the_blocks_get_one_optimizer_and_adamw_the_rest(kind: str, 
 def test_muon_in_stacks_is_torchs_own_bit_for_bit(monkeypatch: pytest.MonkeyPatch, at_once: int, scale: str):
     """Matrices alone, in stacks of three with a rest, and all of a shape at once; one has no gradient."""
     monkeypatch.setattr(hardware, "native_bf16", lambda: True)
-    monkeypatch.setitem(muon_option.AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(AT_ONCE, "cpu", at_once)
     weights, states = [], []
     run = composed("optimizer=muon", f"optimizer.scale={scale}", "optimizer.momentum=0.9")
     for kind in (
@@ -312,16 +312,14 @@ def best_polynomial(low: float, high: float) -> np.ndarray[Any, Any]:
 
 def test_polar_express_has_the_papers_polynomials():
     low, high, cushion = 1e-3, 1.0, 0.02407327424182761
-    for stated in muon_option.POLAR_EXPRESS[
-        :6
-    ]:  # the last two are the limit, where the four points fall together
+    for stated in POLAR_EXPRESS[:6]:  # the last two are the limit, where the four points fall together
         derived = best_polynomial(max(low, cushion * high), high)
         ends = [derived @ [x, x**3, x**5] for x in (max(low, cushion * high), high)]
         derived *= 2 / sum(ends) if low >= cushion * high else 2 / (derived @ [low, low**3, low**5] + ends[1])
         assert stated == pytest.approx(derived, rel=1e-4)
         low = derived @ [low, low**3, low**5]
         high = 2 - low
-    assert muon_option.POLAR_EXPRESS[-1] == (15 / 8, -10 / 8, 3 / 8)
+    assert POLAR_EXPRESS[-1] == (15 / 8, -10 / 8, 3 / 8)
 
 
 def test_cautious_decay_needs_a_decay_that_it_can_see(monkeypatch: pytest.MonkeyPatch):
