@@ -236,7 +236,7 @@ def test_rms_norm_of_bf16_computes_its_squares_in_fp32():
 def test_parameter_counts(overrides: str, layers: int, more: int):
     model = build_model(nano(*overrides.split()), vocab_size=VOCAB)
     assert count_parameters(model) == {"total": layers + more, "non_embedding": layers}
-    assert all(bool((p == ("gain" in name)).all()) for name, p in model.named_parameters() if p.ndim == 1)
+    assert all(bool((p == ("bias" not in name)).all()) for name, p in model.named_parameters() if p.ndim == 1)
 
 
 def test_weights_are_a_function_of_the_seed_alone():

@@ -32,7 +32,8 @@ from nocap.training.state import put_weights, weights
 from nocap.training.step import Update, fetch, validate
 from nocap.training.trained import trained
 from tests.attempts import attempt, state_of
-from tests.conftest import ATLAS_IDEAS, SMALL, Undisturbed, called, the_run
+from tests.conftest import Undisturbed, the_run
+from tests.in_process import planned, start
 from tests.test_ideas import V, advance, composed, saved_and_loaded, trainee_of
 
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
@@ -168,19 +169,18 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
 
 def test_a_teachers_time_and_small_batches_are_in_the_record(teacher: str, teacher_s: float, tmp_path: Path):
     ideas = ("ideas=[distill,small_batches]", "ideas.small_batches.start=2", "ideas.small_batches.until=0.5")
-    words = (*SMALL, *ideas, f"ideas.distill.run={teacher}", f"output_dir={tmp_path / 'out'}")
-    done = called(*ATLAS_IDEAS, *words, cwd=tmp_path)
-    assert done.code == 0, done.err
-    record = load([the_run(tmp_path / "out")]).records[0]  # which refuses tokens that are not its rows'
+    this = planned(tmp_path, *ideas, f"ideas.distill.run={teacher}")
+    start(this)
+    record = load([this.run_dir]).records[0]  # which refuses tokens that are not its rows'
     seconds = record.summary["clock_s"]
     assert seconds["teacher"] == pytest.approx(teacher_s)
     assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])
     assert record.curve.train_s[0] >= seconds["teacher"]
     assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
-    assert record.summary["tokens"] == 6 * 1024 + 6 * 2048
-    assert record.curve.tokens == [0, 5 * 1024, 6 * 1024 + 4 * 2048, 6 * 1024 + 6 * 2048]
-    trained_s = record.train_s - seconds["teacher"]
-    assert record.summary["tokens_per_s"] * trained_s == pytest.approx(record.summary["tokens"])
+    assert record.summary["tokens"] == 4 * 32 + 3 * 64
+    assert record.curve.tokens == [0, 3 * 32, 4 * 32 + 2 * 64, 4 * 32 + 3 * 64]
+    own_s = seconds["train"] + seconds["data"]
+    assert record.summary["tokens_per_s"] * own_s == pytest.approx(record.summary["tokens"])
 
 
 # --- document masking
