@@ -17,7 +17,7 @@ import torch
 from nocap.config.compose import compose
 from nocap.launch.plan import Plan, plan
 from nocap.training import checkpoint
-from tests.attempts import attempt, state_of, steady
+from tests.attempts import attempt, state_of
 from tests.conftest import SMALL, Door, called, rows_of, the_run
 
 WARM = ("schedule.warmup_steps=2",)
@@ -108,6 +108,18 @@ def test_branch_is_the_whole_run(ranks: int, tmp_path: Path, door: Door, here: D
     again, _ = train(here, tmp_path / "branch", *BRANCH, begins(trunk), "trainer.keep_steps=[10]")
     assert "already finished: nothing to train; trainer.keep_steps: it has no checkpoint of [10]" in again
 
+    spent = read(branch / "summary.json")["clock_s"]["wall"]
+    shutil.rmtree(branch / "checkpoints")  # as if it had been killed before it saved
+    (branch / "summary.json").unlink()
+    again, _ = train(starts, tmp_path / "branch", *BRANCH, begins(trunk), f"trainer.devices={ranks}")
+    assert "beginning from step 8" in again
+    same_as_whole(branch, whole)
+    attempts, clock = read(branch / "manifest.json")["attempts"], read(branch / "summary.json")["clock_s"]
+    before, recorded = (attempts[i]["spent_s"] for i in (0, -1))  # the trunk's time, and the lost one's too
+    assert before == pytest.approx(sum(read(at(trunk) / "state.json")["clock_s"].values()))
+    assert before < recorded <= min(spent, clock["wall"])
+    assert clock["other"] >= recorded - before
+
 
 @pytest.mark.slow
 def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, here: Door) -> None:
@@ -124,27 +136,6 @@ def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, he
     assert "resuming from step " in printed
     assert "beginning from" not in printed
     same_as_whole(branch, whole, steps=60)
-
-
-@pytest.mark.slow
-def test_branch_killed_before_its_first_checkpoint_begins_again_and_counts_the_time(
-    tmp_path: Path, here: Door, trunk: Path
-) -> None:
-    words = (*BRANCH, begins(trunk), "trainer.checkpoint_every=0")
-    _, run_dir = train(here, tmp_path, *words)
-    before = sum(read(at(trunk) / "state.json")["clock_s"].values())
-    assert read(run_dir / "manifest.json")["attempts"][0]["spent_s"] == pytest.approx(before)
-    spent, rows = read(run_dir / "summary.json")["clock_s"]["wall"], steady(run_dir)
-
-    shutil.rmtree(run_dir / "checkpoints")  # as if it had been killed before it saved
-    (run_dir / "summary.json").unlink()
-    printed, _ = train(here, tmp_path, *words)
-    assert "beginning from step 8" in printed
-    assert steady(run_dir) == rows
-    recorded = read(run_dir / "manifest.json")["attempts"][1]["spent_s"]
-    clock = read(run_dir / "summary.json")["clock_s"]
-    assert before < recorded <= min(spent, clock["wall"])
-    assert clock["other"] >= recorded - before
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
