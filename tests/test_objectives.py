@@ -31,8 +31,8 @@ from nocap.training.recorder import Recorder
 from nocap.training.state import put_weights, weights
 from nocap.training.step import Update, fetch, validate
 from nocap.training.trained import trained
-from tests.attempts import attempt, state_of
-from tests.conftest import Undisturbed, the_run
+from tests.attempts import state_of
+from tests.conftest import SMALL, Door, Undisturbed, the_run
 from tests.in_process import planned, start
 from tests.test_ideas import V, advance, composed, saved_and_loaded, trainee_of
 
@@ -477,14 +477,13 @@ def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: 
 
 
 @pytest.mark.slow
-def test_two_ranks_equal_one(teacher: str, tmp_path: Path):
+def test_two_ranks_equal_one(teacher: str, door: Door, tmp_path: Path):
     """With Muon's options. Sums in another order: tests/test_faults.py, number 22."""
     muon = ("optimizer=muon", "optimizer.iteration=polar_express", "optimizer.row_beta2=0.9")
     states = []
     for devices in ("1", "2"):
-        words = (f"trainer.devices={devices}", *taught(SEVERAL, teacher), *muon)
-        with attempt(tmp_path / devices, *words) as running:
-            code, _, err = running.end()
-        assert code == 0, err
+        words = (*SMALL, *taught(SEVERAL, teacher), *muon, f"trainer.devices={devices}")
+        done = door(*words, f"output_dir={tmp_path / devices}", timeout=280)
+        assert done.code == 0, done.err
         states.append(state_of(the_run(tmp_path / devices)))
     assert states[0] == states[1]
