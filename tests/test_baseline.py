@@ -5,6 +5,7 @@ B: batch, T: tokens, C: channels, H: heads, D: channels of a head.
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from nocap.config.compose import compose
 from nocap.config.keys import flat
-from nocap.config.paths import conf_dir
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.config.trainer import Precision
@@ -22,7 +22,6 @@ from nocap.model.gpt import GPT, build_model, count_parameters
 from nocap.model.language_model import Loss
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import autocast
-from tests.test_config import MANDATORY
 
 VOCAB = 97
 SMALL = [
@@ -79,24 +78,18 @@ RECIPE = {
 }
 
 
-@pytest.mark.parametrize("part", RECIPE)
-def test_the_recipes_numbers(run: Run, part: str):
-    actual = to_plain(run)[part]
-    assert {key: actual[key] for key in RECIPE[part]} == RECIPE[part]
+def test_the_recipes_numbers(run: Run):
+    plain = to_plain(run)
+    assert {part: {key: plain[part][key] for key in keys} for part, keys in RECIPE.items()} == RECIPE
 
 
-def test_one_group_decays_everything():
-    with torch.device("meta"):
-        model = GPT(baseline(*SMALL), vocab_size=VOCAB)
-    model = model.to_empty(device="cpu")
+def test_one_group_decays_everything(model: GPT):
     (group,) = build_optimizers(baseline(*SMALL), model)[0].param_groups
     assert len(group["params"]) == len(list(model.parameters()))
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (
-        0.0018,
-        (0.9, 0.95),
-        1e-8,
-        0.1,
-    )
+    # the rotary tables are no part of the weights
+    assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
+    numbers = [group[key] for key in ("lr", "betas", "eps", "weight_decay")]
+    assert numbers == [0.0018, (0.9, 0.95), 1e-8, 0.1]
 
 
 def test_no_token_is_seen_twice(run: Run):
@@ -105,113 +98,75 @@ def test_no_token_is_seen_twice(run: Run):
 
 
 @pytest.mark.parametrize(
-    ("size", "layers_heads_width"),
+    ("size", "shape"),
     [("d12", (12, 12, 768)), ("d24", (24, 16, 1024)), ("d36", (36, 20, 1280)), ("d48", (48, 25, 1600))],
 )
-def test_the_other_sizes(size: str, layers_heads_width: tuple[int, int, int]):
-    run = baseline(f"model={size}")
-    assert (run.model.n_layer, run.model.n_head, run.model.d_model) == layers_heads_width
-    assert run.model.seq_len == 1024
+def test_the_other_sizes(size: str, shape: tuple[int, int, int]):
+    """No bias, no gain, one matrix for embedding and head."""
+    run, (layers, _, width) = baseline(f"model={size}"), shape
+    assert (run.model.n_layer, run.model.n_head, run.model.d_model, run.model.seq_len) == (*shape, 1024)
     with torch.device("meta"):
         counted = count_parameters(GPT(run, vocab_size=50257))["total"]
-    layers, _, width = layers_heads_width
-    assert counted == 12 * layers * width**2 + 50257 * width, (
-        "no bias, no gain, one matrix for embedding and head"
-    )
+    assert counted == 12 * layers * width**2 + 50257 * width
 
 
-def test_the_challenges_recipe_keeps_its_data_validation_and_tokens():
-    recipe, reference = (
-        dict(flat(to_plain(compose([f"experiment={name}"])))) for name in ("recipe_d12", "nocap_baseline")
-    )
-    differ = {
-        key.partition(".")[0]
-        for key in recipe.keys() | reference.keys()
-        if recipe.get(key) != reference.get(key)
-    }
+def test_the_challenges_recipe_keeps_its_data_validation_and_tokens(run: Run):
+    recipe, reference = (dict(flat(to_plain(each))) for each in (compose(["experiment=recipe_d12"]), run))
+    keys = recipe.keys() | reference.keys()
+    differ = {key.partition(".")[0] for key in keys if recipe.get(key) != reference.get(key)}
     assert differ == {"ideas", "optimizer"}
     assert recipe["optimizer.lr"] == reference["optimizer.lr"]
 
 
-def choices() -> list[list[str]]:
-    """Overrides that choose every option of every group at least once, one option of each group at a time."""
-    groups: dict[str, list[str]] = {}
-    for path in sorted(conf_dir().glob("*/*.yaml")):
-        if path.parent.name != "experiment":
-            groups.setdefault(path.parent.name, []).append(f"{path.parent.name}={path.stem}")
-    rounds = max(map(len, groups.values()))
-    return [[options[i % len(options)] for options in groups.values()] for i in range(rounds)]
-
-
-NUMBERS = [
-    "model.n_layer=2",
-    "optimizer.lr=0.01",
-    "schedule.decay_steps=100",
-    "trainer.steps=2000",
-    "trainer.grad_clip=1",
-]
-
-
-@pytest.mark.parametrize("overrides", [*choices(), NUMBERS])
-def test_every_part_stays_overridable(overrides: list[str]):
-    """Any option of any group in place of the recipe's, the trainer's numbers kept."""
-    needed = (word for option in overrides for word in MANDATORY.get(option.partition("=")[2], []))
-    # what an option needs goes before
-    run = baseline(*{word.partition("=")[0]: word for word in [*overrides, *needed]}.values())
-    assert (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps) == (
-        524_288,
-        Precision.bf16,
-        256,
-    )
+@pytest.mark.parametrize(
+    "words",
+    [
+        "attention=gqa mlp=swiglu norm=layernorm position=learned model=d24 schedule=cosine optimizer=muon",
+        "attention=hybrid data=stdlib tokenizer=bytes schedule=constant optimizer=schedule_free ideas=[x0]",
+        "model.n_layer=2 optimizer.lr=0.01 schedule.decay_steps=100 trainer.steps=2000 trainer.grad_clip=1",
+    ],
+)
+def test_every_part_stays_overridable(words: str):
+    """Other options in place of the recipe's, the trainer's numbers kept."""
+    run = baseline(*words.split())
+    kept = (run.trainer.batch_tokens, run.trainer.precision, run.schedule.warmup_steps)
+    assert kept == (524_288, Precision.bf16, 256)
 
 
 # --- the model, written a second time -----------------------------------------------------------------------
 
 
-class Second:
-    """The described model over a list of weights, with one matrix for queries, keys and values together."""
+def second(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
+    """The described model's loss over its weights, with one matrix for queries, keys and values together."""
+    table = model.head.unembed.weight
+    x = F.embedding(ids, table)
+    for block in model.blocks:
+        a, f = block.attention.f, block.mlp.f
+        qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
+        x = x + attention(norm(x), qkv, a.out_proj.weight) / math.sqrt(2 * len(model.blocks))
+        x = x + F.linear(F.gelu(F.linear(norm(x), f.up.weight)), f.down.weight)
+    logits = F.linear(norm(x), table)
+    return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
 
-    def __init__(self, model: GPT, n_head: int) -> None:
-        self.n_head = n_head
-        self.table = model.head.unembed.weight
-        self.layers = []
-        for block in model.blocks:
-            a, f = block.attention.f, block.mlp.f
-            qkv = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight])
-            self.layers.append((qkv, a.out_proj.weight, f.up.weight, f.down.weight))
-        self.seen: dict[str, Tensor] = {}
 
-    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        x = F.embedding(ids, self.table)
-        for qkv, out, up, down in self.layers:
-            x = x + self.attention(self.norm(x), qkv, out) / math.sqrt(2 * len(self.layers))
-            x = x + F.linear(F.gelu(F.linear(self.norm(x), up)), down)
-        logits = F.linear(self.norm(x), self.table)
-        return F.cross_entropy(logits.float().view(-1, logits.shape[-1]), targets.reshape(-1))
+def norm(x: Tensor) -> Tensor:
+    return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
 
-    @staticmethod
-    def norm(x: Tensor) -> Tensor:
-        full = x.float()
-        return (full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + 1e-6)).type_as(x)
 
-    def attention(self, x: Tensor, qkv: Tensor, out: Tensor) -> Tensor:
-        B, T, C = x.shape
-        q, k, v = (y.view(B, T, self.n_head, C // self.n_head) for y in F.linear(x, qkv).split(C, dim=2))
-        q, k = self.turn(q), self.turn(k)
-        y = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-        )
-        return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
+def attention(x: Tensor, qkv: Tensor, out: Tensor, n_head: int = 3) -> Tensor:
+    B, T, C = x.shape
+    q, k, v = (y.view(B, T, n_head, C // n_head) for y in F.linear(x, qkv).split(C, dim=2))
+    heads = (y.transpose(1, 2) for y in (turn(q), turn(k), v))
+    y = F.scaled_dot_product_attention(*heads, is_causal=True)
+    return F.linear(y.transpose(1, 2).reshape(B, T, C), out)
 
-    @staticmethod
-    def turn(x: Tensor) -> Tensor:
-        D = x.shape[-1]
-        angle = torch.outer(
-            torch.arange(x.shape[1]).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D))
-        )
-        cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
-        x1, x2 = x.split(D // 2, dim=3)
-        return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
+
+def turn(x: Tensor) -> Tensor:
+    T, D = x.shape[1], x.shape[3]
+    angle = torch.outer(torch.arange(T).float(), 1.0 / (10000 ** (torch.arange(0, D, 2).float() / D)))
+    cos, sin = angle.cos()[None, :, None, :], angle.sin()[None, :, None, :]
+    x1, x2 = x.split(D // 2, dim=3)
+    return torch.cat([x1 * cos + x2 * sin, -x1 * sin + x2 * cos], dim=3)
 
 
 @pytest.fixture
@@ -227,10 +182,11 @@ def some_tokens(B: int = 4, T: int = 64, vocab: int = VOCAB) -> Tensor:
 @pytest.mark.parametrize(("precision", "apart"), [(Precision.fp32, 1e-5), (Precision.bf16, 1e-2)])
 @pytest.mark.parametrize("merged", [True, False])
 def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: float, merged: bool):
+    """Under autocast too, where its stream and its tables stay fp32."""
     model = build_model(baseline(*SMALL, f"attention.merge_qkv={merged}"), vocab_size=VOCAB)
     tokens = some_tokens()
     losses, grads = [], []
-    for forward in (model, Second(model, n_head=3).loss):
+    for forward in (model, partial(second, model)):
         with autocast(baseline(*SMALL), precision):
             loss = forward(tokens[:, :-1], tokens[:, 1:])
         loss = loss.total if isinstance(loss, Loss) else loss
@@ -240,41 +196,6 @@ def test_loss_and_gradients_are_the_second_models(precision: Precision, apart: f
     for ours, other in zip(*grads, strict=True):
         assert torch.equal(ours, other) if merged else (ours - other).norm() < apart * other.norm()
     assert merged or not all(map(torch.equal, *grads))
-
-
-def test_under_autocast_the_stream_and_the_tables_stay_fp32(model: GPT):
-    dtypes: dict[str, torch.dtype] = {}
-    watched = {"embedding": model.embedding, "head.norm": model.head.norm, "unembed": model.head.unembed}
-    for i, block in enumerate(model.blocks):
-        watched |= {
-            f"{i}.attention": block.attention,
-            f"{i}.mlp": block.mlp,
-            f"{i}.merged": block.attention.f.merged,
-        }
-    for name, module in watched.items():
-        module.register_forward_hook(
-            lambda m, inputs, out, name=name: dtypes.__setitem__(
-                name, (out[0] if isinstance(out, tuple) else out).dtype
-            )
-        )
-    mixer = model.blocks[0].attention.f.mixer
-
-    def spy(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        dtypes.update(q=q.dtype, k=k.dtype, v=v.dtype)
-        return mixer(q, k, v)
-
-    model.blocks[0].attention.f.mixer = spy
-    tokens = some_tokens()
-    with autocast(baseline(*SMALL), Precision.bf16):
-        loss = model(tokens[:, :-1], tokens[:, 1:]).total
-    half = {name for name, dtype in dtypes.items() if dtype is torch.bfloat16}
-    assert half == {"0.merged", "1.merged", "v", "unembed"}
-    assert set(dtypes.values()) == {torch.bfloat16, torch.float32}
-    assert model.position.cos.dtype is model.position.sin.dtype is loss.dtype is torch.float32
-
-
-def test_the_rotary_tables_are_no_part_of_the_weights(model: GPT):
-    assert not {"cos", "sin"} & {name.split(".")[-1] for name in model.state_dict()}
 
 
 @pytest.mark.slow

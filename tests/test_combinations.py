@@ -1,11 +1,9 @@
-"""Options in combination train and learn, through the loop's own step: every two of different groups meet.
-Compiled regions compute what eager does."""
+"""Options in combination train and learn, through the loop's own step. Compiled regions compute what eager
+does."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -14,15 +12,12 @@ import pytest
 import torch
 
 from nocap.config.compose import compose
-from nocap.config.paths import cache_root
 from nocap.config.run import Run
-from nocap.config.trainer import Device
-from nocap.data.prepare import prepare
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
-from nocap.training.step import Job, build, configure_numerics, take_step
-from nocap.training.world import join
+from nocap.training.step import configure_numerics
 from tests.conftest import REPO
+from tests.test_ideas import advance, trainee_of
 
 STEPS = 8
 
@@ -59,62 +54,39 @@ def small(*overrides: str) -> Run:
 
 def losses(run: Run) -> list[float]:
     configure_numerics(run)
-    data = prepare(run.data, run.tokenizer, cache_dir=cache_root())
-    job = Job(
-        run=run,
-        train_shards=data.train,
-        val_shards=data.val,
-        vocab_size=data.vocab_size,
-        run_dir=Path(),
-        world=join(Device.cpu),
-        started=time.monotonic(),
-    )
-    trainee = build(job)
-    ledger = Ledger(started=time.monotonic())
-    warm_up(job, trainee, ledger)
-    return [take_step(job, trainee, ledger, step=step).loss for step in range(STEPS)]
+    job, trainee = trainee_of(run, Path())
+    warm_up(job, trainee, Ledger(started=job.started))
+    return [update.loss for update in advance(job, trainee, *range(STEPS))]
 
 
 GROUPS = ("attention", "mlp", "schedule", "optimizer")
-# it takes the place of a decay
-REFUSED = {(schedule, "schedule_free") for schedule in options("schedule") if schedule != "constant"}
-ALL = [
-    combination for combination in itertools.product(*map(options, GROUPS)) if combination[2:] not in REFUSED
+NAMES = [options(group) for group in GROUPS]
+# each option of a group beside others of the others
+COMBINATIONS = [
+    tuple(names[(i + k * (i // len(names))) % len(names)] for k, names in enumerate(NAMES))
+    for i in range(max(12, *map(len, NAMES)))
 ]
 
 
-def covering() -> list[tuple[str, ...]]:
-    """Some of ALL in which every two options of different groups meet: each time the one with the most of
-    them that have not met."""
-    met = {
-        combination: set(itertools.combinations(zip(GROUPS, combination, strict=True), 2))
-        for combination in ALL
-    }
-    chosen: list[tuple[str, ...]] = []
-    missing = set().union(*met.values())
-    while missing:
-        chosen.append(max(ALL, key=lambda combination: len(missing & met[combination])))
-        missing -= met[chosen[-1]]
-    return chosen
+def test_what_takes_the_place_of_a_decay_is_refused_beside_one() -> None:
+    for schedule in {*NAMES[2]} - {"constant"}:
+        with pytest.raises(ValueError, match="schedule must stay at its peak beside optimizer=schedule_free"):
+            small(f"schedule={schedule}", "optimizer=schedule_free", "trainer.steps=100")
 
 
-@pytest.mark.parametrize("refused", sorted(REFUSED), ids="-".join)
-def test_what_is_left_out_is_refused(refused: tuple[str, str]) -> None:
-    with pytest.raises(ValueError, match="schedule must stay at its peak beside optimizer=schedule_free"):
-        small(f"schedule={refused[0]}", f"optimizer={refused[1]}", "trainer.steps=100")
-
-
-@pytest.mark.parametrize("combination", covering(), ids="-".join)
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
 def test_every_combination_learns(combination: tuple[str, ...]) -> None:
     attention, mlp, schedule, optimizer = combination
     rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]
-    run = replace(
-        small(f"attention={attention}"),
-        mlp=small(f"mlp={mlp}").mlp,
-        schedule=small(f"schedule={schedule}").schedule,
-        optimizer=small(f"optimizer={optimizer}", *rates).optimizer,
+    kept = "constant" if optimizer == "schedule_free" else schedule
+    curve = losses(
+        replace(
+            small(f"attention={attention}"),
+            mlp=small(f"mlp={mlp}").mlp,
+            schedule=small(f"schedule={kept}").schedule,
+            optimizer=small(f"optimizer={optimizer}", *rates).optimizer,
+        )
     )
-    curve = losses(run)
     assert all(math.isfinite(loss) for loss in curve)
     assert curve[-1] < curve[0] - 0.3, curve
 

@@ -6,8 +6,6 @@ B: sequences, T: tokens of the prompt, N: new tokens, V: vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +17,6 @@ from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generat
 from nocap.model.gpt import GPT, build_model
 
 VOCAB = 50
-OPTIONS = sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))
 POSITIONS = sorted(path.stem for path in (conf_dir() / "position").glob("*.yaml"))
 BASE = ("model=nano", "model.n_layer=4", "trainer.device=cpu", "model.residual_scale=none")
 
@@ -40,176 +37,103 @@ def prompt(B: int = 1, T: int = 12) -> Tensor:
     return torch.randint(VOCAB, (B, T), generator=torch.Generator().manual_seed(0))
 
 
-def text(
-    engine: Engine,
-    prompt_BT: Tensor,
-    *,
-    n: int,
-    samples: int = 1,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    seed: int = 0,
-) -> Tensor:
+def text(engine: Engine, prompt_BT: Tensor, *, n: int, samples: int = 1, **how: float) -> Tensor:
     """The new tokens, (samples, n)."""
-    sampler = Sampler(temperature=temperature, top_k=top_k, seed=seed, sequences=samples, max_tokens=n)
+    sampler = Sampler(**{**GREEDY, **how}, sequences=samples, max_tokens=n)
     return torch.stack(list(generate(engine, prompt_BT, sampler, max_tokens=n)), dim=1)
 
 
-def again(model: GPT, prompt_BT: Tensor, text_BN: Tensor, sampler: Sampler) -> list[list[int]]:
-    """What the sampler takes from the training model's logits, for each place of this text, in one pass: a
-    token sees no later one."""
-    T, N = prompt_BT.shape[1], text_BN.shape[1]
-    with torch.no_grad():
-        logits_BTV = model.logits(torch.cat([prompt_BT, text_BN], dim=1))
-    return torch.stack([sampler(logits_BTV[:, T - 1 + i], i) for i in range(N)], dim=1).tolist()
+GREEDY = {"temperature": 0.0, "top_k": 0, "seed": 0}
+SEEDED = {"temperature": 1.3, "top_k": 7, "seed": 3}
 
 
-WAYS = ({"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.3, "top_k": 7, "seed": 3})
-
-
-def assert_same_text(model: GPT, run: Run, *, B: int = 1, T: int = 12, n: int = 40) -> None:
-    """Greedy and seeded, token for token."""
-    engine, tokens = Cached(model, run, batch=B, capacity=T + n), set()
-    for how in WAYS:
-        sampler = Sampler(**{"top_k": 0, "seed": 0, **how}, sequences=B, max_tokens=n)
-        got = torch.stack(list(generate(engine, prompt(B, T), sampler, max_tokens=n)), dim=1)
-        assert got.tolist() == again(model, prompt(B, T), got, sampler), how
+@pytest.mark.parametrize(
+    ("words", "T"),
+    [
+        ("attention=mha", 12),
+        ("attention=flash", 108),  # the text fills the context
+        *((f"attention=sliding attention.window={window}", T) for window, T in ((1, 5), (7, 7), (500, 12))),
+        *((f"attention=hybrid attention.window={window}", T) for window, T in ((7, 5), (7, 40), (40, 12))),
+        *((f"attention=gqa position={position} model.qk_norm=true", 9) for position in POSITIONS),
+        ("attention=mqa mlp=swiglu norm=layernorm model.norm_placement=both", 12),
+        ("attention=gqa model.norm_placement=post norm=rmsnorm_gain model.logit_softcap=15", 12),
+    ],
+)
+def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
+    """Of two prompts at once, greedy and seeded, token for token, in one pass: a token sees no later one."""
+    model, run = made(*words.split())
+    n = min(40, run.model.seq_len - T)
+    engine, prompt_BT, tokens = Cached(model, run, batch=2, capacity=T + n), prompt(2, T), set[int]()
+    for how in (GREEDY, SEEDED):
+        got = text(engine, prompt_BT, n=n, samples=2, **how)
+        sampler = Sampler(**how, sequences=2, max_tokens=n)
+        with torch.no_grad():
+            logits_BTV = model.logits(torch.cat([prompt_BT, got], dim=1))
+        wanted = [sampler(logits_BTV[:, T - 1 + i], i) for i in range(n)]
+        assert got.tolist() == torch.stack(wanted, dim=1).tolist()
         tokens |= set(got.flatten().tolist())
     assert len(tokens) > 10, "a text of few tokens would show little"
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-def test_cached_text_is_recomputed_text(option: str):
-    """The window is 16 tokens: the text passes it."""
-    model, run = made(
-        f"attention={option}", *(["attention.window=16"] if option in ("sliding", "hybrid") else [])
-    )
-    cached, recompute = Cached(model, run, batch=2, capacity=40), Recompute(model)
-    for how in WAYS[::2]:
-        got, want = (text(engine, prompt(), n=28, samples=2, **how) for engine in (cached, recompute))
-        assert got.tolist() == want.tolist(), how
-    torch.testing.assert_close(cached.decode(got[:, -1]), recompute.decode(got[:, -1]), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("window", "T"), [(1, 5), (7, 5), (7, 7), (7, 8), (7, 40), (40, 12), (500, 12)])
-@pytest.mark.parametrize("option", ["sliding", "hybrid"])
-def test_windows_shorter_and_longer_than_prompt_and_text(option: str, window: int, T: int):
-    assert_same_text(*made(f"attention={option}", f"attention.window={window}", "model.n_head=4"), T=T)
-
-
-@pytest.mark.parametrize("position", POSITIONS)
-@pytest.mark.parametrize("option", ["gqa", "hybrid"])
-def test_every_position_with_qk_norm(option: str, position: str):
-    assert_same_text(*made(f"attention={option}", f"position={position}", "model.qk_norm=true"), T=9)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("mlp=swiglu", "norm=layernorm", "model.norm_placement=both"),
-        ("model.norm_placement=post", "norm=rmsnorm_gain", "model.logit_softcap=15"),
-    ],
-    ids=" ".join,
-)
-def test_every_other_part_of_the_model(words: tuple[str, ...]):
-    assert_same_text(*made("attention=gqa", "model.residual_scale=attention", *words))
-
-
-@pytest.mark.parametrize("option", ["gqa", "sliding"])
-def test_several_prompts_at_once(option: str):
-    assert_same_text(*made(f"attention={option}"), B=3)
-
-
-def test_the_text_may_fill_the_context():
-    model, run = made()
-    T = run.model.seq_len
-    assert_same_text(model, run, T=T - 11, n=10)
-
-
-@pytest.mark.parametrize("option", ["flash", "gqa", "sliding"])
-def test_a_sample_is_the_same_in_every_batch(option: str):
+@pytest.mark.parametrize("option", ["flash", "sliding"])
+def test_a_sample_is_the_same_in_every_batch_and_recomputed(option: str):
+    """And an engine starts over with each prompt."""
     model, run = made(f"attention={option}")
-    alone, together = (
-        text(Cached(model, run, batch=B, capacity=60), prompt(), n=40, samples=B, temperature=1.0)
-        for B in (1, 5)
+    cached = [Cached(model, run, batch=batch, capacity=60) for batch in (1, 5)]
+    text(cached[0], prompt(1, 50), n=10)
+    alone, together, again = (
+        text(engine, prompt(), n=40, samples=samples, temperature=1.0)
+        for engine, samples in ((cached[0], 1), (cached[1], 5), (Recompute(model), 5))
     )
     assert together[0].tolist() == alone[0].tolist()
     assert len({tuple(row) for row in together.tolist()}) == 5
-    reference = text(Recompute(model), prompt(), n=40, samples=5, temperature=1.0)
-    assert together.tolist() == reference.tolist()
+    assert together.tolist() == again.tolist()
 
 
-def test_an_engine_starts_over_with_each_prompt():
-    model, run = made("attention=sliding")
-    engine = Cached(model, run, batch=1, capacity=100)
-    text(engine, prompt(1, 50), n=40)
-    fresh = Cached(model, run, batch=1, capacity=100)
-    assert text(engine, prompt(1, 5), n=40).tolist() == text(fresh, prompt(1, 5), n=40).tolist()
-
-
-def test_the_cache_holds_what_the_option_needs_and_no_more():
+@pytest.mark.parametrize(
+    ("option", "slots"),
+    [
+        ("mha", 4 * 128 * 4),
+        ("flash", 4 * 128 * 4),
+        ("gqa", 4 * 128 * 2),
+        ("mqa", 4 * 128 * 1),
+        ("sliding", 4 * 32 * 4),
+        ("hybrid", (3 * 32 + 128) * 4),
+    ],
+)
+def test_the_cache_holds_what_the_option_needs_and_no_more(option: str, slots: int):
     """fp32, 64 wide, 4 heads of 16, 4 layers, room for 128 tokens; the window is a quarter of the context:
     bytes by hand."""
-    a_slot = 2 * 16 * 4
-    want = {
-        "mha": 4 * 128 * 4,
-        "flash": 4 * 128 * 4,
-        "gqa": 4 * 128 * 2,
-        "mqa": 4 * 128 * 1,
-        "sliding": 4 * 32 * 4,
-        "hybrid": (3 * 32 + 128) * 4,
-    }
-    assert set(want) == set(OPTIONS)
-    for option, slots in want.items():
-        model, run = made(f"attention={option}")
-        layers = Cached(model, run, batch=3, capacity=128).layers
-        assert sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in layers) == 3 * slots * a_slot, (
-            option
-        )
-
-
-@pytest.fixture
-def fresh_dynamo() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+    layers = Cached(*made(f"attention={option}"), batch=3, capacity=128).layers
+    assert sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in layers) == 3 * slots * 2 * 16 * 4
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
-@pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_text_is_recomputed_text():
+    torch.compiler.reset()
     model, run = made("attention=hybrid", "position=learned")
     engines = {batch: Cached(model, run, batch=batch, capacity=80, compiled=True) for batch in (2, 3)}
-    for how in ({"temperature": 0.0}, {"temperature": 1.0}):
+    for temperature in (0.0, 1.0):
         for batch, engine in engines.items():  # by turns: neither may run the other's graph
-            got = text(engine, prompt(batch), n=60, samples=batch, **how)
-            assert got.tolist() == text(Recompute(model), prompt(batch), n=60, samples=batch, **how).tolist()
+            how = {"n": 40, "samples": batch, "temperature": temperature}
+            got, want = (text(each, prompt(batch), **how) for each in (engine, Recompute(model)))
+            assert got.tolist() == want.tolist()
+    torch.compiler.reset()
 
 
 # --- the sampler --------------------------------------------------------------------------------------------
 
 
-def drawn(logits_V: Tensor, *, n: int = 20_000, temperature: float = 1.0, top_k: int = 0) -> Tensor:
-    """The share of each token among n draws, (V,)."""
-    sampler = Sampler(temperature=temperature, top_k=top_k, seed=0, sequences=n, max_tokens=1)
-    return torch.bincount(sampler(logits_V.expand(n, -1), 0), minlength=len(logits_V)) / n
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_follow_the_softmax(temperature: float):
+@pytest.mark.parametrize(("temperature", "top_k"), [(0.5, 0), (1.0, 0), (2.0, 0), (1.0, 2)])
+def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top_k: int):
     logits = torch.tensor([1.0, -0.5, 2.0, 0.0, -30.0])
-    share = (logits / temperature).softmax(-1)
+    kept = logits if top_k == 0 else logits.where(logits >= 1, -torch.inf)
+    share = (kept / temperature).softmax(-1)
     error = 4 * (share * (1 - share) / 20_000).sqrt()  # four standard deviations
-    assert ((drawn(logits, temperature=temperature) - share).abs() <= error + 1e-9).all()
-
-
-def test_top_k_draws_among_the_k_most_probable():
-    logits = torch.tensor([1.0, -0.5, 2.0, 0.0])
-    kept = drawn(logits, top_k=2)
-    assert kept[[1, 3]].sum() == 0
-    share = torch.tensor([1.0, 2.0]).softmax(-1)
-    torch.testing.assert_close(kept[[0, 2]], share, atol=0.015, rtol=0)
+    sampler = Sampler(temperature=temperature, top_k=top_k, seed=0, sequences=20_000, max_tokens=1)
+    drawn = torch.bincount(sampler(logits.expand(20_000, -1), 0), minlength=5) / 20_000
+    assert ((drawn - share).abs() <= error + 1e-9).all()
 
 
 @pytest.mark.parametrize(
@@ -222,9 +146,10 @@ def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
 
 
 def test_draws_depend_on_seed_and_place_only():
-    few = Sampler(temperature=1.0, top_k=0, seed=5, sequences=2, max_tokens=10).draws_BN
-    many = Sampler(temperature=1.0, top_k=0, seed=5, sequences=9, max_tokens=99).draws_BN
-    other = Sampler(temperature=1.0, top_k=0, seed=6, sequences=2, max_tokens=10).draws_BN
+    few, many, other = (
+        Sampler(temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n).draws_BN
+        for seed, sequences, n in ((5, 2, 10), (5, 9, 99), (6, 2, 10))
+    )
     assert few.tolist() == many[:2, :10].tolist()
     assert not (few == other).any()
 

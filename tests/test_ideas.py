@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,14 +16,14 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
-from nocap.measure.generation import Cached, Recompute, UncachedError, check_cached
+from nocap.measure.generation import UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
-from nocap.training.optimizer import build_optimizers, rates, set_lr
-from nocap.training.step import Job, Trainee, build, take_step, validate
+from nocap.training.optimizer import rates, set_lr
+from nocap.training.step import Job, Trainee, Update, build, take_step, validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
 
@@ -35,13 +34,6 @@ pytestmark = pytest.mark.usefixtures("atlas_ideas")
 
 def composed(*words: str) -> Run:
     return compose([*SMALL, *words])
-
-
-@pytest.fixture
-def softcap() -> Run:
-    """Attention from outside that says nothing of itself."""
-    outside.use([REPO / "tests" / "own_ideas" / "softcap"])
-    return composed("attention=softcap")
 
 
 def trainee_of(run: Run, folder: Path) -> tuple[Job, Trainee]:
@@ -58,29 +50,35 @@ def trainee_of(run: Run, folder: Path) -> tuple[Job, Trainee]:
     return job, build(job)
 
 
-def step(run: Run, folder: Path, steps: int = 1) -> list[Any]:
-    job, trainee = trainee_of(run, folder)
-    return [take_step(job, trainee, Ledger(started=0.0), step=i) for i in range(steps)]
+def advance(job: Job, trainee: Trainee, *steps: int) -> list[Update]:
+    """Take these steps."""
+    ledger = Ledger(started=0.0)
+    return [take_step(job, trainee, ledger, step=i) for i in steps]
+
+
+def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> Trainee:
+    """Another one, from a checkpoint of this one."""
+    writer = checkpoint.Writer(folder / "checkpoints", background=False)
+    what = {"model": trainee.model, "optimizers": trainee.optimizers}
+    assert writer.save(step=step, **what, state={}, keep=1, must=True) == []
+    path = checkpoint.find(writer.root).path
+    assert path is not None
+    assert checkpoint.misfit(path, model=trainee.model) is None
+    again = trainee_of(run, folder)[1]
+    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
+    return again
 
 
 # --- what an idea leaves alone ------------------------------------------------------------------------------
 
 
-def test_new_parameters_leave_the_draws_of_the_rest_as_they_are():
-    plain = dict(build_model(composed(), vocab_size=V).named_parameters())
-    more = dict(
-        build_model(composed("ideas=[x0,value_embeddings,multi_token]"), vocab_size=V).named_parameters()
+def test_the_draws_of_the_model_and_of_each_idea_are_their_own():
+    plain, alone, more = (
+        dict(build_model(composed(*words), vocab_size=V).named_parameters())
+        for words in ((), ("ideas=[value_embeddings]",), ("ideas=[multi_token,value_embeddings,x0]",))
     )
-    assert more.keys() > plain.keys()
-    assert all(torch.equal(p, more[name]) for name, p in plain.items())
-
-
-def test_an_ideas_draws_do_not_depend_on_its_neighbours():
-    alone, beside = (
-        dict(build_model(composed(f"ideas={ideas}"), vocab_size=V).named_parameters())
-        for ideas in ("[value_embeddings]", "[multi_token,value_embeddings,x0]")
-    )
-    assert all(torch.equal(p, beside[name]) for name, p in alone.items())
+    assert more.keys() > alone.keys() > plain.keys()
+    assert all(torch.equal(p, more[name]) for name, p in [*plain.items(), *alone.items()])
 
 
 def test_the_order_of_the_command_line_is_none_of_the_run():
@@ -91,121 +89,52 @@ def test_the_order_of_the_command_line_is_none_of_the_run():
     assert len({digest(identity_parts(run, data_fingerprint="")) for run in (first, second)}) == 1
 
 
-# --- what an idea does --------------------------------------------------------------------------------------
-
-
-def test_a_loss_with_parts_keeps_train_loss_comparable(tmp_path: Path):
-    (plain,), (more,) = (step(composed(*words), tmp_path) for words in ((), MULTI))
+def test_a_loss_with_parts_keeps_the_losses_of_training_and_validation_comparable(tmp_path: Path):
+    validations, updates = [], []
+    for words in ((), MULTI):
+        job, trainee = trainee_of(composed(*words), tmp_path)
+        validations.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
+        updates += advance(job, trainee, 0)
+    plain, more = updates
+    assert validations[0] == validations[1]
     assert more.parts["next_token"] == plain.loss  # the same weights, the same batch
     assert more.loss == pytest.approx(more.parts["next_token"] + more.parts["multi_token"], abs=1e-6)
     assert more.parts["multi_token"] == pytest.approx(0.3 * plain.loss, rel=0.05)  # nothing is learnt yet
 
 
-def test_validation_has_the_next_token_loss_alone(tmp_path: Path):
-    losses = []
-    for words in ((), MULTI):
-        job, trainee = trainee_of(composed(*words), tmp_path)
-        losses.append(validate(trainee.model, trainee.val, run=job.run, world=job.world))
-    assert losses[0] == losses[1]
+# --- how it is counted and decoded --------------------------------------------------------------------------
 
 
 def test_every_learning_rate_has_a_name():
-    parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in range(5)]
-    first = torch.optim.SGD(
-        [
-            {"params": parameters[0], "lr": 0.1},
-            {"params": parameters[1], "lr": 0.2},
-            {"params": parameters[2], "lr": 0.1},
-        ]
-    )
-    others = [torch.optim.Adam([parameters[3]], lr=0.3), torch.optim.Adam([parameters[4]], lr=0.4)]
-    for group in (group for optimizer in (first, *others) for group in optimizer.param_groups):
+    p = [torch.nn.Parameter(torch.zeros(1)) for _ in range(5)]
+    groups = [{"params": p[i], "lr": lr} for i, lr in enumerate((0.1, 0.2, 0.1))]
+    adams = [torch.optim.Adam([p[3]], lr=0.3), torch.optim.Adam([p[4]], lr=0.4)]
+    optimizers = [torch.optim.SGD(groups), *adams]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["peak_lr"] = group["lr"]
-    set_lr([first, *others], 0.5)
-    assert rates([first, *others]) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
+    set_lr(optimizers, 0.5)
+    assert rates(optimizers) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
 
 
-def test_muon_leaves_tables_of_embeddings_to_adamw():
-    run = composed("ideas=[value_embeddings]", "optimizer=muon")
-    model = build_model(run, vocab_size=V)
-    _adamw, muon = build_optimizers(run, model)
-    muon_ids = {id(p) for group in muon.param_groups for p in group["params"]}
-    named = dict(model.named_parameters())
-    assert id(named["blocks.1.ideas.value_embeddings.table.weight"]) not in muon_ids
-    assert id(named["blocks.0.mlp.f.up.weight"]) in muon_ids
-
-
-def saved_and_loaded(trainee: Trainee, run: Run, folder: Path, *, step: int) -> Trainee:
-    """Another one, from a checkpoint of this one."""
-    writer = checkpoint.Writer(folder / "checkpoints", background=False)
-    assert (
-        writer.save(
-            step=step, model=trainee.model, optimizers=trainee.optimizers, state={}, keep=1, must=True
-        )
-        == []
-    )
-    path = checkpoint.find(writer.root).path
-    assert path is not None
-    assert checkpoint.misfit(path, model=trainee.model) is None
-    again = trainee_of(run, folder)[1]
-    checkpoint.load(path, model=again.model, optimizers=again.optimizers)
-    return again
-
-
-def test_averaged_weights_against_their_formula(tmp_path: Path):
-    run = compose([*SMALL, "ideas=[averaged_weights]", "ideas.averaged_weights.decay=0.7"])
-    job, trainee = trainee_of(run, tmp_path)
-    names = [name for name, _ in trainee.model.named_parameters()]
-    average = {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
-    for i in range(3):
-        take_step(job, trainee, Ledger(started=0.0), step=i)
-        average = {
-            name: 0.7 * average[name] + 0.3 * p.detach() for name, p in trainee.model.named_parameters()
-        }
-    weights = {name: p.detach().clone() for name, p in trainee.model.named_parameters()}
-    with trainee.model.validating():
-        for name, p in trainee.model.named_parameters():
-            torch.testing.assert_close(p.detach(), average[name])
-    assert all(torch.equal(p, weights[name]) for name, p in trainee.model.named_parameters())
-    assert len(names) == len(average)
-
-
-def test_ideas_flops_are_counted_and_marked():
+def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
     plain, more = (flops_per_token(composed(*words), vocab_size=V) for words in ((), MULTI))
     m = composed().model
     # One more matrix, and the head once more on all tokens but the last.
     expected = 6 * m.d_model**2 + 6 * m.d_model * V * (m.seq_len - 1) / m.seq_len
     assert more[0] - plain[0] == pytest.approx(expected, rel=1e-6)
-    assert plain[1] == "arithmetic"
-    assert more[1] == "arithmetic; counted: ideas=multi_token"
-
-
-def test_an_unknown_mixer_is_counted(softcap: Run):
+    assert (plain[1], more[1]) == ("arithmetic", "arithmetic; counted: ideas=multi_token")
+    outside.use([REPO / "tests" / "own_ideas" / "softcap"])
     known, unknown = (
-        flops_per_token(run, vocab_size=V, causal=False) for run in (composed("attention=mha"), softcap)
+        flops_per_token(composed(f"attention={name}"), vocab_size=V, causal=False)
+        for name in ("mha", "softcap")
     )
     # two products of T×T, forward and backward
     assert unknown == (known[0], "arithmetic; counted: attention=softcap")
 
 
-# --- decoding -----------------------------------------------------------------------------------------------
-
-
 def test_ideas_that_take_each_token_by_itself_decode_from_a_cache():
     run = composed("ideas=[x0,value_embeddings,multi_token]", "attention=sliding", "attention.window=5")
-    model = build_model(run, vocab_size=V).eval()
-    cached, again = Cached(model, run, batch=1, capacity=30), Recompute(model)
-    tokens_T = torch.arange(30) * 7 % V
-    torch.testing.assert_close(cached.prefill(tokens_T[None, :3]), again.prefill(tokens_T[None, :3]))
-    for t in range(3, 29):
-        torch.testing.assert_close(
-            cached.decode(tokens_T[t : t + 1]), again.prefill(tokens_T[None, : t + 1]), rtol=1e-4, atol=1e-5
-        )
-
-
-def test_a_mixer_that_says_nothing_has_no_cache(softcap: Run):
-    with pytest.raises(UncachedError, match="defines no cache_slots"):
-        check_cached(build_model(softcap, vocab_size=V).eval(), softcap)
+    check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
 BLUR = """
@@ -229,47 +158,50 @@ def test_an_idea_that_looks_across_tokens_is_recomputed_whatever_it_says(
     tmp_path: Path, says: bool, why: str
 ):
     run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=says))
-    model = build_model(run, vocab_size=V).eval()
     with pytest.raises(UncachedError, match=why):
-        check_cached(model, run)
+        check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
 
 
-def from_outside(folder: Path, group: str, name: str, source: str, *words: str) -> Run:
+def from_outside(folder: Path, group: str, name: str, source: str, *words: str, keys: str = "") -> Run:
     """A run with this option, written for the test."""
-    (folder / group).mkdir(parents=True, exist_ok=True)
+    (folder / group).mkdir(parents=True)
     (folder / group / f"{name}.py").write_text(source)
     package = f"# @package ideas.{name}\n" if group == "ideas" else ""
-    keys = "lr: 0.01\nweight_decay: 0.0\n" if group == "optimizer" else ""
     (folder / group / f"{name}.yaml").write_text(f"{package}kind: {name}\n{keys}")
     outside.use([folder])
-    chosen = f"ideas=[{name}]" if group == "ideas" else f"{group}={name}"
-    return compose([*SMALL, chosen, *words])
+    return compose([*SMALL, f"ideas=[{name}]" if group == "ideas" else f"{group}={name}", *words])
+
+
+NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")
 
 
 @pytest.mark.parametrize(
-    ("joint", "builder"),
-    [("embed", "build"), ("enter", "build_layer"), ("readout", "build"), ("after_step", "build_around")],
+    ("changes", "rule"),
+    [
+        ((NO_BUILD,), "have a part for its embed: from its build"),
+        ((NO_BUILD, ("embed", "enter")), "have a part for its enter: from its build_layer"),
+        ((NO_BUILD, ("embed", "readout")), "have a part for its readout: from its build"),
+        (
+            (NO_BUILD, ("embed", "after_step"), ("x_BTC, context)", "model, *, step)")),
+            "have a part for its after_step: from its build_around",
+        ),
+        (
+            (("def embed(", "def embedd("),),
+            "have a joint for what its build made: one of embed, readout, unembed, loss",
+        ),
+    ],
 )
-def test_a_joint_without_a_part_is_refused(tmp_path: Path, joint: str, builder: str):
-    source = (
-        BLUR.format(says=True)
-        .replace("build(self, run, *, vocab_size)", "nothing(self)")
-        .replace("embed", joint)
-    )
-    source = source.replace("x_BTC, context)", "model, *, step)") if joint == "after_step" else source
+def test_a_joint_without_a_part_or_a_part_without_a_joint_is_refused(
+    tmp_path: Path, changes: tuple[tuple[str, str], ...], rule: str
+):
+    source = BLUR.format(says=True)
+    for old, new in changes:
+        source = source.replace(old, new)
     run = from_outside(tmp_path, "ideas", "blur", source)
-    with pytest.raises(InputError, match=f"ideas.blur must have a part for its {joint}: from its {builder}"):
-        build_model(run, vocab_size=V)
-
-
-def test_a_part_without_a_joint_is_refused(tmp_path: Path):
-    run = from_outside(tmp_path, "ideas", "blur", BLUR.format(says=True).replace("def embed(", "def embedd("))
-    with pytest.raises(
-        InputError, match="must have a joint for what its build made: one of embed, readout, unembed, loss"
-    ):
+    with pytest.raises(InputError, match=f"ideas.blur must {rule}"):
         build_model(run, vocab_size=V)
 
 
@@ -299,69 +231,62 @@ class Hidden(Optimizer):
 """
 
 
-def hidden(place: str = "pass", state: str = "pass", count: str = "self.steps") -> str:
-    return HIDDEN.replace("PLACE", place).replace("STATE", state).replace("COUNT", count)
+def hidden(folder: Path, *, place: str = "pass", state: str = "pass", count: str = "self.steps") -> Run:
+    """A run with an optimizer that keeps this, and counts its steps so."""
+    source = HIDDEN.replace("PLACE", place).replace("STATE", state).replace("COUNT", count)
+    return from_outside(folder, "optimizer", "hidden", source, keys="lr: 0.01\nweight_decay: 0.0\n")
 
 
-@pytest.mark.parametrize(
-    ("source", "why"),
-    [
-        (
-            hidden(state="self.state[p]['rng'] = torch.Generator()"),
-            "must keep tensors and plain values, got Generator",
-        ),
-        (
-            hidden(state="self.state[p]['nest'] = [torch.zeros(2)]"),
-            "must keep tensors and plain values, got list in 0/",
-        ),
-        (
-            hidden(state="self.state[p]['far'] = float('inf')", count="1"),
-            "must keep tensors and plain values, got a non-finite number",
-        ),
-        (
-            hidden().replace("model.parameters()", "[next(model.parameters())]"),
-            "each of the model's parameters in one group",
-        ),
-    ],
-)
-def test_an_optimizer_that_no_checkpoint_can_hold_is_refused(tmp_path: Path, source: str, why: str):
-    run = from_outside(tmp_path, "optimizer", "hidden", source)
-    with pytest.raises(InputError, match=why):
-        saved_after_a_step(run, tmp_path)
-
-
-def saved_after_a_step(run: Run, folder: Path) -> tuple[Job, Trainee, Trainee]:
+def twins_after_a_step(run: Run, folder: Path) -> tuple[Job, Trainee, Trainee]:
     job, trainee = trainee_of(run, folder)
-    take_step(job, trainee, Ledger(started=0.0), step=0)
+    advance(job, trainee, 0)
     return job, trainee, saved_and_loaded(trainee, run, folder, step=1)
 
 
-def test_state_in_groups_and_of_parameters_is_kept(tmp_path: Path):
-    place = "group['steps'] = group.get('steps', 0) + 1"
-    state = (
-        "self.state[p].setdefault('m', torch.zeros(2)).add_(1); self.state[p]['n'] = "
-        "[*self.state[p].get('n', []), 1]"
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("self.state[p]['rng'] = torch.Generator()", "got Generator"),
+        ("self.state[p]['nest'] = [torch.zeros(2)]", "got list in 0/"),
+        ("self.state[p]['far'] = float('inf')", "got a non-finite number"),
+    ],
+)
+def test_an_optimizer_that_no_checkpoint_can_hold_is_refused(tmp_path: Path, state: str, why: str):
+    run = hidden(tmp_path, state=state, count="1")
+    with pytest.raises(InputError, match=f"must keep tensors and plain values, {why}"):
+        twins_after_a_step(run, tmp_path)
+
+
+def test_an_optimizer_that_leaves_out_a_parameter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = composed()
+    monkeypatch.setattr(
+        type(run.optimizer), "build", lambda self, model: [torch.optim.SGD([next(model.parameters())])]
     )
-    count = "(group['steps'] + self.state[p]['m'][0] + len(self.state[p]['n']))"
-    run = from_outside(tmp_path, "optimizer", "hidden", hidden(place, state, count))
-    job, *twins = saved_after_a_step(run, tmp_path)
+    with pytest.raises(InputError, match="each of the model's parameters in one group"):
+        trainee_of(run, tmp_path)
+
+
+def test_state_in_groups_and_of_parameters_is_kept(tmp_path: Path):
+    run = hidden(
+        tmp_path,
+        place="group['steps'] = group.get('steps', 0) + 1",
+        state="self.state[p].setdefault('m', torch.zeros(2)).add_(1); self.state[p]['n'] = "
+        "[*self.state[p].get('n', []), 1]",
+        count="(group['steps'] + self.state[p]['m'][0] + len(self.state[p]['n']))",
+    )
+    job, *twins = twins_after_a_step(run, tmp_path)
     for trainee in twins:
-        take_step(job, trainee, Ledger(started=0.0), step=1)
-    for p, other in zip(*(trainee.model.parameters() for trainee in twins), strict=True):
-        assert torch.equal(p, other)
+        advance(job, trainee, 1)
+    assert all(map(torch.equal, *(trainee.model.parameters() for trainee in twins)))
 
 
 @pytest.mark.slow
 def test_check_finds_state_that_a_checkpoint_does_not_hold(tmp_path: Path):
-    from_outside(tmp_path / "options", "optimizer", "hidden", hidden())
-    ended = {
-        name: (status, why)
-        for status, name, why in results(
-            Trial(group="optimizer", name="hidden", folder=tmp_path), only="resumes"
-        )
-    }
-    assert ended["resumes"][0] == "FAIL"
-    assert "undisturbed" in ended["resumes"][1]
+    hidden(tmp_path / "options")
+    trial = Trial(group="optimizer", name="hidden", folder=tmp_path)
+    (ended,) = [line for line in results(trial, only="resumes") if line[1] == "resumes"]
+    assert ended[0] == "FAIL"
+    assert "undisturbed" in ended[2]
 
 
 # --- what fits no joint -------------------------------------------------------------------------------------
@@ -408,12 +333,8 @@ class BigramModel(Model):
 
 
 def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
-    (folder / "model").mkdir()
-    (folder / "model" / f"{name}.py").write_text(source)
     shape = "n_layer: 2\nn_head: 4\nd_model: 64\nseq_len: 128\n"
-    (folder / "model" / f"{name}.yaml").write_text(f"kind: {name}\n{shape}")
-    outside.use([folder])
-    return compose([*SMALL, f"model={name}", *words])
+    return from_outside(folder, "model", name, source, *words, keys=shape)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +342,6 @@ def replaced_model(folder: Path, name: str, source: str, *words: str) -> Run:
     [
         ("parallel", PARALLEL, "model.norm_placement=post"),
         ("parallel", PARALLEL, "trainer.activation_checkpointing=mlp"),
-        ("bigram", BIGRAM, "model.residual_scale=none"),
         ("bigram", BIGRAM, "model.logit_softcap=15"),
     ],
 )
@@ -435,29 +355,27 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     ):
         replaced_model(tmp_path, name, source, word)
     reads = source.replace(f'kind: str = "{name}"', f'kind: str = "reader"\n    READS = ("{key}",)')
-    (tmp_path / "reads").mkdir()
     assert replaced_model(tmp_path / "reads", "reader", reads, word).model.kind == "reader"
 
 
 @pytest.mark.parametrize(("name", "source"), [("parallel", PARALLEL), ("bigram", BIGRAM)])
 def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: str):
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")
-    job, trainee = trainee_of(run, tmp_path)
-    before = validate(trainee.model, trainee.val, run=run, world=job.world)
-    for i in range(8):
-        take_step(job, trainee, Ledger(started=0.0), step=i)
-    assert validate(trainee.model, trainee.val, run=run, world=job.world) < before
     flops, basis = flops_per_token(run, vocab_size=V)
-    assert basis == "arithmetic; counted: model"
-    assert (flops > 0) == (name == "parallel")  # a table is looked up, not multiplied
+    # a table is looked up, not multiplied
+    assert (flops > 0, basis) == (name == "parallel", "arithmetic; counted: model")
+    job, trainee = trainee_of(run, tmp_path)
+    losses = []
+    for steps in (range(0), range(8)):
+        advance(job, trainee, *steps)
+        losses.append(validate(trainee.model, trainee.val, run=run, world=job.world))
+    assert losses[1] < losses[0]
     with pytest.raises(UncachedError):
         check_cached(build_model(run, vocab_size=V).eval(), run)
 
 
 def test_a_model_of_its_own_refuses_an_idea_that_it_has_no_place_for(tmp_path: Path):
     run = replaced_model(tmp_path, "bigram", BIGRAM, "ideas=[x0]")
-    with pytest.raises(
-        InputError,
-        match=r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram",
-    ):
+    rule = r"ideas.x0 must have a part for its enter: from its build_layer, in model.kind=bigram"
+    with pytest.raises(InputError, match=rule):
         build_model(run, vocab_size=V)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-import json
 import keyword
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-import time
 import tokenize
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,9 +19,6 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
-from nocap.config.paths import cache_root
-from nocap.config.run import Run
-from nocap.data.prepare import prepare
 from nocap.measure.arms import step_config
 from nocap.store.identity import (
     code_digest,
@@ -34,10 +29,9 @@ from nocap.store.identity import (
     what_counts,
 )
 from nocap.training.loop import train
-from nocap.training.step import Job
-from nocap.training.world import join
 from tests.attempts import attempt, wait_until
 from tests.conftest import REPO, SMALL
+from tests.test_ideas import trainee_of
 
 PACKAGE = REPO / "nocap"
 STACK = (
@@ -53,21 +47,6 @@ STACK = (
 REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|recorder\.probe\(|f?\"")
 
 
-def job_of(run: Run, folder: Path) -> Job:
-    data = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
-    folder.mkdir()
-    return Job(
-        run=run,
-        train_shards=data.train,
-        val_shards=data.val,
-        vocab_size=data.vocab_size,
-        run_dir=folder,
-        world=join(run.trainer.device),
-        started=time.monotonic(),
-        log=lambda line: None,
-    )
-
-
 @pytest.fixture(scope="module")
 def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[str, set[int]]:
     """Module → lines that two small runs execute, from their setup to their end."""
@@ -80,18 +59,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
             by_file.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
         return look
 
-    for number, words in enumerate(((), STACK)):
-        run = compose(
-            [
-                *SMALL,
-                "trainer.steps=3",
-                "trainer.val_every=2",
-                "trainer.checkpoint_every=2",
-                f"cache_dir={cache_dir}",
-                *words,
-            ]
-        )
-        job = job_of(run, tmp_path_factory.mktemp("executed") / str(number))
+    few = ("trainer.steps=3", "trainer.val_every=2", "trainer.checkpoint_every=2", f"cache_dir={cache_dir}")
+    for words in ((), STACK):
+        job, _ = trainee_of(compose([*SMALL, *few, *words]), tmp_path_factory.mktemp("executed"))
         sys.settrace(look)
         try:
             train(job)
@@ -102,6 +72,7 @@ def executed(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> dict[
     }
 
 
+@cache
 def all_hashed() -> set[str]:
     """The modules that count for either run."""
     return {module for words in ((), STACK) for module in source_hashes(compose([*SMALL, *words]))}
@@ -109,8 +80,7 @@ def all_hashed() -> set[str]:
 
 def test_every_module_that_a_run_enters_counts_or_is_quiet_for_a_reason(executed: dict[str, set[int]]):
     modules = {module.removesuffix(".__init__") for module in executed}
-    unknown = {module for module in modules - all_hashed() if not is_quiet(module)}
-    assert not unknown
+    assert [module for module in modules - all_hashed() if not is_quiet(module)] == []
     expected = {"training.step", "training.loop", "model.gpt", "model.sliding", "options.optimizer.muon"}
     assert modules >= {f"nocap.{name}" for name in expected}
 
@@ -142,20 +112,15 @@ def mutants(source: str, lines: set[int]) -> Iterator[tuple[int, str]]:
 def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: int):
     tried, survivors = 0, []
     for module in sorted(all_hashed()):
-        path = module_path(module)
-        assert path is not None
-        source = path.read_text()
-        before = code_digest(what_counts(source))
-        for number, mutant in list(
-            mutants(source, executed.get(module, set()) | executed.get(f"{module}.__init__", set()))
-        )[::every]:
+        source = module_path(module).read_text()
+        before, text = code_digest(what_counts(source)), source.splitlines()
+        lines = executed.get(module, set()) | executed.get(f"{module}.__init__", set())
+        for number, mutant in list(mutants(source, lines))[::every]:
             tried += 1
-            try:
+            with suppress(SyntaxError):  # not Python: no run either
                 same = code_digest(what_counts(mutant)) == before
-            except SyntaxError:
-                continue  # not Python: no run either
-            if same and not REVIEWED.match(source.splitlines()[number - 1].strip()):
-                survivors.append(f"{module}:{number}: {source.splitlines()[number - 1].strip()}")
+                if same and not REVIEWED.match(text[number - 1].strip()):
+                    survivors.append(f"{module}:{number}: {text[number - 1].strip()}")
     assert tried > 400 / every  # fewer where other tests have filled the caches of this process
     assert not survivors
 
@@ -163,105 +128,56 @@ def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: 
 # --- what changes no number ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of the package that a test may edit."""
-    for name in ("nocap", "conf"):
-        shutil.copytree(
-            REPO / name, tmp_path / "checkout" / name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    return tmp_path / "checkout"
-
-
-ASK = """
-import json, sys
-from nocap.config.compose import compose
-from nocap.store.identity import digest, identity_parts
-for words in json.loads(sys.argv[1]):
-    print(digest(identity_parts(compose(words), data_fingerprint="data")))
-"""
-
-
-def identities(checkout: Path) -> list[str]:
-    """Of a plain run and of one with a window."""
-    words = json.dumps([list(SMALL), [*SMALL, "attention=sliding"]])
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, words],
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
-def replaced(path: str, old: str, new: str) -> Callable[[Path], None]:
-    def edit(checkout: Path) -> None:
-        text = (checkout / path).read_text()
-        assert old in text, f"{path} has no {old!r}"
-        (checkout / path).write_text(text.replace(old, new, 1))
-
-    return edit
-
-
-def a_new_option(checkout: Path) -> None:
-    text = (checkout / "nocap/options/position/none.py").read_text()
-    (checkout / "nocap/options/position/nothing.py").write_text(
-        text.replace('"none"', '"nothing"').replace("NoPosition", "Nothing")
-    )
-
-
 HARMLESS = {
-    "a version": replaced("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
-    "a GPU's peak": replaced("nocap/config/hardware.py", 'r"A40": (149.7', 'r"A40": (150.7'),
-    "a report's word": replaced("nocap/report/arms.py", "baseline", "base line"),
-    "an error's text": replaced("nocap/options/norm/channels.py", '"be false where', '"not be true where'),
-    "a rule's text": replaced(
-        "nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'
-    ),
-    "what is said": replaced("nocap/training/loop.py", "resuming from step", "going on from step"),
-    "a comment": replaced("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
-    "the tracker": replaced("nocap/options/tracker/wandb.py", "GRACE_S = 5.0", "GRACE_S = 6.0"),
-    "the checkpoint's writer": replaced(
+    "a version": ("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
+    "a GPU's peak": ("nocap/config/hardware.py", 'r"A40": (149.7', 'r"A40": (150.7'),
+    "a report's word": ("nocap/report/arms.py", "baseline", "base line"),
+    "an error's text": ("nocap/options/norm/channels.py", '"be false where', '"not be true where'),
+    "a rule's text": ("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
+    "what is said": ("nocap/training/loop.py", "resuming from step", "going on from step"),
+    "a comment": ("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
+    "the tracker": ("nocap/options/tracker/wandb.py", "GRACE_S = 5.0", "GRACE_S = 6.0"),
+    "the checkpoint's writer": (
         "nocap/training/checkpoint.py",
         "for last_try in (False, True)",
         "for last_try in (False, False, True)",
     ),
-    "a new option": a_new_option,
-    "another option": replaced(
-        "nocap/options/position/learned.py", "x_BTC + table[where]", "x_BTC + 2 * table[where]"
+    "another option": (
+        "nocap/options/position/learned.py",
+        "x_BTC + table[where]",
+        "x_BTC + 2 * table[where]",
     ),
 }
 
 
-@pytest.mark.slow
-def test_what_changes_no_number_makes_no_other_run(checkout: Path):
-    before = identities(checkout)
-    for edit in HARMLESS.values():
-        edit(checkout)
-    assert identities(checkout) == before  # all at once: a process a line takes long
+@pytest.mark.parametrize("what", HARMLESS)
+def test_what_changes_no_number_makes_no_other_run(what: str):
+    path, old, new = HARMLESS[what]
+    source, module = (REPO / path).read_text(), path.removesuffix(".py").removesuffix("/__init__")
+    assert old in source
+    before, after = (code_digest(what_counts(text)) for text in (source, source.replace(old, new, 1)))
+    assert before == after or module.replace("/", ".") not in all_hashed()
+
+
+def test_only_the_attention_that_a_run_uses_counts():
+    plain, sliding = (source_hashes(compose([*SMALL, *more])) for more in ((), ("attention=sliding",)))
+    assert sliding.items() - plain.items() >= {("nocap.model.sliding", sliding["nocap.model.sliding"])}
+    assert plain["nocap.model.attention"] == sliding["nocap.model.attention"]
+    assert "nocap.model.sliding" not in plain
 
 
 @pytest.mark.slow
-def test_a_line_of_the_attention_that_a_run_uses_makes_another(checkout: Path):
-    plain, sliding = identities(checkout)
-    replaced("nocap/model/sliding.py", "MIN_BLOCK = 64", "MIN_BLOCK = 32")(checkout)
-    assert identities(checkout)[0] == plain
-    assert (changed := identities(checkout)[1]) != sliding
-    replaced("nocap/model/attention.py", "/ math.sqrt(D)", "/ math.sqrt(D + 1)")(checkout)
-    assert identities(checkout)[0] != plain
-    assert identities(checkout)[1] != changed
-
-
-@pytest.mark.slow
-def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Path):
+def test_a_half_done_run_under_other_code_is_named(tmp_path: Path):
+    checkout = tmp_path / "checkout"  # a copy of the package
+    for name in ("nocap", "conf"):
+        shutil.copytree(REPO / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     with attempt(tmp_path / "out", path=str(checkout)) as first:
         first.wait_for_file("checkpoints/step-*/manifest.json")
         first.end(signal.SIGKILL)
         half = first.run_dir
-    replaced("nocap/model/attention.py", "/ math.sqrt(D)", "/ math.sqrt(D + 1)")(checkout)
+    attention = checkout / "nocap" / "model" / "attention.py"
+    changed = attention.read_text().replace("/ math.sqrt(D)", "/ math.sqrt(D + 1)")
+    attention.write_text(changed)
     with attempt(tmp_path / "out", path=str(checkout)) as second:
         assert second.process.stdout is not None
         note = second.process.stdout.readline()
@@ -277,15 +193,11 @@ def test_a_half_done_run_under_other_code_is_named(checkout: Path, tmp_path: Pat
 def test_a_key_says_once_what_it_counts_for():
     run = compose([*SMALL])
     kept, step = config_that_counts(run), step_config(run)
-    assert kept["trainer"]["steps"] == 12
+    assert (kept["trainer"]["steps"], "devices" in step["trainer"]) == (12, True)
     assert not {"hang_timeout_s", "devices"} & kept["trainer"].keys()
     assert not {"hang_timeout_s", "max_restarts", "steps"} & step["trainer"].keys()
-    assert "devices" in step["trainer"]
     assert not {"data", "schedule", "tracker", "seed", "output_dir", "cache_dir"} & step.keys()
     assert not {"tracker", "output_dir", "cache_dir"} & kept.keys()
-    text = config_that_counts(
-        compose(
-            [*[word for word in SMALL if not word.startswith("data")], "data=text", "data.path=somewhere"]
-        )
-    )
+    words = [word for word in SMALL if not word.startswith("data")]
+    text = config_that_counts(compose([*words, "data=text", "data.path=somewhere"]))
     assert ("path" in text["data"], "val_fraction" in text["data"]) == (False, True)
