@@ -125,17 +125,10 @@ def test_a_gain_is_found_and_covered(gain: float):
 
 
 def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
-    made: dict[str, Any] = {
-        "id": "r",
-        "statement": "s",
-        "source": "s",
-        "arm": "arm",
-        "metric": "steps_to_target",
-        "target": "baseline",
-    }
-    claim = Claim(
-        **made, scale=Scale.ratio, expected=[low, None], mechanism=Mechanism(formula="none"), seeds=[0, 1, 2]
-    )
+    names = dict.fromkeys(("id", "statement", "source"), "r")
+    about: dict[str, Any] = {"arm": "arm", "metric": "steps_to_target", "target": "baseline", **names}
+    mechanism = Mechanism(formula="none")
+    claim = Claim(**about, scale=Scale.ratio, expected=[low, None], mechanism=mechanism, seeds=[0, 1, 2])
     measurements = [
         Measurement(
             arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending
@@ -150,30 +143,23 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
     """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said refuted, at
     1.333 ± 0."""
     rng = np.random.default_rng(3)
-    for _ in range(200):
-        finishes = race(
-            curve(rng, gain=2.5, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003)
-        )
+    for _ in range(100):
+        finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (2.5, 1.0)))
         verdict = judged(*finishes, low=1.5)
         assert verdict.word is Word.inconclusive
         assert verdict.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
         assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
-        bracketed = race(
-            curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003),
-            curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
-        )
+        arm = curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003)
+        bracketed = race(arm, curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
         assert judged(*bracketed, low=1.5).word is Word.confirmed
 
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
-    arm, base = (
-        curve(rng, gain=0.4, lengths=(0.75,), sd=0.003),
-        curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
-    )
-    verdict = judged(*race(arm, base), low=1.0)
+    finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (0.4, 1.0)))
+    verdict = judged(*finishes, low=1.0)
     assert (verdict.word, verdict.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
-    assert judged(*race(arm, base), low=0.5).word is Word.inconclusive
+    assert judged(*finishes, low=0.5).word is Word.inconclusive
 
 
 # --- on a curve ---------------------------------------------------------------------------------------------

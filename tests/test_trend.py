@@ -46,7 +46,7 @@ def test_the_lack_of_fit_is_the_f_test_of_two_models():
         points = drawn(seed, bend=0.1)
         x = np.array([at for at, gains in points for _ in gains])
         y = np.array([gain for _, gains in points for gain in gains])
-        line = float((np.polyval(np.polyfit(x, y, 1), x) - y) @ (np.polyval(np.polyfit(x, y, 1), x) - y))
+        line = float(((np.polyval(np.polyfit(x, y, 1), x) - y) ** 2).sum())
         means = sum(float(np.var(gains) * len(gains)) for _, gains in points)
         p = stats.f.sf((line - means) / (means / (len(y) - 3)), 1, len(y) - 3)
         assert trend(points).straight == (p >= 0.05)
