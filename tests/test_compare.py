@@ -260,11 +260,10 @@ def test_a_row_is_over_the_seeds_that_both_sides_have(tmp_path):
 def test_too_few_seeds_get_no_verdict(tmp_path):
     two_arms(tmp_path, effect=0.1, seeds=2)
     arm = arms_of(tmp_path)["gelu3x"]
-    difference, ratio = arm["difference"], arm["tokens_per_s"]["ratio"]
-    assert (difference["verdict"], difference["n"]) == ("no verdict (n=2)", 2)
-    assert (difference["low"], difference["high"]) == (None, None)
-    assert difference["mean"] == pytest.approx(0.1, abs=0.01)
-    assert (ratio["low"], ratio["high"], ratio["n"]) == (0.0, None, 2)
+    shown = [arm["difference"][key] for key in ("verdict", "low", "high", "n")]
+    assert shown == ["no verdict (n=2)", None, None, 2]
+    assert arm["difference"]["mean"] == pytest.approx(0.1, abs=0.01)
+    assert [arm["tokens_per_s"]["ratio"][key] for key in ("low", "high", "n")] == [0.0, None, 2]
 
 
 @pytest.mark.parametrize(
@@ -414,19 +413,11 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     assert "with --group" in " ".join(of_group["problems"])
     error = refusal([tmp_path, "--group", "luck"], capsys)
     assert re.search(f"--group must be one of [0-9a-f]{{6}}, {group}, got 'luck'", error)
+    assert len(told(tmp_path, baseline="other")["runs"]) == 3  # the group that has the baseline
     declared, in_bits = out("--allow", key), key == "tokenizer.vocabulary"
     assert "declared: " in declared
     assert ("verdicts are on bits per byte" in declared) == in_bits
     assert told(tmp_path, allow=[key])["metric"] == ("val_bpb" if in_bits else "val_loss")
-
-
-def test_the_group_that_has_the_baseline_is_compared(tmp_path):
-    for seed in range(4):
-        write_run(tmp_path, seed=seed)
-    write_run(tmp_path, words="gpt2-gqa", val="v1")
-    content = told(tmp_path, baseline="gqa")
-    assert len(content["runs"]) == 1
-    assert "4 runs left out" in " ".join(content["problems"])
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
@@ -480,7 +471,11 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     outputs = tmp_path / "outputs"
     two_arms(outputs, effect=0.0, seeds=2)
     folders = sorted((outputs / "runs").iterdir())
-    identities, there = [folder.name[-12:] for folder in folders], [f.relative_to(tmp_path) for f in folders]
+    identities = [folder.name[-12:] for folder in folders]
+    grid = outputs / "grids" / "now" / "grid.json"
+    grid.parent.mkdir(parents=True)
+    cells = [{"identity": identity} for identity in (*identities[2:0:-1], "0" * 12)]
+    grid.write_text(json.dumps({"cells": cells}))
     for words, count in (
         (["outputs"], 4),
         (["outputs/runs"], 4),
@@ -488,17 +483,18 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
         ([folders[0], folders[0], str(folders[0])], 1),
         (["outputs/runs/*gelu3x*"], 2),
         (["gpt2-flash-gelu3x"], 2),  # an arm's readable name
+        (["gpt2-flash-gelu3x-s1"], 1),
         ([identities[0]], 1),
+        ([grid.parent], 2),
     ):
         assert len(load(words).records) == count
-    for word in (folders[0].name[:-4], "gpt2-flash-gelu3x-s1", "last"):
-        assert len(find(word)) == 1
     both = r"gpt2-flash-gelu3x-s0-\w+, gpt2-flash-gelu3x-s1-\w+$"
     with pytest.raises(ValueError, match=rf"^gpt2-flash-gelu3 must be one run, got 2: {both}"):
         find("gpt2-flash-gelu3")
     with pytest.raises(ValueError, match=r"no run was found; there: gpt2-flash-gelu[34]x-s[01]-"):
         find("gpt2-flash-gelu3y")
     short = next(n for n in range(1, 13) if len({identity[:n] for identity in identities}) == 4)
+    there = [folder.relative_to(tmp_path) for folder in folders]
     assert [find_one(identity[:short]) for identity in identities] == there
     newest = write_run(outputs, words="gpt2-mqa", started="2026-01-02T00:00:00")
     assert find_one("last") == newest.relative_to(tmp_path)
@@ -506,11 +502,6 @@ def test_runs_are_found_by_folder_grid_glob_and_name(tmp_path, monkeypatch):
     manifest["attempts"].append({"started": "2026-01-03T00:00:00"})  # it was gone on with
     (folders[0] / "manifest.json").write_text(json.dumps(manifest))
     assert find_one("last") == there[0]
-    grid = outputs / "grids" / "now" / "grid.json"
-    grid.parent.mkdir(parents=True)
-    cells = [{"identity": identity} for identity in (*identities[2:0:-1], "0" * 12)]
-    grid.write_text(json.dumps({"cells": cells}))
-    assert [record.identity for record in load([grid.parent]).records] == identities[2:0:-1]
 
 
 def test_json_csv_and_a_data_frame_say_the_same(tmp_path, capsys):
@@ -561,21 +552,19 @@ def test_why(tmp_path, capsys, monkeypatch):
     a = write_run(tmp_path / "outputs")
     b = gelu3x(tmp_path / "outputs", seed=1, source="s1", train="t1", torch="2.12.0")
     assert runs.main(["why", a.name, str(b), "--json", "why.json"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    for line in (
-        "mlp.expansion 4 → 3",
-        "seed 0 → 1",
-        "nocap.training.loop s0 → s1",
-        "train t0 → t1",
-        "torch 2.13.0 → 2.12.0",
-    ):
-        assert line in out
+    shown = re.findall(r"(\S+) +(\S+) → (\S+)", capsys.readouterr().out)
+    assert {*shown} >= {
+        ("mlp.expansion", "4", "3"),
+        ("seed", "0", "1"),
+        ("nocap.training.loop", "s0", "s1"),
+        ("train", "t0", "t1"),
+        ("torch", "2.13.0", "2.12.0"),
+    }
     why = json.loads(Path("why.json").read_text())
     assert {d["part"] for d in why["differences"]} == {"config", "source", "data", "environment"}
     assert runs.main(["why", a.name, a.name]) == 0
     assert "are the same run" in capsys.readouterr().out
     assert "must be one run, got 2" in refusal(["why", "outputs", a.name], capsys, command=runs)
-    assert "no run was found" in refusal(["why", "nobody", a.name], capsys, command=runs)
 
 
 def test_the_door_imports_neither_torch_nor_scipy():

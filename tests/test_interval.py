@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap import compare as door
 from nocap.judge import interval
 from nocap.judge.interval import Declared, between, half_width, of_pairs, of_samples, pooled
 from tests.conftest import REPO
-from tests.test_compare import write_run
 
 sys.path.append(str(REPO / "experiments" / "verdict_trust"))
 simulated = importlib.import_module("simulated")
@@ -186,34 +184,3 @@ def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, ca
     assert {line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)} >= {
         "unknown"
     }
-
-
-@pytest.mark.slow
-def test_grids_through_the_command_have_the_words_of_the_cells(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """A baseline and three arms that are worth 0, 2 and -5 standard deviations, in each noise; half of the
-    grids with six seeds."""
-    rng, said = np.random.default_rng(3), set()
-    for grid, name in enumerate(simulated.KINDS):
-        n, root = 3 + 3 * (grid % 2), tmp_path / str(grid)
-        gains = np.array([[0.0], [2.0], [-5.0]]) + simulated.KINDS[name](rng, (3, n))
-        for seed in range(n):
-            write_run(root, words="base", seed=seed, loss=3.3, started="2026-01-01")
-            for i, row in enumerate(gains):
-                config = {"optimizer.lr": 0.1 * (i + 1)}
-                write_run(root, words=f"arm{i}", config=config, seed=seed, loss=3.3 - 0.01 * row[seed])
-        assert door.main([str(root), "--baseline", "base", "--json", str(root / "c.json")]) == 0
-        arms = json.loads((root / "c.json").read_text())["arms"]
-        words = {arm["label"]: arm["difference"]["verdict"] for arm in arms if arm["difference"]}
-        for i, row in enumerate(gains):
-            sd = math.sqrt(np.delete(gains, i, axis=0).var(axis=1, ddof=1).mean())
-            others = Declared(sd=sd, df=2 * (n - 1), source="others")
-            half, _ = half_width(row.std(ddof=1), n, declared=others, comparisons=3)
-            word = {1: "better", -1: "worse", 0: "no difference shown"}[
-                int(row.mean() > half) - int(row.mean() < -half)
-            ]
-            assert words[f"arm{i}"] == word
-            said.add(word)
-    capsys.readouterr()
-    assert said == {"better", "worse", "no difference shown"}

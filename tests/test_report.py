@@ -13,7 +13,6 @@ from typing import Any
 
 from nocap.report import comparison as report
 from nocap.report import forest
-from nocap.store import formats as table
 from nocap.store.runs import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 
@@ -114,10 +113,6 @@ def test_colour_is_one_factor_and_dash_the_other() -> None:
     assert len({*looks.values()}) == 12
     for attention, mlp in itertools.product(ATTENTION, MLP):
         assert looks[f"{attention} {mlp}"] == (looks[f"{attention} gelu4x"][0], looks[f"flash {mlp}"][1])
-
-
-def test_a_rounded_zero_has_no_minus() -> None:
-    assert (table.percent(-1e-9), table.percent(-0.0012), table.percent(None)) == ("+0.0%", "−0.1%", "–")
 
 
 def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:
