@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nocap.report import comparison as report
-from nocap.report import forest
 from nocap.store.runs import Curve, Record
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
 
@@ -113,25 +112,6 @@ def test_colour_is_one_factor_and_dash_the_other() -> None:
     assert len({*looks.values()}) == 12
     for attention, mlp in itertools.product(ATTENTION, MLP):
         assert looks[f"{attention} {mlp}"] == (looks[f"{attention} gelu4x"][0], looks[f"flash {mlp}"][1])
-
-
-def test_intervals_share_one_scale_and_an_arrow_is_an_outlier() -> None:
-    def line(low: float, high: float) -> forest.Line:
-        return forest.Line(label="", title="B & C", look="worse", mid=0.02, low=low, high=high)
-
-    lines = [line(-0.03, 0.02), line(0.01, 0.03), line(0.01, 0.5)]
-    scale = forest.axis([end for interval in lines for end in interval.ends], cut=True)
-    assert -0.04 < scale.low < -0.03
-    assert 0.03 < scale.high < 0.04
-    assert 0.0 in scale.ticks
-    _, near, far = re.findall(r'class="interval" d="(.*?)"', str(forest.svg(lines, title="made", cut=True)))
-    left, right = (f"{scale.x(x):.1f}" for x in (0.01, 0.03))
-    assert (
-        near
-        == f"M{left} 30.0H{right}M{left} 26.0L{left} 30.0L{left} 34.0M{right} 26.0L{right} 30.0L{right} 34.0"
-    )
-    end, back = scale.x(0.5), scale.x(0.5) - 5
-    assert far.endswith(f"M{back:.1f} 46.0L{end:.1f} 50.0L{back:.1f} 54.0")
 
 
 # --- what it cannot do --------------------------------------------------------------------------------------

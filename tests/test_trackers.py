@@ -90,29 +90,24 @@ def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
     from torch.utils.tensorboard import SummaryWriter
 
     monkeypatch.chdir(tmp_path)
-    runs = {
-        label: tmp_path / "runs" / name
-        for label, name in (("lr=0.1 seed=0", "a"), ("path=x/y seed=0", "b"), ("none", "c"))
-    }
-    for run in list(runs.values())[:2]:
-        writer = SummaryWriter(log_dir=str(run / "tensorboard"))
-        writer.add_scalar("val/loss", 3.0, global_step=1)
-        writer.close()
-    grid = tmp_path / "grids" / "a grid"
-    grid.mkdir(parents=True)
-    tracker = NoTracker(also=["tensorboard"])
+    runs = {label: tmp_path / "runs" / label[:1] for label in ("lr=0.1 seed=0", "path=x/y seed=0", "none")}
+    for run in [*runs.values()][:2]:
+        with SummaryWriter(log_dir=str(run / "tensorboard")) as writer:
+            writer.add_scalar("val/loss", 3.0, global_step=1)
+    board, tracker = tmp_path / "grids" / "a grid" / "tensorboard", NoTracker(also=["tensorboard"])
+    board.parent.mkdir(parents=True)
     for _ in range(2):  # the same command again
-        assert gathered(tracker, grid, runs) == ["tensorboard --logdir 'grids/a grid/tensorboard'"]
-    board = EventMultiplexer().AddRunsFromDirectory(str(grid / "tensorboard")).Reload()
-    assert {name: [point.step for point in board.Tensors(name, "val/loss")] for name in board.Runs()} == {
+        assert gathered(tracker, board.parent, runs) == ["tensorboard --logdir 'grids/a grid/tensorboard'"]
+    shown = EventMultiplexer().AddRunsFromDirectory(str(board)).Reload()
+    assert {name: [point.step for point in shown.Tensors(name, "val/loss")] for name in shown.Runs()} == {
         "lr=0.1 seed=0": [1],
         "path=x_y seed=0": [1],
     }
-    (grid / "tensorboard").rename(grid / "elsewhere")
-    (grid / "tensorboard").symlink_to("elsewhere")  # somebody's link is not deleted through
-    gathered(tracker, grid, {})
-    assert len(list((grid / "elsewhere").iterdir())) == 2
-    assert gathered(NoTracker(), grid, runs) == []
+    board.rename(board.parent / "elsewhere")
+    board.symlink_to("elsewhere")  # somebody's link is not deleted through
+    gathered(tracker, board.parent, {})
+    assert len(list((board.parent / "elsewhere").iterdir())) == 2
+    assert gathered(NoTracker(), board.parent, runs) == []
 
 
 def test_a_missing_package_costs_one_line_and_no_other_tracker(
