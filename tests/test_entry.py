@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import math
 import random
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import chdir, suppress
@@ -26,7 +26,7 @@ from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
 from tests.made_grid import EVIL, made
-from tests.test_compare import write_run
+from tests.test_compare import refusal, write_run
 
 Json = dict[str, Any]
 
@@ -128,13 +128,12 @@ def test_what_an_entry_holds(original: Path, outputs: Path) -> None:
     run = content["runs"][0]
     (record,) = (outputs / "runs").glob(f"*-{run['identity']}")
     summary, manifest = (
-        json.loads((record / name).read_text()) for name in ("summary.json", "manifest.json")
+        json.loads((record / f"{name}.json").read_text()) for name in ("summary", "manifest")
     )
     assert [run["summary"][key] for key in ("sha256", "val_loss")] == [summary["sha256"], summary["val_loss"]]
     assert run["curve"]["step"] == [0, 100, 200, 300, 400]
     assert run["parts"] == {key: part for key, part in manifest["parts"].items() if key != "config"}
-    assert content["judge"].startswith("nocap ")
-    assert content["command"].startswith("python -m nocap.export entry ")
+    assert (content["judge"][:6], content["command"][:29]) == ("nocap ", "python -m nocap.export entry ")
     assert "secret-host" not in page + json.dumps(content)
     for line in ("| gqa gelu4x | 3 |", f"--verify {original}", *content["comparison"]["problems"]):
         assert line in page
@@ -191,8 +190,7 @@ def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
     hostile = f"{EVIL}\x1b[2J\nsays the same"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
     entry.write(compared(entry.bare(Found(records=records))), tmp_path, allow=[], command=f"x {hostile}")
-    page = (tmp_path / "entry.md").read_text()
-    assert not [word for word in ("<img", "\x1b") if word in page]
+    assert not re.search("<img|\x1b", (tmp_path / "entry.md").read_text())
     assert verify(tmp_path)[0] == 0
     content = content_of(tmp_path)
     content["comparison"]["arms"][1]["difference"]["verdict"] = hostile
@@ -290,27 +288,27 @@ def test_each_edit_is_named(folder: Path, edit: str) -> None:
 def test_what_moves_no_word(folder: Path) -> None:
     """An edit is named by the digest; another machine may round otherwise; another judge is named where it
     says something else."""
-    original = content_of(folder)
-    content = copy.deepcopy(original)
-    content["runs"][0]["parts"]["environment"]["device"] = "another"
-    written(content, folder)
-    code, lines = verify(folder)
-    assert (code, [line.partition(":")[0] for line in lines]) == (1, ["runs"])
-    shown = arm_of(original)["difference"]
-    shown["low"] *= 1 + 1e-12
-    shown["sd"] += 1e-16
-    written({**original, "judge": "nocap 7.0 (0123)"}, folder)
-    assert verify(folder)[0] == 0
-    shown["verdict"] = "worse"
-    written({**original, "judge": "nocap 7.0 (0123)"}, folder)
-    assert "judged by nocap 7.0 (0123), now by nocap" in verify(folder)[1][-1]
+    content, device = content_of(folder), {"environment": {"device": "another"}}
+    first, *others = content["runs"]
+    shown = arm_of(content)["difference"]
+    rounded = {**shown, "low": shown["low"] * (1 + 1e-12), "sd": shown["sd"] + 1e-16}
+    content["judge"] = "nocap 7.0 (0123)"
+    for runs, difference, code, line in (
+        ([{**first, "parts": {**first["parts"], **device}}, *others], {}, 1, "runs: "),
+        (content["runs"], rounded, 0, ""),
+        (content["runs"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
+    ):
+        shown.update(difference)
+        written({**content, "runs": runs}, folder)
+        told, lines = verify(folder)
+        assert (told, line in "\n".join(lines)) == (code, True)
 
 
 def test_an_edited_page_is_named_and_may_be_missing(folder: Path) -> None:
     page = folder / "entry.md"
     page.write_text(page.read_text().replace("no difference shown", "better"))
-    code, lines = verify(folder)
-    assert (code, [line.partition(":")[0] for line in lines]) == (1, ["entry.md"])
+    code, (line,) = verify(folder)
+    assert (code, line[:10]) == (1, "entry.md: ")
     page.unlink()
     assert verify(folder)[0] == 0
 
@@ -387,23 +385,31 @@ def test_a_folder_without_an_entry_and_a_question_beside_one_are_refused(
         assert verify(folder, word)[0] == 2
 
 
-@pytest.mark.parametrize("cases", [12, pytest.param(300, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
+@pytest.mark.parametrize("cases", [12, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
 def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases: int) -> None:
     rng, codes = random.Random(cases), set[int]()
-    kinds = "flip cut extend replace empty delete folder fifo link shut"
-    hows = ["json"] * 12 + kinds.split()
+    hows = ["json"] * 12 + [
+        "flip",
+        "cut",
+        "extend",
+        "replace",
+        "empty",
+        "delete",
+        "folder",
+        "fifo",
+        "link",
+        "shut",
+    ]
     (tmp_path / "outside").mkdir()
-    for _ in range(cases):
-        folder = shutil.copytree(original, tmp_path / "copy")
-        how, seed = rng.choice(hows), rng.randrange(10**6)
-        with chdir(tmp_path):
-            with suppress(NOT_DONE):
-                OPERATORS[how](Path("copy/entry.json"), random.Random(seed))
-            code, lines = verify(Path("copy"), "--html", "page.html")
-        assert code in (0, 1, 2), (how, seed)
+    for number in range(cases):
+        folder = shutil.copytree(original, tmp_path / str(number))
+        how, damage = rng.choice(hows), random.Random(rng.randrange(10**6))
+        with chdir(tmp_path), suppress(NOT_DONE):
+            OPERATORS[how](folder.relative_to(tmp_path) / "entry.json", damage)
+        code, lines = verify(folder, "--html", f"{tmp_path}/page.html")
+        assert code in (0, 1, 2), (how, number)
         assert lines
         codes.add(code)
-        shutil.rmtree(folder)
     assert codes == {0, 1, 2}
 
 
@@ -413,23 +419,18 @@ def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases:
 def test_runs_that_make_no_entry_leave_none(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(tmp_path / "open", status="running")
-    file = tmp_path / "file"
+    half, file, taken = write_run(tmp_path, status="running"), tmp_path / "file", tmp_path / "taken"
     file.write_text("mine")
-    (tmp_path / "taken" / "entry.json").mkdir(parents=True)
-    cases = {
-        "a comparison needs a finished run": [str(tmp_path / "open"), "-o", str(tmp_path / "a")],
-        "no run was found": ["nowhere", "-o", str(tmp_path / "a")],
-        "--baseline must name one arm": [str(outputs), "--baseline", "x", "-o", str(tmp_path / "a")],
-        "--target must": [str(outputs), "--target", "-1", "-o", str(tmp_path / "a")],
-        "-o must be a file that can be written": [str(outputs), "-o", str(file)],
-        "entry.json": [str(outputs), "-o", str(tmp_path / "taken")],
-    }
-    for rule, words in cases.items():
-        with pytest.raises(SystemExit, match="2"):
-            export.main(["entry", *words])
-        (said,) = capsys.readouterr().err.splitlines()
-        assert rule in said
+    (taken / "entry.json").mkdir(parents=True)
+    for rule, *words in (
+        ("a comparison needs a finished run", half, "-o", tmp_path / "a"),
+        ("no run was found", "nowhere", "-o", tmp_path / "a"),
+        ("--baseline must name one arm", outputs, "--baseline", "x", "-o", tmp_path / "a"),
+        ("--target must", outputs, "--target", "-1", "-o", tmp_path / "a"),
+        ("-o must be a file that can be written", outputs, "-o", file),
+        ("entry.json", outputs, "-o", taken),
+    ):
+        assert rule in refusal(["entry", *words], capsys, command=export)
     assert not (tmp_path / "a").exists()
     assert file.read_text() == "mine"
     with pytest.raises(SystemExit, match="2"):

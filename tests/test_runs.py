@@ -198,15 +198,13 @@ def test_on_a_logarithmic_axis_a_power_law_is_straight() -> None:
 def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(here / "outputs", curve=(5.0, 4.0, 3.5, 3.2, 3.1))
     (run / "summary.json").unlink()  # it is training
-    assert plot.main(["last"]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith("val/loss over steps\n    5 ┤•")
-    assert run.name in out
+    (here / "empty").mkdir()
     assert plot.main(["last", "--x", "train_s", "--after", "200"]) == 0
     assert "over seconds of training from step 200 on\n  3.5 ┤•" in capsys.readouterr().out
-    (here / "empty").mkdir()
     assert plot.main(["empty", "last"]) == 0
-    assert capsys.readouterr().err == "nocap: empty: left out, it holds no run of nocap's own\n"
+    out, err = capsys.readouterr()
+    assert (out.startswith("val/loss over steps\n    5 ┤•"), run.name in out) == (True, True)
+    assert err == "nocap: empty: left out, it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0
     assert (here / "new" / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -285,30 +283,25 @@ done
 def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools = here / "tools"
-    tools.mkdir()
-    (tools / "wandb").write_text(UPLOADER)
-    (tools / "wandb").chmod(0o700)
-    # it lies beside this Python, which need not be on the PATH
-    monkeypatch.setattr("sys.executable", str(tools / "python"))
-    places = []
+    uploader, outputs, uploaded = here / "tools" / "wandb", here / "outputs", here / "uploaded.txt"
+    places = [outputs / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other")]
     for seed in range(4):
-        run = write_run(here / "outputs", seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000")
-        attempts = json.loads((run / "manifest.json").read_text())["attempts"]
-        grid = "../../.." if seed == 3 else "lr-1234"
-        changed(run / "manifest.json", attempts=[{**attempts[0], "grid": grid}])
+        run = write_run(outputs, seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000")
+        changed(run / "manifest.json", attempts=[{"grid": "../../.." if seed == 3 else "lr-1234"}])
         places.append(run / "wandb" / "offline-run-1-x")
-    comparison, other = (
-        here / "outputs" / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other")
-    )
-    for place in (*places, comparison, other):
-        place.mkdir(parents=True)
-    (places[2] / "run.wandb.synced").touch()
+    for folder in (*places, uploader.parent):
+        folder.mkdir(parents=True)
+    uploader.write_text(UPLOADER)
+    uploader.chmod(0o700)
+    # it lies beside this Python, which need not be on the PATH
+    monkeypatch.setattr("sys.executable", str(uploader.with_name("python")))
+    comparison, _, first, refused, synced, last = places
+    (synced / "run.wandb.synced").touch()
     assert said(capsys, "sync", "seed=0") == "uploaded: 2 of 2 offline, of 1 run\n"
-    assert (here / "uploaded.txt").read_text().split() == [str(places[0]), str(comparison)]
+    assert uploaded.read_text().split() == [str(first), str(comparison)]
     assert main(["sync"]) == 1
     out, err = capsys.readouterr()
     assert out == "uploaded: 1 of 2 offline, of 4 runs\n"
-    assert err == f"nocap: wandb sync did not upload {places[1].relative_to(here)}\n"
-    assert (here / "uploaded.txt").read_text().split()[2:] == [str(places[1]), str(places[3])]
+    assert err == f"nocap: wandb sync did not upload {refused.relative_to(here)}\n"
+    assert uploaded.read_text().split()[2:] == [str(refused), str(last)]
     assert said(capsys, "sync", "seed=0") == "uploaded: 0 of 0 offline, of 1 run\n"
