@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from nocap.config.trainer import Sampler, Search
-from nocap.judge.compare import Comparison
+from nocap.judge.compare import Comparison, compare
 from nocap.report import comparison as report
 from nocap.sources import answer
 from nocap.sources.race import content
-from nocap.store.runs import Record
+from nocap.store.runs import Found, Record
 from tests.conftest import REPO
-from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, with_summary
+from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, record_of, with_summary
 from tests.test_race import made_race
 from tests.test_search import LR, a_search, carried
 from tests.test_search import fake as fake
@@ -178,21 +178,21 @@ def test_hover_reads_a_value_and_a_drag_zooms(page_of: Callable[..., Tab], grid:
     tab.page.locator("#curves").scroll_into_view_if_needed()
     tab.settle()
     ((left, top, *_),) = tab.boxes("#curves > svg")  # read at one moment, for a redraw replaces the plot
-    x, y = tab.line()[20]
-    tab.page.mouse.move(left + x, top + y)
+    whole, mouse = tab.line(), tab.page.mouse
+    x, y = left + whole[20][0], top + whole[20][1]
+    mouse.move(x, y)
     said = tab.page.wait_for_selector("#curves .tip:not([hidden])").text_content()
     values = [run.curve.val_loss[20] for run, _ in grid.runs[:2]]
     assert said.startswith("flash gelu4x")
     assert any(f"{value:.4f} nats/token" in said for value in (*values, sum(values) / 2))
     assert "step 1,000, 4,096,000 tokens" in said
-    whole = tab.line()
-    tab.page.mouse.move(left + x - 60, top + y - 40)
-    tab.page.mouse.down()
-    tab.page.mouse.move(left + x + 60, top + y + 40)
-    tab.page.mouse.up()
+    mouse.move(x - 60, y - 40)
+    mouse.down()
+    mouse.move(x + 60, y + 40)
+    mouse.up()
     tab.settle()
     assert tab.line()[21][0] - tab.line()[20][0] > 5 * (whole[21][0] - whole[20][0])
-    tab.page.mouse.dblclick(left + x, top + y)
+    mouse.dblclick(x, y)
     tab.settle()
     assert tab.line() == whole
 
@@ -266,12 +266,11 @@ def test_markup_in_names_is_inert(page_of: Callable[..., Tab]) -> None:
     assert EVIL in tab.page.wait_for_selector("#times .tip:not([hidden])").text_content()
 
 
-def test_what_escaping_would_miss_cannot_run(browser: Any, grid: Comparison, tmp_path: Path) -> None:
+def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> None:
     """The page's policy alone stops a script and a handler that got into it all the same."""
-    text = report.render(grid).replace(
-        "<h1>", "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
-    )
-    (tmp_path / "report.html").write_text(text, encoding="utf-8")
+    evil = "<script>window.ran = 1</script><img src=data:, onerror='window.ran = 1'><h1>"
+    small = compare(Found(records=[record_of("flash", "gelu4x", 0), record_of("gqa", "gelu4x", 0)]))
+    (tmp_path / "report.html").write_text(report.render(small).replace("<h1>", evil), encoding="utf-8")
     tab = Tab(browser, tmp_path / "report.html")
     assert tab.page.evaluate("window.ran") is None
     assert len(tab.wrong) == 2
