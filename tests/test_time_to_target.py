@@ -1,5 +1,5 @@
-"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, crossings
-of a curve, and trends over sizes."""
+"""Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, and
+crossings of a curve; and trends over sizes."""
 
 from __future__ import annotations
 
