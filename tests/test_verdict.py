@@ -203,8 +203,7 @@ def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
 # --- words --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("two_sided", [False, True])
-@pytest.mark.parametrize("metric", ["tokens_per_s", "step_ms"])
+@pytest.mark.parametrize(("metric", "two_sided"), [("tokens_per_s", False), ("step_ms", True)])
 def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     rng, outcomes = np.random.default_rng(5), set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
