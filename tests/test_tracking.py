@@ -410,12 +410,12 @@ board.Reload()
 (run,) = Api().runs("nocap")
 shown = [{key: value for key,
     value in row.items() if key != "timestamp"} for row in SQLiteStorage.get_logs("nocap", run.name)]
-found = {
+stored = {
     "hint": session.url_or_hint,
     "board": {tag: [(at.step, at.value) for at in board.Scalars(tag)] for tag in board.Tags()["scalars"]},
     "trackio": {"name": run.name, "options": run.config["options"], "rows": shown},
 }
-print(json.dumps(found))
+print(json.dumps(stored))
 """
     done = child(BOTH + read, run_dir, TRACKIO_DIR=str(tmp_path / "trackio"))
     assert (done.returncode, done.stderr) == (0, "")
