@@ -3,11 +3,11 @@ model has."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 import shutil
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -23,13 +23,8 @@ TOKENS = torch.tensor([[72, 101, 108, 108, 111, 44, 32, 0, 255]])
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("read_export", REPO / "docs" / "read_export.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script() -> dict[str, Any]:
+    return runpy.run_path(str(REPO / "docs" / "read_export.py"))
 
 
 OTHERS = {
@@ -54,7 +49,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("words", OTHERS.values(), ids=OTHERS)
 def test_nocap_and_plain_torch_read_the_runs_own_logits(
-    words: tuple[str, ...], tmp_path: Path, script: ModuleType
+    words: tuple[str, ...], tmp_path: Path, script: dict[str, Any]
 ) -> None:
     run_dir = planned(tmp_path, *words).run_dir
     start(planned(tmp_path, *words))
@@ -62,11 +57,10 @@ def test_nocap_and_plain_torch_read_the_runs_own_logits(
     assert export.main([str(run_dir), str(file)]) == 0
     _, model, step = trained(run_dir)
     loaded = api.load_model(file)
-    tokens_BT = TOKENS
     with torch.no_grad():
-        expected = model.logits(tokens_BT)[0]
-        assert torch.equal(loaded.model.logits(tokens_BT)[0], expected)
-        plain = script.logits(*script.read(file), tokens_BT[0])
+        expected = model.logits(TOKENS)[0]
+        assert torch.equal(loaded.model.logits(TOKENS)[0], expected)
+        plain = script["logits"](*script["read"](file), TOKENS[0])
     torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-5)
     assert loaded.step == step == 7
     assert float(expected.std()) > 0.01  # and not all the same
@@ -94,24 +88,19 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
         metadata = opened.metadata()
     tensors = load_file(file)
     config = json.loads(metadata["config"])
-    wrong = {
-        "got KeyError": (tensors, {}),
-        "kind must be one of": (
-            tensors,
-            {**metadata, "config": json.dumps({**config, "attention": {"kind": "os.system"}})},
-        ),
-        "values must be plain": (
-            tensors,
-            {**metadata, "config": json.dumps({**config, "output_dir": "${oc.env:HOME}"})},
-        ),
-        "embedding.weight": ({**tensors, "embedding.weight": tensors["embedding.weight"][:5]}, metadata),
-        "finite weights": (
-            {**tensors, "embedding.weight": tensors["embedding.weight"] * float("nan")},
-            metadata,
-        ),
-    }
-    for reason, (changed, about) in wrong.items():
-        save_file(changed, file, about)
+    words, key = tensors["embedding.weight"], "embedding.weight"
+
+    def about(**changed: object) -> dict[str, str]:
+        return {**metadata, "config": json.dumps({**config, **changed})}
+
+    for reason, other, told in (
+        ("got KeyError", {}, {}),
+        ("kind must be one of", {}, about(attention={"kind": "os.system"})),
+        ("values must be plain", {}, about(output_dir="${oc.env:HOME}")),
+        ("embedding.weight", {key: words[:5]}, metadata),
+        ("finite weights", {key: words * float("nan")}, metadata),
+    ):
+        save_file({**tensors, **other}, file, told)
         with pytest.raises(ValueError, match=reason):
             exported(file)
     file.write_bytes(b"no safetensors")

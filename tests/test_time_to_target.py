@@ -1,5 +1,5 @@
 """Time to a loss: races against closed forms and simulated arms, the attack by the shortest schedule, and
-crossings of a curve."""
+crossings of a curve; and trends over sizes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats as scipy_stats
+from scipy import stats
 
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.time_to_target import Finish, crossing, race
+from nocap.judge.trend import trend
 from nocap.judge.verdict import Verdict, Word, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
 
@@ -98,9 +99,9 @@ def simulated(studies: int, *, gain: float, lengths: Sequence[float], sd: float)
         assert {arm.ending, base.ending} == {Ending.measured}
         each = np.array(gains(arm, base))
         means.append(each.mean())
-        covered += abs(each.mean() - math.log(gain)) <= scipy_stats.t.ppf(0.975, 2) * each.std(
-            ddof=1
-        ) / math.sqrt(3)
+        covered += abs(each.mean() - math.log(gain)) <= stats.t.ppf(0.975, 2) * each.std(ddof=1) / math.sqrt(
+            3
+        )
     return math.exp(float(np.mean(means))), covered / studies
 
 
@@ -125,17 +126,10 @@ def test_a_gain_is_found_and_covered(gain: float):
 
 
 def judged(own: Finish, base: Finish, *, low: float) -> Verdict:
-    made: dict[str, Any] = {
-        "id": "r",
-        "statement": "s",
-        "source": "s",
-        "arm": "arm",
-        "metric": "steps_to_target",
-        "target": "baseline",
-    }
-    claim = Claim(
-        **made, scale=Scale.ratio, expected=[low, None], mechanism=Mechanism(formula="none"), seeds=[0, 1, 2]
-    )
+    names = dict.fromkeys(("id", "statement", "source"), "r")
+    about: dict[str, Any] = {"arm": "arm", "metric": "steps_to_target", "target": "baseline", **names}
+    mechanism = Mechanism(formula="none")
+    claim = Claim(**about, scale=Scale.ratio, expected=[low, None], mechanism=mechanism, seeds=[0, 1, 2])
     measurements = [
         Measurement(
             arm=arm, repeat=seed, metric=METRICS["steps_to_target"], value=steps, ending=finish.ending
@@ -150,30 +144,23 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
     """The attack: a true 2.5×, a claim of at least 1.5, one length of 0.75. 3,000 of 3,000 said refuted, at
     1.333 ± 0."""
     rng = np.random.default_rng(3)
-    for _ in range(200):
-        finishes = race(
-            curve(rng, gain=2.5, lengths=(0.75,), sd=0.003), curve(rng, gain=1.0, lengths=(0.75,), sd=0.003)
-        )
+    for _ in range(100):
+        finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (2.5, 1.0)))
         verdict = judged(*finishes, low=1.5)
         assert verdict.word is Word.inconclusive
         assert verdict.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
         assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
-        bracketed = race(
-            curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003),
-            curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
-        )
+        arm = curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003)
+        bracketed = race(arm, curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
         assert judged(*bracketed, low=1.5).word is Word.confirmed
 
 
 def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
-    arm, base = (
-        curve(rng, gain=0.4, lengths=(0.75,), sd=0.003),
-        curve(rng, gain=1.0, lengths=(0.75,), sd=0.003),
-    )
-    verdict = judged(*race(arm, base), low=1.0)
+    finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (0.4, 1.0)))
+    verdict = judged(*finishes, low=1.0)
     assert (verdict.word, verdict.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
-    assert judged(*race(arm, base), low=0.5).word is Word.inconclusive
+    assert judged(*finishes, low=0.5).word is Word.inconclusive
 
 
 # --- on a curve ---------------------------------------------------------------------------------------------
@@ -193,3 +180,61 @@ def test_crossing(y: list[float], expected: float | None):
     assert crossing([0, 100, 200, 300], y, target=3.5) == (
         None if expected is None else pytest.approx(expected)
     )
+
+
+# --- the line through pairs at several sizes, against scipy and by its errors -------------------------------
+
+SIZES = [math.log(n) for n in (2e5, 8e5, 2e6)]
+
+
+def drawn(
+    seed: int, *, rise: float = 0.0, bend: float = 0.0, n: int = 4, sd: float = 0.1
+) -> list[tuple[float, list[float]]]:
+    rng = np.random.default_rng(seed)
+    return [
+        (x, list(0.4 + rise * (x - SIZES[0]) + bend * (i == 1) + sd * rng.standard_normal(n)))
+        for i, x in enumerate(SIZES)
+    ]
+
+
+def test_slope_interval_and_mean_are_those_of_least_squares():
+    points = drawn(1, rise=0.1)
+    x = [at for at, gains in points for _ in gains]
+    y = [gain for _, gains in points for gain in gains]
+    fit, far = stats.linregress(x, y), math.log(124e6)
+    half = float(stats.t.ppf(0.975, len(x) - 2)) * fit.stderr
+    ten = trend(points).slope(math.log(10))
+    assert ten.mid == pytest.approx(fit.slope * math.log(10))
+    assert (ten.low, ten.high) == pytest.approx(
+        ((fit.slope - half) * math.log(10), (fit.slope + half) * math.log(10))
+    )
+    # the variance of a predicted mean, by the covariance of both coefficients
+    _, covariance = np.polyfit(np.array(x) - far, y, 1, cov=True)
+    there = trend(points).at(far)
+    assert there.mid == pytest.approx(fit.intercept + fit.slope * far)
+    assert there.half_width == pytest.approx(stats.t.ppf(0.975, len(x) - 2) * math.sqrt(covariance[1, 1]))
+
+
+def test_the_lack_of_fit_is_the_f_test_of_two_models():
+    for seed in range(20):
+        points = drawn(seed, bend=0.1)
+        x = np.array([at for at, gains in points for _ in gains])
+        y = np.array([gain for _, gains in points for gain in gains])
+        line = float(((np.polyval(np.polyfit(x, y, 1), x) - y) ** 2).sum())
+        means = sum(float(np.var(gains) * len(gains)) for _, gains in points)
+        p = stats.f.sf((line - means) / (means / (len(y) - 3)), 1, len(y) - 3)
+        assert trend(points).straight == (p >= 0.05)
+
+
+def test_errors_of_both_tests_are_a_twentieth():
+    made = [trend(drawn(seed)) for seed in range(2000)]
+    assert sum(not t.straight for t in made) / 2000 == pytest.approx(0.05, abs=0.015)
+    wrong = sum(not t.slope().low <= 0 <= t.slope().high for t in made) / 2000
+    assert wrong == pytest.approx(0.05, abs=0.015)
+
+
+def test_gains_on_a_line_to_rounding_are_straight():
+    points = [(x, [0.1 * x, 0.1 * x]) for x in SIZES]
+    assert trend(points).straight
+    assert trend(points).slope().mid == pytest.approx(0.1)
+    assert not trend([(x, [x**2, x**2]) for x in SIZES]).straight

@@ -5,16 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from scipy import stats
 
-from nocap.config.plain import explain
 from nocap.judge import verdict
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import Declared, Estimate
@@ -144,113 +140,76 @@ def test_a_gain_in_words(metric: str, scale: Scale, gain: float, words: str):
     assert words_of.gain(gain, METRICS[metric], scale) == words
 
 
-# --- claims -------------------------------------------------------------------------------------------------
+# --- refused ------------------------------------------------------------------------------------------------
+
+
+def guard(**changed: Any) -> Guard:
+    return Guard(**{"metric": "val_loss", "scale": Scale.difference, "margins": {"cpu": 0.01}, **changed})
+
+
+def noise(**changed: Any) -> Declared:
+    return Declared(**{"sd": 1.0, "df": 8, "source": "made", **changed})
+
+
+def measurement(value: float | None, ending: Ending) -> Measurement:
+    return Measurement(arm="a", repeat=1, metric=METRICS["val_loss"], value=value, ending=ending)
+
+
+FINITE = "a measurement of val_loss must be a finite number, or null where the run diverged"
 
 
 @pytest.mark.parametrize(
-    ("changed", "reason"),
+    ("make", "changed", "reason"),
     [
-        ({"expected": [1.3, 1.2]}, "claim gqa: expected must hold something: low below high, got [1.3, 1.2]"),
-        ({"expected": [1.2, 1.2]}, "hold something"),
-        ({"expected": [None, None]}, "one of them may be null, got [None, None]"),
-        ({"expected": [1.2]}, "be [low, high]"),
-        ({"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
-        ({"expected": [1.2, math.inf]}, "be finite numbers or null"),
-        ({"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
-        ({"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
-        ({"seeds": [1, 2, 2]}, "seeds must differ"),
-        (
-            {"expected": [None, 1.2]},
-            "expected must have a low end, below no change for what is worse, got [None, 1.2]",
-        ),
+        (claim, {"expected": [1.3, 1.2]}, "claim gqa: expected must hold something: low below high, got"),
+        (claim, {"expected": [1.2, 1.2]}, "hold something"),
+        (claim, {"expected": [None, None]}, "one of them may be null, got [None, None]"),
+        (claim, {"expected": [1.2]}, "be [low, high]"),
+        (claim, {"expected": [0.0, 1.2]}, "be above 0 for a ratio"),
+        (claim, {"expected": [1.2, math.inf]}, "be finite numbers or null"),
+        (claim, {"expected": [1.2, None], "two_sided": True}, "two_sided must have both ends stated"),
+        (claim, {"seeds": [1, 2]}, "seeds must be at least 3: fewer pairs have no verdict, got 2"),
+        (claim, {"seeds": [1, 2, 2]}, "seeds must differ"),
+        (claim, {"expected": [None, 1.2]}, "expected must have a low end, below no change for what is worse"),
         # no instrument of a claim
-        ({"metric": "train_s"}, "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target, "),
-        ({"metric": "share"}, "scale must be value for share, got ratio"),
-        ({"metric": "time_to_target_s"}, "target must be baseline for a claim about time or steps to target"),
-        ({"target": "baseline"}, "and null for others, got baseline"),
-        ({"statement": " "}, "statement must be given"),
-        ({"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
-        ({"mechanism": Mechanism(bound=0.0, formula="x")}, "mechanism.bound must be above 0 for a ratio"),
+        (claim, {"metric": "train_s"}, "claim gqa: metric must be one of val_loss, val_bpb, steps_to_target"),
+        (claim, {"metric": "share"}, "scale must be value for share, got ratio"),
+        (claim, {"metric": "time_to_target_s"}, "target must be baseline for a claim about time or steps"),
+        (claim, {"target": "baseline"}, "and null for others, got baseline"),
+        (claim, {"statement": " "}, "statement must be given"),
+        (claim, {"guards": [LOSS_GUARD, LOSS_GUARD]}, "guards must each have a metric of their own"),
+        (claim, {"mechanism": Mechanism(bound=0.0, formula="x")}, "mechanism.bound must be above 0 for a"),
+        (guard, {"margins": {}}, "guard val_loss.margins must name a scale of the study"),
+        (guard, {"margins": {"cpu": -0.1}}, "margins.cpu must be a finite number of at least 0 for a diff"),
+        (guard, {"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
+        (guard, {"scale": Scale.value}, "scale must be ratio or difference"),
+        (guard, {"metric": "exponent"}, "can be better or worse"),
+        (guard, {"metric": "train_s"}, "guard metric must be one of "),
+        (noise, {"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
+        (noise, {"df": math.nan}, "noise.df must be above 0, got nan"),
+        (noise, {"source": " "}, "noise.source must say which runs it was measured on, got ' '"),
+        (measurement, {"value": math.nan, "ending": Ending.measured}, FINITE),
+        (measurement, {"value": None, "ending": Ending.measured}, FINITE),
+        (measurement, {"value": 1.0, "ending": Ending.diverged}, FINITE),
     ],
 )
-def test_invalid_claims(changed: dict[str, Any], reason: str):
+def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
     with pytest.raises(ValueError) as refused:
-        claim(**changed)
+        make(**changed)
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("guard", "reason"),
-    [
-        ({"margins": {}}, "guard val_loss.margins must name a scale of the study"),
-        ({"margins": {"cpu": -0.1}}, "margins.cpu must be a finite number of at least 0 for a difference"),
-        ({"margins": {"cpu": 0.9}, "scale": Scale.ratio}, "at least 1 for a ratio"),
-        ({"scale": Scale.value}, "scale must be ratio or difference"),
-        ({"metric": "exponent"}, "can be better or worse"),
-        ({"metric": "train_s"}, "guard metric must be one of .*, got train_s"),
-    ],
-)
-def test_invalid_guards(guard: dict[str, Any], reason: str):
-    with pytest.raises(ValueError, match=reason):
-        Guard(**{"metric": "val_loss", "scale": Scale.difference, "margins": {"cpu": 0.01}, **guard})
-
-
-YAML = """
-id: gqa
-statement: 4 key/value heads train 20 to 30% faster at a validation loss within 0.01
-source: note 000
-arm: gqa
-metric: tokens_per_s
-scale: ratio
-expected: [1.2, null]
-guards: [{metric: val_loss, scale: difference, margins: {cpu: 0.01}}]
-mechanism: {bound: 1.08, formula: fewer FLOPs}
-seeds: [1, 2, 3]
-"""
-
-
-def test_a_claim_is_read_from_yaml_and_checked():
-    def read(text: str) -> Claim:
-        parsed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Claim), OmegaConf.create(text)))
-        assert isinstance(parsed, Claim)
-        return parsed
-
-    def with_line(line: str) -> str:
-        key = line.split(":")[0]
-        return "\n".join([*(other for other in YAML.splitlines() if not other.startswith(f"{key}:")), line])
-
-    parsed = read(YAML)
-    assert (parsed.metric, parsed.expected, parsed.guards[0].margin("cpu")) == (
-        "tokens_per_s",
-        [1.2, None],
-        0.01,
-    )
-    for line, reason in (
-        ("metric: speed", "speed"),
-        ("alpha: 0.05", "alpha is no key"),
-        ("seeds: often", "seeds must be a list"),
-        ("seeds: [1]", "at least 3"),
-    ):
-        with pytest.raises((OmegaConfBaseException, ValueError)) as refused:
-            read(with_line(line))
-        assert reason in explain(refused.value)
-        assert "\n" not in explain(refused.value)
 
 
 # --- words --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("two_sided", [False, True])
-@pytest.mark.parametrize("metric", ["tokens_per_s", "step_ms"])
+@pytest.mark.parametrize(("metric", "two_sided"), [("tokens_per_s", False), ("step_ms", True)])
 def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     rng, outcomes = np.random.default_rng(5), set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
-    for _ in range(300):
-        gain, better = (
-            rng.normal(rng.uniform(0.1, 0.35), 0.004, 3),
-            rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3),
-        )
+    for _ in range(200):
+        gain = rng.normal(rng.uniform(0.1, 0.35), 0.004, 3)
+        better = rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3)
         base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
         judged = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
@@ -269,9 +228,8 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
             expected = EXCEEDED, None
         elif least >= -0.01 and low >= math.log(1.2) and high <= math.log(1.3):
             expected = CONFIRMED, None
-        assert shown(judged) == expected
-        assert judged.failed == (["val_loss"] if most < -0.01 else [])
-        outcomes.add(shown(judged))
+        assert (*shown(judged), judged.failed) == (*expected, ["val_loss"] * bool(most < -0.01))
+        outcomes.add(expected)
     assert outcomes == {
         (CONFIRMED, None),
         (REFUTED, Reason.above) if two_sided else (EXCEEDED, None),
@@ -303,23 +261,28 @@ def test_each_place_of_a_claim_beside_each_of_its_guard(
     assert shown(judge(claim(guards=[LOSS_GUARD]), speeds(gains), losses(*guard))) == (word, reason)
 
 
-def test_above_what_was_stated():
-    assert shown(judge(claim(two_sided=True), speeds(OVER))) == (REFUTED, Reason.above)
-    assert shown(judge(claim(**SHARE, expected=[0.4, 0.5]), ("share", around(0.6), []))) == (
-        REFUTED,
-        Reason.above,
-    )
-    own = {
-        "metric": "decode_tokens_per_s",
-        "scale": Scale.value,
-        "expected": [27.0, 31.0],
-        "mechanism": NO_BOUND,
-    }
-    assert shown(judge(claim(**own), ("decode_tokens_per_s", around(40.0), []))) == (EXCEEDED, None)
-    assert shown(judge(claim(**{**own, "two_sided": True}), ("decode_tokens_per_s", around(40.0), []))) == (
-        REFUTED,
-        Reason.above,
-    )
+SHARED = {"expected": [0.4, 0.5], **SHARE}
+DECODED = {
+    "metric": "decode_tokens_per_s",
+    "scale": Scale.value,
+    "expected": [27.0, 31.0],
+    "mechanism": NO_BOUND,
+}
+
+
+@pytest.mark.parametrize(
+    ("about", "values", "word", "reason"),
+    [
+        (SHARED, around(0.6), REFUTED, Reason.above),
+        (SHARED, around(0.45), CONFIRMED, None),
+        (SHARED, around(0.15), REFUTED, Reason.below),
+        (SHARED, [0.3, 0.45, 0.6], INCONCLUSIVE, Reason.undecided),
+        (DECODED, around(40.0), EXCEEDED, None),
+        (DECODED | {"two_sided": True}, around(40.0), REFUTED, Reason.above),
+    ],
+)
+def test_a_value_needs_no_baseline(about: dict[str, Any], values: Values, word: Word, reason: Reason | None):
+    assert shown(judge(claim(**about), (about["metric"], values, []))) == (word, reason)
 
 
 def test_above_what_arithmetic_allows():
@@ -346,15 +309,13 @@ def test_what_agrees_but_for_rounding_is_within():
     made = claim(metric="memory_mib", expected=[3.0, None])
     for factor, word in ((1.0, CONFIRMED), (1 - 5e-7, CONFIRMED), (1 - 5e-6, REFUTED)):
         assert judge(made, ("memory_mib", [100.0] * 3, [300.0 * factor] * 3)).word is word
-    large = claim(
-        metric="held_mib", parts=["parameters"], scale=Scale.value, expected=[None, 1e4], mechanism=NO_BOUND
-    )
-    words = [judge(large, ("held_mib", [1e4 + x] * 3, [])).word for x in (0.005, 0.05)]
-    assert words == [CONFIRMED, REFUTED]
-    exact = claim(
-        metric="held_mib", parts=["parameters"], scale=Scale.value, expected=[1e4, 2e4], mechanism=NO_BOUND
-    )
-    assert judge(exact, ("held_mib", [1e4 - 0.005] * 3, [])).word is CONFIRMED
+    counted = {"metric": "held_mib", "parts": ["parameters"], "scale": Scale.value, "mechanism": NO_BOUND}
+    for expected, value, word in (
+        ([None, 1e4], 1e4 + 0.005, CONFIRMED),
+        ([None, 1e4], 1e4 + 0.05, REFUTED),
+        ([1e4, 2e4], 1e4 - 0.005, CONFIRMED),
+    ):
+        assert judge(claim(expected=expected, **counted), ("held_mib", [value] * 3, [])).word is word
 
 
 def test_what_is_counted_needs_one_value_and_has_no_noise():
@@ -456,55 +417,26 @@ def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
 
 
 def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
-    def found(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
-        sides = (("gqa", 300.0, arm), ("mha", 400.0, base))
+    def bounded(arm: Ending, base: Ending, low: float, spread: float) -> Verdict:
         rows = [
-            Measurement(
-                arm=name,
-                repeat=i,
-                metric=METRICS["steps_to_target"],
-                value=x + spread * i * (x == 300),
-                ending=end,
-            )
-            for name, x, end in sides
+            Measurement(arm=name, repeat=i, metric=METRICS["steps_to_target"], value=value, ending=ending)
             for i in (1, 2, 3)
+            for name, value, ending in (("gqa", 300.0 + spread * i, arm), ("mha", 400.0, base))
         ]
-        return verdict.judge(
-            claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]}),
-            rows,
-            against="mha",
-            at="cpu",
-        )
+        made = claim(**{**RACE, "metric": "steps_to_target", "expected": [low, None]})
+        return verdict.judge(made, rows, against="mha", at="cpu")
 
-    for low in (0.5, 2.0):
-        for sides in (
-            (Ending.at_most, Ending.measured),
-            (Ending.measured, Ending.at_most),
-            (Ending.at_most, Ending.at_most),
-        ):
-            assert found(*sides, low, 0.0).word is INCONCLUSIVE
+    most, exact = Ending.at_most, Ending.measured
+    for sides in ((most, exact), (exact, most), (most, most)):
+        assert {bounded(*sides, low, 0.0).word for low in (0.5, 2.0)} == {INCONCLUSIVE}
     # two arms that are one run agree to the last bit
-    assert found(Ending.measured, Ending.measured, 1.3, 0.0).word is CONFIRMED
-    low_end, high_end = (
-        found(Ending.at_most, Ending.measured, 1.2, 0.1),
-        found(Ending.measured, Ending.at_most, 1.5, 0.1),
-    )
-    # at most 300 steps for 400; 300 steps for at most 400
-    assert (low_end.word, high_end.word) == (CONFIRMED, REFUTED)
-    assert low_end.endings["at_most"] == ["gqa, seed 1", "gqa, seed 2", "gqa, seed 3"]
+    assert bounded(exact, exact, 1.3, 0.0).word is CONFIRMED
+    low_end = bounded(most, exact, 1.2, 0.1)  # at most 300 steps for 400
+    assert (low_end.word, low_end.endings["at_most"]) == (CONFIRMED, [f"gqa, seed {i}" for i in (1, 2, 3)])
+    assert bounded(exact, most, 1.5, 0.1).word is REFUTED  # 300 steps for at most 400
 
 
 # --- scales -------------------------------------------------------------------------------------------------
-
-
-def test_a_value_needs_no_baseline():
-    made = claim(expected=[0.4, 0.5], two_sided=True, **SHARE)
-    for word, values in {
-        CONFIRMED: around(0.45),
-        REFUTED: around(0.15),
-        INCONCLUSIVE: [0.3, 0.45, 0.6],
-    }.items():
-        assert judge(made, ("share", values, [])).word is word
 
 
 def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing():
@@ -536,15 +468,6 @@ def test_a_speed_must_clear_its_end_by_the_bias_of_an_instance():
     assert judge(steps, ("steps_to_target", [399.0] * 3, [400.0] * 3)).word is CONFIRMED
 
 
-def test_a_measurement_is_a_finite_number_unless_it_diverged():
-    for value, ending in ((math.nan, Ending.measured), (None, Ending.measured), (1.0, Ending.diverged)):
-        with pytest.raises(
-            ValueError,
-            match="a measurement of val_loss must be a finite number, or null where the run diverged",
-        ):
-            Measurement(arm="a", repeat=1, metric=METRICS["val_loss"], value=value, ending=ending)
-
-
 # --- a declared noise ---------------------------------------------------------------------------------------
 
 
@@ -561,13 +484,7 @@ def test_a_measurement_is_a_finite_number_unless_it_diverged():
     ],
 )
 def test_a_declared_noise_is_translated_to_the_claims_scale(metric: str, scale: Scale, sd: float | None):
-    own = (
-        {"parts": ["scores"]}
-        if metric == "share"
-        else {"target": "baseline"}
-        if metric == "steps_to_target"
-        else {}
-    )
+    own = {"share": {"parts": ["scores"]}, "steps_to_target": {"target": "baseline"}}.get(metric, {})
     made = claim(metric=metric, scale=scale, expected=[0.5, None], mechanism=NO_BOUND, **own)
     values = (metric, [3.4, 3.39, 3.41], [] if scale is Scale.value else [3.4, 3.41, 3.39])
     primary = judge(made, values, noise={metric: Declared(sd=0.01, df=8, source="made")}).primary
@@ -597,20 +514,6 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
         assert interval.method == method  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
         if method == "pairs":
             assert interval.half_width == pytest.approx(half(around(0.1, spread)))
-
-
-@pytest.mark.parametrize(
-    ("changed", "reason"),
-    [
-        ({"sd": 0.0}, "noise.sd must be above 0 and finite, got 0.0"),
-        ({"df": math.nan}, "noise.df must be above 0, got nan"),
-        ({"source": " "}, "noise.source must say which runs it was measured on, got ' '"),
-    ],
-)
-def test_invalid_noises(changed: dict[str, Any], reason: str):
-    with pytest.raises(ValueError) as refused:
-        Declared(**{"sd": 1.0, "df": 8, "source": "made", **changed})
-    assert reason == str(refused.value)
 
 
 # --- how many pairs would decide ----------------------------------------------------------------------------
@@ -653,22 +556,14 @@ def test_how_many_more_pairs_would_decide():
 
 
 def test_seeds_and_sessions_that_would_decide_are_counted_apart():
-    """A speed that three sessions show, beside a loss that three seeds do not."""
-    made = claim(
-        expected=[1.2, None], guards=[Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})]
-    )
-    rows = [*measured("gqa", "val_loss", [3.4, 3.3, 3.5]), *measured("mha", "val_loss", [3.4] * 3)]
-
-    def more(*speed: float) -> dict[str, int] | None:
-        timed = [*measured("gqa", "tokens_per_s", speed), *measured("mha", "tokens_per_s", [1.0] * 3)]
-        judged = verdict.judge(
-            made, [*(replace(row, per=Per.session) for row in timed), *rows], against="mha", at="cpu"
-        )
-        assert judged.word is INCONCLUSIVE
-        return judged.more()
-
-    sure, unsure = more(1.4, 1.401, 1.402), more(1.3, 1.4, 1.5)
-    assert sure is not None
-    assert unsure is not None
-    assert (sure.keys(), unsure.keys()) == ({"seed"}, {"seed", "session"})
-    assert unsure["seed"] == sure["seed"] >= 3
+    """A speed that sessions do not show, beside a loss that seeds do not."""
+    guards = [Guard(metric="val_loss", scale=Scale.ratio, margins={"cpu": 1.02})]
+    sides = {"gqa": ((1.3, 1.4, 1.5), (3.4, 3.3, 3.5)), "mha": ([1.0] * 3, [3.4] * 3)}
+    rows = [
+        row
+        for arm, (speed, loss) in sides.items()
+        for row in (*measured(arm, "tokens_per_s", speed, per=Per.session), *measured(arm, "val_loss", loss))
+    ]
+    judged = verdict.judge(claim(expected=[1.2, None], guards=guards), rows, against="mha", at="cpu")
+    assert judged.word is INCONCLUSIVE
+    assert (judged.more() or {}).keys() == {"seed", "session"}
