@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +65,25 @@ class Mine(Mlp):
 """
 
 
+OWN_SCALE = ATTENTION.format(factor="_helpermod.scale", first=1)
+HIDDEN = ATTENTION.format(factor="hidden.scale", first=1)
+LATE = BESIDE.strip() + '; hidden = importlib.import_module("_helper" + "mod")'
+EDITS = 'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")'  # stands for a person who does
+
+
+def inside(source: str, line: str) -> str:
+    """With a line at the begin of the forward."""
+    return source.replace("T = q.", f"{line}\n            T = q.")
+
+
 def words(folder: Path, source: str, *, group: str = "attention", keys: str = "") -> list[str]:
     """The words of a short run with an option of this source."""
     (folder / group).mkdir(parents=True, exist_ok=True)
     (folder / group / "mine.py").write_text(HEAD + source)
     (folder / group / "mine.yaml").write_text(f"kind: mine\n{keys}")
-    return ["--config-dir", str(folder), *SMALL, "trainer.steps=3", f"{group}=mine"]
+    (folder / group / "_helpermod.py").write_text("scale = 1.0\n")
+    out = f"output_dir={folder.parent / folder.name}-outputs"
+    return ["--config-dir", str(folder), *SMALL, "trainer.steps=3", out, f"{group}=mine"]
 
 
 def manifest(run_dir: Path) -> dict[str, Any]:
@@ -80,88 +93,56 @@ def manifest(run_dir: Path) -> dict[str, Any]:
 # --- what makes another run ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Forgets the helper that an option in this process has imported: a new process would import it anew."""
-
-    def call() -> None:
-        sys.modules.pop("_helpermod", None)
-
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{LATE}\n{HIDDEN}",  # named by no import statement
+        inside(HIDDEN, LATE),
+        f"{BESIDE}import _helpermod\n{inside(OWN_SCALE, EDITS)}",  # changed after the command began
+    ],
+    ids=["above", "in the forward", "edited"],
+)
+def test_code_that_is_not_in_the_identity_is_refused(
+    source: str, here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    yield call
-    call()
+    done = here(*words(tmp_path / "own", source))
+    sys.modules.pop("_helpermod", None)  # a new process would import it anew
+    assert (done.code, len(done.err.splitlines()), "_helpermod" in done.err) == (2, 1, True), done.err
 
 
 @pytest.mark.slow
-def test_editing_a_helper_module_of_an_option_makes_another_run(door: Door, tmp_path: Path):
-    asked = words(
-        tmp_path / "mine", BESIDE + "import _helpermod" + ATTENTION.format(factor="_helpermod.scale", first=1)
-    )
-    for text in ("scale = 1.0\n", "scale = 30.0\n"):
-        (tmp_path / "mine" / "attention" / "_helpermod.py").write_text(text)
-        done = door(*asked)
-        assert done.code == 0, done.err
-    losses = {rows_of(run)[-1]["val/loss"] for run in (tmp_path / "outputs" / "runs").iterdir()}
-    assert len(losses) == 2
-
-
-@pytest.mark.parametrize("where", ["above", "in the forward"])
-def test_code_that_no_import_statement_names_is_refused(
-    here: Door, tmp_path: Path, where: str, forget: Callable[[], None]
+def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_run(
+    door: Door, tmp_path: Path
 ):
-    line = BESIDE.strip() + '; hidden = importlib.import_module("_helper" + "mod")'
-    source = ATTENTION.format(factor="hidden.scale", first=1)
-    source = (
-        f"{line}\n{source}" if where == "above" else source.replace("T = q.", f"{line}\n            T = q.")
-    )
-    asked, helper = words(tmp_path / "mine", source), tmp_path / "mine" / "attention" / "_helpermod.py"
-    helper.write_text("scale = 1.0\n")
-    done = here(*asked)
-    assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
-    assert f"_helpermod ({helper})" in done.err
-
-
-def test_a_helper_that_changes_after_the_command_began_is_refused(
-    here: Door, tmp_path: Path, forget: Callable[[], None]
-):
-    """A forward that edits it stands for a person who does."""
-    source = ATTENTION.format(factor="_helpermod.scale", first=1)
-    source = source.replace(
-        "T = q.", 'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")\n            T = q.'
-    )
-    asked = words(tmp_path / "mine", BESIDE + "import _helpermod\n" + source)
-    (tmp_path / "mine" / "attention" / "_helpermod.py").write_text("scale = 1.0\n")
-    done = here(*asked)
-    assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
-    assert "_helpermod" in done.err
-
-
-@pytest.mark.slow
-def test_the_record_names_all_that_an_option_imports(door: Door, tmp_path: Path):
     """Modules of one's own by content, also inside packages and functions; installed packages by version."""
-    site = tmp_path / "lib" / "site-packages"
+    files = {
+        "path/ours/__init__.py": "from . import first\nfrom .inner.deep import factor\n",
+        "path/ours/first.py": "def f():\n    from .second import g\n",
+        "path/ours/second.py": "import statistics\nrule = 3\n",
+        "path/ours/inner/deep.py": "from ..first import f\nfactor = 1.0\n",
+        f"mine/fast{sysconfig.get_config_var('EXT_SUFFIX')}": "\x7fELF\0",
+    }
     for name, installed in (("pinned", "null"), ("copied", '{"url": "file:///copied", "dir_info": {}}')):
-        facts = site / f"{name}_package-1.5.dist-info"
-        facts.mkdir(parents=True)
-        (site / f"{name}.py").write_text("import json\nfactor = 1.0\n")
-        (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n")
-        (facts / "RECORD").write_text(f"{name}.py,,\n")
-        (facts / "direct_url.json").write_text(installed)
-    package = tmp_path / "path" / "ours"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("from . import first\nfrom .inner.deep import factor\n")
-    (package / "first.py").write_text("def f():\n    from .second import g\n")
-    (package / "second.py").write_text("import statistics\nrule = 3\n")
-    (package / "inner").mkdir()
-    (package / "inner" / "deep.py").write_text("from ..first import f\nfactor = 1.0\n")
-    (tmp_path / "mine" / "attention").mkdir(parents=True)
-    (tmp_path / "mine" / f"fast{sysconfig.get_config_var('EXT_SUFFIX')}").write_bytes(b"\x7fELF\0")
+        facts = f"site-packages/{name}_package-1.5.dist-info"
+        files[f"site-packages/{name}.py"] = "import json\nfactor = 1.0\n"
+        files[f"{facts}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n"
+        files |= {f"{facts}/RECORD": f"{name}.py,,\n", f"{facts}/direct_url.json": installed}
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
     source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(factor="factor", first=1)
     asked = words(tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n")
-    path = ":".join(map(str, (REPO, site, package.parent)))
-    done = door(*asked, env={"PYTHONPATH": path})
-    assert done.code == 0, done.err
-    modules = manifest(the_run(tmp_path / "outputs"))["parts"]["source"]
+    path = {"PYTHONPATH": ":".join(map(str, (REPO, tmp_path / "site-packages", tmp_path / "path")))}
+    for factor in ("1.0", "30.0"):
+        (tmp_path / "path" / "ours" / "inner" / "deep.py").write_text(
+            f"from ..first import f\nfactor = {factor}\n"
+        )
+        done = door(*asked, env=path)
+        assert done.code == 0, done.err
+    first, second = (tmp_path / "mine-outputs" / "runs").iterdir()
+    assert rows_of(first)[-1]["val/loss"] != rows_of(second)[-1]["val/loss"]
+    modules = manifest(first)["parts"]["source"]
     assert modules.pop("pinned-package") == "1.5"
     own = {name for name in modules if not name.startswith("nocap.")}
     assert own == {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
@@ -169,48 +150,37 @@ def test_the_record_names_all_that_an_option_imports(door: Door, tmp_path: Path)
 
 # --- what is tried before the first step --------------------------------------------------------------------
 
-
-def test_an_attention_that_sees_the_future_is_refused(here: Door, tmp_path: Path):
-    refused = here(*words(tmp_path / "mine", ATTENTION.format(factor=1, first=2)))
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
-    assert "attention.kind=mine" in refused.err
-    assert "causal = False" in refused.err
-    allowed = ATTENTION.format(factor=1, first=2).replace("    kind:", "    causal = False\n    kind:")
-    done = here(*words(tmp_path / "other", allowed), "output_dir=other")
-    assert done.code == 0, done.err
-    assert manifest(the_run(tmp_path / "other"))["declared"] == {"attention": ["not causal"]}
+FUTURE = ATTENTION.format(factor=1, first=2)
+SAID = FUTURE.replace("    kind:", "    causal = False\n    kind:")
 
 
-def test_a_gate_that_starts_at_zero_hides_nothing(here: Door, tmp_path: Path):
-    refused = here(*words(tmp_path / "mine", GATE, group="mlp"))
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
-    assert "mlp.kind=mine" in refused.err
-
-
-def test_a_random_forward_is_refused_unless_its_class_says_so(here: Door, tmp_path: Path):
-    refused = here(*words(tmp_path / "mine", DROPOUT.format(line=""), group="mlp"))
-    assert (refused.code, len(refused.err.splitlines())) == (2, 1), refused.err
-    assert "random = True" in refused.err
-    done = here(
-        *words(tmp_path / "other", DROPOUT.format(line="random = True"), group="mlp"), "output_dir=other"
-    )
-    assert done.code == 0, done.err
-    assert manifest(the_run(tmp_path / "other"))["declared"] == {"mlp": ["random"]}
+@pytest.mark.parametrize(
+    ("group", "source", "says", "declared"),
+    [
+        ("attention", FUTURE, "attention.kind=mine.*causal = False", None),
+        ("attention", SAID, "", "not causal"),
+        ("mlp", GATE, "mlp.kind=mine", None),  # a gate that starts at zero hides nothing
+        ("mlp", DROPOUT.format(line=""), "random = True", None),
+        ("mlp", DROPOUT.format(line="random = True"), "", "random"),
+    ],
+)
+def test_a_forward_that_sees_the_future_or_draws_is_refused_unless_its_class_says_so(
+    group: str, source: str, says: str, declared: str | None, here: Door, tmp_path: Path
+):
+    done = here(*words(tmp_path / "own", source, group=group))
+    assert re.search(says, done.err), done.err
+    if declared is None:
+        assert (done.code, len(done.err.splitlines())) == (2, 1), done.err
+    else:
+        assert manifest(the_run(tmp_path / "own-outputs"))["declared"] == {group: [declared]}
 
 
 def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
     """An option from outside that is a built-in one by another name trains as that one, which is not
     tried."""
     source = '\n@dataclass(kw_only=True)\nclass Mine(Softmax):\n    kind: str = "mine"\n'
-    keys = "n_kv_heads: ${model.n_head}\nkernel: fused\n"
-    losses = []
-    for out, asked in (
-        ("plain", [*SMALL, "trainer.steps=3"]),
-        ("outside", words(tmp_path / "mine", source, keys=keys)),
-    ):
-        done = here(*asked, f"output_dir={out}")
-        assert done.code == 0, done.err
-        losses.append(
-            [(row.get("train/loss"), row.get("val/loss")) for row in rows_of(the_run(tmp_path / out))]
-        )
-    assert losses[0] == losses[1]
+    asked = words(tmp_path / "own", source, keys="n_kv_heads: ${model.n_head}\nkernel: fused\n")
+    assert here(*asked).code == here(*SMALL, "trainer.steps=3").code == 0
+    own, plain = (rows_of(the_run(tmp_path / out)) for out in ("own-outputs", "outputs"))
+    for name in ("train/loss", "val/loss"):
+        assert [row.get(name) for row in own] == [row.get(name) for row in plain]
