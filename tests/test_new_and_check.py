@@ -323,7 +323,7 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
 @pytest.mark.parametrize("option", ["parallel", "optimizer", "launcher"])
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 def test_a_strangers_block_and_new_options_pass(option: str, here: Door, tmp_path: Path) -> None:
-    """Other strangers train and resume at once (tests/test_outside.py); other new ones: tests/test_contract.py."""
+    """Others: tests/test_outside.py trains and resumes all strangers, tests/test_contract.py has all new ones."""
     folder = REPO / "tests" / "strangers" / option
     if not folder.exists():
         folder = tmp_path / "brand_new"

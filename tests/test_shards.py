@@ -4,6 +4,7 @@ import hashlib
 import os
 import struct
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -41,17 +42,16 @@ def shard(tmp_path):
     return path
 
 
+@pytest.fixture
+def scanned(tmp_path, shard):
+    return lambda path=shard, size=257: scan(path, vocab_size=size, cache_dir=tmp_path / "cache")
+
+
 def test_what_is_written_is_the_format(tmp_path):
-    tokens = np.array([50256, 0, 65535, 7])
-    sha256 = write_shard(tmp_path / "new" / "a.bin", tokens)
-    assert (tmp_path / "new" / "a.bin").read_bytes() == raw_shard([50256, 0, 65535, 7])
-    assert os.listdir(tmp_path / "new") == ["a.bin"]
-    np.testing.assert_array_equal(map_tokens(tmp_path / "new" / "a.bin"), tokens)
-    assert sha256 == hashlib.sha256(raw_shard([50256, 0, 65535, 7])).hexdigest()
-
-
-def test_the_map_is_read_only_uint16(shard):
-    tokens = map_tokens(str(shard))
+    path, raw = tmp_path / "new" / "a.bin", raw_shard([50256, 0, 65535, 7])
+    sha256, tokens = write_shard(path, np.array([50256, 0, 65535, 7])), map_tokens(str(path))
+    assert (path.read_bytes(), os.listdir(path.parent)) == (raw, ["a.bin"])
+    assert (sha256, tokens.tolist()) == (hashlib.sha256(raw).hexdigest(), [50256, 0, 65535, 7])
     assert tokens.dtype == np.uint16
     with pytest.raises(ValueError, match="read-only"):
         tokens[0] = 1
@@ -66,29 +66,21 @@ def test_writing_refuses_what_uint16_cannot_hold(tmp_path, tokens, got):
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, shard, monkeypatch):
     before = shard.read_bytes()
-
-    def full(_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(shards.os, "fsync", full)
+    monkeypatch.setattr(shards.os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(ValueError, match="No space left"):
         write_shard(shard, np.array([1, 2, 3]))
-    assert shard.read_bytes() == before
-    assert os.listdir(tmp_path) == ["a.bin"]
+    assert (shard.read_bytes(), os.listdir(tmp_path)) == (before, ["a.bin"])
 
 
-def test_a_scan_tells_the_whole_file(tmp_path, shard):
-    scanned = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
-    assert (scanned.path, scanned.tokens, scanned.max_id) == (str(shard), 4, 256)
-    assert scanned.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
-
-
-def test_a_scan_in_many_chunks_equals_one(tmp_path, monkeypatch):
-    write_shard(tmp_path / "a.bin", np.arange(10_000) % 300)
+def test_a_scan_tells_the_whole_file_however_many_chunks(tmp_path, shard, scanned, monkeypatch):
+    small = scanned()
+    assert (small.path, small.tokens, small.max_id) == (str(shard), 4, 256)
+    assert small.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
+    write_shard(tmp_path / "b.bin", np.arange(10_000) % 300)
     monkeypatch.setattr(shards, "CHUNK_BYTES", 64)
-    scanned = scan(tmp_path / "a.bin", vocab_size=300, cache_dir=tmp_path)
-    assert (scanned.tokens, scanned.max_id) == (10_000, 299)
-    assert "got 299 at token 299" in refusal(tmp_path / "a.bin", tmp_path, vocab_size=299, cache_dir=tmp_path)
+    big = scanned(tmp_path / "b.bin", 300)
+    assert (big.tokens, big.max_id) == (10_000, 299)
+    assert "got 299 at token 299" in refusal(tmp_path / "b.bin", tmp_path, vocab_size=299, cache_dir=tmp_path)
 
 
 GOOD = raw_shard([1, 2, 3])
@@ -121,60 +113,48 @@ def test_a_path_that_cannot_be_read_is_refused(tmp_path):
     assert "must be a regular file" in refusal(tmp_path, tmp_path)
 
 
-def test_a_second_scan_reads_nothing(tmp_path, shard, monkeypatch):
-    first = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
+def test_a_second_scan_reads_nothing_also_through_a_link(tmp_path, shard, scanned, monkeypatch):
+    (tmp_path / "link.bin").symlink_to(shard)
+    first = scanned()
     monkeypatch.setattr(shards, "_read_whole", None)
-    assert scan(shard, vocab_size=257, cache_dir=tmp_path / "cache") == first
+    monkeypatch.chdir(tmp_path)
+    linked = scanned(Path("link.bin"))
+    assert (scanned(), linked.path, linked.sha256) == (first, str(tmp_path / "link.bin"), first.sha256)
     assert "got 256 at token 0" in refusal(shard, tmp_path, vocab_size=256)
 
 
-def test_a_link_keeps_its_name_and_shares_its_target_s_facts(tmp_path, shard, monkeypatch):
-    (tmp_path / "link.bin").symlink_to(shard)
-    first = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(shards, "_read_whole", None)
-    monkeypatch.chdir(tmp_path)
-    linked = scan(Path("link.bin"), vocab_size=257, cache_dir=tmp_path / "cache")
-    assert (linked.path, linked.sha256) == (str(tmp_path / "link.bin"), first.sha256)
-
-
-def test_a_changed_file_is_read_again(tmp_path, shard):
-    first = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
+def test_a_changed_file_is_read_again(shard, scanned):
+    first = scanned()
     shard.write_bytes(raw_shard([1, 2, 3, 4]))
     os.utime(shard, ns=(1, 1))  # whatever the file system's clock can tell apart
-    assert scan(shard, vocab_size=257, cache_dir=tmp_path / "cache").sha256 != first.sha256
+    assert scanned().sha256 != first.sha256
 
 
-def test_only_rereading_finds_bytes_that_rotted_in_place(tmp_path, shard):
-    first = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
-    stat = shard.stat()
+def test_only_rereading_finds_bytes_that_rotted_in_place(tmp_path, shard, scanned):
+    first, stat = scanned(), shard.stat()
     with shard.open("r+b") as file:
         file.seek(1024)
         file.write(b"\x07")
     os.utime(shard, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert scan(shard, vocab_size=1000, cache_dir=tmp_path / "cache") == first
+    assert scanned(size=1000) == first
     for _ in range(2):  # the bad bytes must not become the truth
         assert "bytes changed" in refusal(shard, tmp_path, vocab_size=1000, reread=True)
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xff{", b"[]", b"null", b'{"format": 1, "stamp": [1], "found": {}}'])
-def test_a_corrupt_record_is_made_again(tmp_path, shard, junk):
-    first = scan(shard, vocab_size=257, cache_dir=tmp_path / "cache")
+@pytest.mark.parametrize("junk", [b"", b"\xff{", b"[]", b'{"format": 1, "stamp": [1], "found": {}}'])
+def test_a_corrupt_record_is_made_again(tmp_path, scanned, junk):
+    first = scanned()
     (record,) = (tmp_path / "cache" / "scans").iterdir()
     whole = record.read_bytes()
     record.write_bytes(junk)
-    assert scan(shard, vocab_size=257, cache_dir=tmp_path / "cache") == first
-    assert record.read_bytes() == whole
+    assert (scanned(), record.read_bytes()) == (first, whole)
 
 
 @pytest.mark.skipif(not (SHARED / "data" / "prose").is_dir(), reason="needs ../shared/data/prose")
 def test_the_prose_shards(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
-    scanned = {}
-    for split in ("train", "val"):
-        paths = sorted((SHARED / "data" / "prose").glob(f"prose_{split}_*.bin"))
-        scanned[split] = [scan(path, vocab_size=50257, cache_dir=tmp_path) for path in paths]
-    assert sum(shard.tokens for shard in scanned["train"]) == 19_228_304
-    (val,) = scanned["val"]
-    assert val.tokens == 1_057_872
+    paths = (sorted((SHARED / "data" / "prose").glob(f"prose_{split}_*.bin")) for split in ("train", "val"))
+    train, val = ([scan(path, vocab_size=50257, cache_dir=tmp_path) for path in split] for split in paths)
+    assert [sum(shard.tokens for shard in split) for split in (train, val)] == [19_228_304, 1_057_872]
     lengths = token_bytes(BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path))
-    assert lengths[map_tokens(val.path)].sum() == 4_131_993
+    assert lengths[map_tokens(val[0].path)].sum() == 4_131_993
