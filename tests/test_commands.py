@@ -1,8 +1,6 @@
 """What all commands have in common: the console script, their help, `--json`, and the run that is taken where
 none is named."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

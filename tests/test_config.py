@@ -278,21 +278,13 @@ def test_all_cells_and_trials_have_one_now(monkeypatch: pytest.MonkeyPatch):
     assert len({compose([*words, f"seed={seed}"]).output_dir for seed in (0, 1)}) == 1
 
 
-class Part(Enum):
-    head = "the head's own"
-    blocks = "all blocks"
-
-
-@dataclasses.dataclass(kw_only=True, slots=True)
-class Parted(Schedule):
-    """Of an option from outside."""
-
-    kind: str = "parted"
-    parts: list[Part]
-    shares: dict[str, Part]
+Part = Enum("Part", ["head", "blocks"])
+KEYS_OF = [("parts", list[Part]), ("shares", dict[str, Part]), ("kind", str, "parted")]
+Parted = dataclasses.make_dataclass("Parted", KEYS_OF, bases=(Schedule,), kw_only=True)
 
 
 def test_names_in_a_list_or_mapping_are_plain():
+    """Of an option from outside."""
     run = compose(["model=nano"])
     run.schedule = Parted(warmup_steps=0, parts=[Part.head, Part.blocks], shares={"a": Part.head})
     shown = {"kind": "parted", "warmup_steps": 0, "parts": ["head", "blocks"], "shares": {"a": "head"}}

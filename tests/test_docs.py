@@ -1,17 +1,19 @@
 """README.md and docs/: every command can be typed as it stands, links lead somewhere, the README is short."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
 import io
+import json
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra._internal.utils import get_args_parser
@@ -21,8 +23,18 @@ from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
 from nocap.config.flags import manual
 from nocap.launch.search import asked, ends, space_of
-from tests.tools import run_docs
-from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
+from tests.tools import run_docs, slurm
+from tests.tools.run_docs import (
+    ROOT,
+    Block,
+    blocks,
+    environment,
+    matches,
+    pages,
+    scratch,
+    simple_commands,
+    split_commands,
+)
 
 ALL = [block for page in pages() for block in blocks(page)]
 # in a line, or defined at a page's end
@@ -177,22 +189,6 @@ def test_a_page_is_short(page: Path) -> None:
     ] == []
 
 
-def test_blocks_of_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- slow -->\n<!-- add: x=1 -->\n```sh\na b \\\n  c   # why\nfor i in 1 2; do\n  d "
-        "$i\ndone | e\n```\n\n```text\n3 of … s\n```\n"
-        "text\n<!-- run: f; g -->\n```sh\nh\n```\n```text\n```\n"
-    )
-    first, second = blocks(page, tmp_path)
-    assert first.commands == ["a b \\\n  c", "for i in 1 2; do\n  d $i\ndone | e"]
-    assert (first.to_run[0], first.line, first.shown) == ("a b \\\n  c x=1", 3, "3 of … s\n")
-    assert (first.skipped(slow=False), first.skipped(slow=True)) == ("only with --slow", None)
-    assert (second.to_run, second.settings) == (["f", "g"], {"run": "f; g"})
-    assert simple_commands(first.commands[1]) == [["d", "$i"], ["e"]]
-    assert list(split_commands("a '# b'\n")) == ["a '# b'"]
-
-
 @pytest.mark.parametrize(
     ("shown", "printed", "numbers", "same"),
     [
@@ -216,3 +212,93 @@ def test_every_command_runs_and_prints_what_the_page_shows(
     page: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_docs.main(["--slow", "--only", str(page)]) == 0, capfd.readouterr().out
+
+
+# --- users: scripts of tests/users, written from the pages alone --------------------------------------------
+
+# Of two every command ends well, and the answer is there; the others' are run where their pages are.
+# `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make them
+# short.
+USERS = ROOT / "tests" / "users"
+SHORT = {
+    "TINY": "model=nano trainer.steps=20",
+    "NANO": "model=nano data=synthetic trainer.steps=20",
+    "TIMED": "model=nano --seconds 60 --rounds 4",
+    "SHORT_TEXT": "max_tokens=20",
+    "PARTITION": "two",  # of the pretended Slurm
+}
+NEEDS = {"lab": ("submitit", "wandb_workspaces", "matplotlib", "optuna")}
+
+
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def _words(comparison: Path) -> dict[str, str | None]:
+    """The verdict of each arm but the baseline."""
+    content = _read(comparison)
+    assert content["baseline"] == content["arms"][0]["arm"]
+    return {arm["label"]: arm["difference"]["verdict"] for arm in content["arms"][1:]}
+
+
+def _lab(where: Path, said: str) -> None:
+    words = _words(where / "comparison.json")
+    assert (set(words), len((where / "runs.csv").read_text().splitlines())) == ({"gqa", "mqa"}, 10)
+    assert set(words.values()) <= {"better", "worse", "no difference shown"}
+    # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
+    assert len(_read(where / "runs.json")["runs"]) == 10
+    assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert _read(where / "dashboard.json")
+
+
+def _program(where: Path, said: str) -> None:
+    accepted, not_shown = (_read(where / f"{name}.json") for name in ("accepted", "not-shown"))
+    assert (accepted["word"], not_shown["word"]) == ("accepted", "not shown")
+    assert _read(where / "again.json") == accepted
+    assert (where / "failed.json").read_text() == ""
+    assert [(arm["arm"], arm["word"]) for arm in _read(where / "race.json")["verdicts"]] == [
+        ("slow", "worse")
+    ]
+    assert _words(where / "comparison.json") == {"gqa": "no difference shown"}
+    assert _read(where / "api.json") == ["flash", "gqa"]
+
+
+ANSWERS: dict[str, Callable[[Path, str], None]] = {"lab": _lab, "program": _program}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("user", ANSWERS)
+def test_a_user_gets_the_answer(user: str, tmp_path: Path) -> None:
+    if missing := [name for name in NEEDS.get(user, ()) if find_spec(name) is None]:
+        pytest.skip(f"{', '.join(missing)} not installed")
+    where = scratch(tmp_path)
+    env = environment(where)
+    if user == "lab":
+        cluster = slurm.install(tmp_path / "slurm")
+        env |= {**cluster, "PATH": f"{cluster['PATH'].partition(':')[0]}:{env['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-ex", str(USERS / f"{user}.sh")],
+        cwd=where,
+        env={**env, **SHORT},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    ANSWERS[user](where, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("user", sorted(path.stem for path in USERS.glob("*.sh")))
+def test_the_pages_show_what_a_user_types(user: str) -> None:
+    """Each command, flag, key and option of a script is on the page that it names."""
+    parts = re.split(r"^# ((?:docs/)?\w[\w-]*\.md)$", (USERS / f"{user}.sh").read_text(), flags=re.MULTILINE)
+    assert len(parts) > 2
+    for page, script in zip(parts[1::2], parts[2::2], strict=True):
+        # what all commands have
+        text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()
+        for words in (words for command in split_commands(script) for words in simple_commands(command)):
+            name = words[2] if words[:2] == ["python", "-m"] else " ".join(words[:2])
+            typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
+            missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]
+            assert not missing or not name.startswith("nocap"), f"{page} does not show {missing}"

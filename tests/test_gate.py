@@ -1,8 +1,6 @@
 """A stranger's yaml, pickle or override runs no code, at any door; and nothing that is read takes long. Words
 that are refused: tests/test_bad_input.py."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

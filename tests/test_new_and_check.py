@@ -1,8 +1,6 @@
 """`nocap new` writes options that work, in every group; `nocap check` passes what works and names what is
 broken."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

@@ -1,8 +1,6 @@
 """What leaves the process: no secret in any file, page or line, no terminal control on a screen, no markup
 from a record."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io
@@ -22,7 +20,7 @@ import yaml
 
 from nocap import compare
 from nocap.config.compose import compose, composed
-from nocap.config.outward import guarded, is_secret_name, redact, trusted, visible
+from nocap.config.outward import guarded, is_secret_name, redact, visible
 from nocap.launch import head
 from nocap.launch import plan as planning
 from nocap.launch.grid import Cell, Grid
@@ -131,37 +129,30 @@ def logs_and_screen(folder: Path, planned: Plan) -> None:
         write_text(folder / f"{i}.py", f"# {text}\n" if "\n" not in text else text)
 
 
-def results_of(texts: Sequence[str], **more: str) -> dict[str, Any]:
-    """A study's results, with a claim of each of these texts, and its arm or other keys of the claims."""
+def results_of(text: str) -> dict[str, Any]:
+    """A study's results whose first claim, and its measurements, have this text wherever they hold one."""
     made = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
-    first = made["claims"][0]
-    own = [row for row in made["measurements"] if row["claim"] == first["id"]]
-    made["claims"], made["measurements"] = [], []
-    for i, text in enumerate(texts):
-        name = more.get("id", f"X{i}")
-        shapes = {
-            place: [{**shape, "tokenizer": text} for shape in rows] for place, rows in first["where"].items()
-        }
-        made["claims"].append({**first, "statement": text, "id": name, "where": shapes} | more)
-        arms = {first["arm"]: more.get("arm", first["arm"])}
-        rows = [{**row, "claim": name, "arm": arms.get(row["arm"], row["arm"])} for row in own]
-        made["measurements"] += rows
-    return made
+    claim = made["claims"][0]
+    rows = [row | {"claim": text} for row in made["measurements"] if row["claim"] == claim["id"]]
+    made["measurements"] = [row | {"arm": text} if row["arm"] == claim["arm"] else row for row in rows]
+    for shape in itertools.chain(*claim["where"].values()):
+        shape["tokenizer"] = text
+    made["claims"] = [claim | {"statement": text, "id": text, "arm": text}]
+    return made | {"command": f"x ` {text}\n```\n# y", "date": text, "study": f"../{text}"}
 
 
 def studies(folder: Path, planned: Plan) -> None:
-    lines = [
-        {"event": "registration", "claim": f"M.{i}.{text}", "hash": text, "subject": text}
-        for i, text in enumerate(TEXTS)
-    ]
+    line = {"event": "registration"}
+    lines = [line | {"claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
     log.append(folder / log.FILE, lines, {"machine": "abc", "scale": "cpu"})
-    write_json(folder / "made.json", results_of(TEXTS))
-    (folder / "board" / "made").mkdir(parents=True)
-    raw = folder / "board" / "made" / "results.cpu.x.json"
-    # as somebody else's nocap may have written it
-    raw.write_text(json.dumps({**results_of(TEXTS), "command": TEXTS[0]}))
+    for i, text in enumerate(TEXTS):
+        write_json(folder / f"{i}.json", results_of(text))
+        raw = folder / "board" / f"s{i}" / "results.cpu.x.json"
+        raw.parent.mkdir(parents=True)
+        raw.write_text(json.dumps(results_of(text)))  # as somebody else's nocap may have written it
     pages.write_board(folder / "board")
-    raw.unlink()
+    for raw in folder.glob("board/*/results.cpu.x.json"):
+        raw.unlink()
 
 
 def comparisons(folder: Path, planned: Plan) -> None:
@@ -327,9 +318,8 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
 
 
 def test_a_hostile_study_writes_no_markup(tmp_path: Path) -> None:
-    results = results_of([EVIL], id=EVIL, arm=EVIL)
-    results |= {"command": f"x ` {EVIL}\n```\n# y", "date": EVIL, "study": f"../{EVIL}"}
-    results["hardware"] |= {"name": EVIL}
+    results = results_of(EVIL)
+    results["hardware"]["name"] = EVIL
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
     pages.write_board(tmp_path)
@@ -363,14 +353,3 @@ def test_a_terminal_gets_its_own_style_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["a − b × 2 – “x” …\n\tüé漢字 🙂", "0123 ~!@#$%^&*()"])
 def test_visible_keeps_what_people_write(text: str) -> None:
     assert visible(text) == text
-
-
-def test_a_guard_is_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    with guarded():
-        inner = sys.stdout
-        with guarded():
-            assert trusted(sys.stdout) is trusted(inner)  # one guard, not two
-        sys.stdout.writelines(iter(["a\x1b[31m", "b\n"]))
-        assert (sys.stdout.write("cd\n"), type(sys.stdout.encoding)) == (3, str)
-    assert sys.stdout is not inner
-    assert capsys.readouterr().out == "a\\x1b[31mb\ncd\n"

@@ -1,7 +1,5 @@
 """An installed wheel works from any folder, with tab completion through its console script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What was changed behind nocap's back is made anew or refused, and what may hold a secret is not kept:
 through the commands."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
