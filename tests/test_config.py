@@ -371,6 +371,10 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
     ):
         assert re.search(f"^{line}", shown, re.M), line
     assert not re.search("schema|muon_lr", shown)
+    sweeps = re.findall(r"^  (?!search=|hydra/|--)(\S.*?)  ", SWEEPS, re.M)
+    parsed = OverridesParser.create().parse_overrides([shlex.split(word)[0] for word in sweeps])
+    assert [override.is_sweep_override() for override in parsed] == [True] * 4
+    assert comments_of(Precision) == {"bf16": "autocast; parameters, gradients and optimizer state stay fp32"}
 
 
 @pytest.mark.parametrize(
@@ -389,16 +393,6 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
 def test_help_refuses(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         manual([word])
-
-
-def test_the_sweeps_that_help_shows_are_sweeps() -> None:
-    shown = re.findall(r"^  (?!search=|hydra/|--)(\S.*?)  ", SWEEPS, re.M)
-    parsed = OverridesParser.create().parse_overrides([shlex.split(word)[0] for word in shown])
-    assert [override.is_sweep_override() for override in parsed] == [True] * 4
-
-
-def test_an_enum_tells_what_its_members_are() -> None:
-    assert comments_of(Precision) == {"bf16": "autocast; parameters, gradients and optimizer state stay fp32"}
 
 
 # --- the next version of Hydra ------------------------------------------------------------------------------

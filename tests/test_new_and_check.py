@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import runpy
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -302,11 +303,9 @@ def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("distill", "smear"):
-        for path in (REPO / "experiments" / "atlas" / "ideas" / "ideas").glob(f"{name}.*"):
-            (tmp_path / "ideas").mkdir(exist_ok=True)
-            (tmp_path / "ideas" / path.name).write_text(path.read_text())
-    given = "ideas.distill.run=outputs/runs/mine"
+    ideas, given = REPO / "experiments" / "atlas" / "ideas" / "ideas", "ideas.distill.run=outputs/runs/mine"
+    wanted = shutil.ignore_patterns("[!bd]*", "__pycache__")  # backout and distill
+    shutil.copytree(ideas, tmp_path / "ideas", ignore=wanted)
     assert check.main([str(tmp_path), "--only", "composes", "attention=sliding"]) == 0
     told = capsys.readouterr().out
     assert "skip ideas=[distill] composes  ideas.distill.run must be given  " in told
@@ -321,7 +320,7 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
 @pytest.mark.parametrize("option", ["parallel", "optimizer", "launcher"])
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 def test_a_strangers_block_and_new_options_pass(option: str, here: Door, tmp_path: Path) -> None:
-    """Others: tests/test_outside.py trains and resumes all strangers, tests/test_contract.py has all new ones."""
+    """Others: tests/test_outside.py trains all strangers, tests/test_contract.py has all new options."""
     folder = REPO / "tests" / "strangers" / option
     if not folder.exists():
         folder = tmp_path / "brand_new"
