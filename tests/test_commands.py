@@ -111,7 +111,7 @@ def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
     late = {"nocap.study.__main__": 1, "nocap.train": 2}  # these have Hydra
     modules = sorted((m for m in MODULES.values() if m != "nocap.train"), key=lambda m: late.get(m, 0))
     code = HELP.replace("MODULES", repr(modules))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300)
     assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr
 
 
@@ -193,6 +193,7 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("runs --columns run,val_loss", "runs"),
         ("runs show last", "summary"),
         ("runs why outputs/runs/*-s0-* last", "differences"),
+        ("runs diff outputs/runs/*-s0-* last", "differences"),  # the same
         ("compare outputs", "arms"),
         ("plot outputs", "curves"),
         ("data list", "sources"),
@@ -217,12 +218,3 @@ def test_without_a_run_the_last_is_taken(last: Path, capsys: pytest.CaptureFixtu
     assert plot.main([]) == runs_door(["show"]) == 0
     out = capsys.readouterr().out
     assert (last.name in out, "-s0-" in out) == (True, False)
-
-
-def test_diff_is_why(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words, said = sorted(folder.name for folder in last.parent.iterdir()), set()
-    for verb in ("why", "diff"):
-        assert runs_door([verb, *words]) == 0
-        said.add(capsys.readouterr().out)
-    assert len(said) == 1
-    assert "seed" in said.pop()

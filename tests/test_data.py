@@ -21,6 +21,7 @@ import pytest
 import tiktoken.load
 import tiktoken.registry
 
+from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.data import corpus, made, shards, synthetic, tokenizer
 from nocap.data.__main__ import main
@@ -251,18 +252,16 @@ def test_the_chain_has_four_equal_successors_and_never_changes(tmp_path):
     assert entropy == pytest.approx(math.log(4), abs=2e-3)
 
 
-def test_streams_seeds_and_chunks(tmp_path, monkeypatch):
+def test_streams_seeds_and_chunks(monkeypatch):
     def walk(**more):
         return np.concatenate(
-            list(synthetic.tokens(**{"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more))
+            [*synthetic.tokens(**{"count": 1000, "vocab_size": 257, "seed": 0, "stream": 0} | more)]
         )
 
     whole = walk()
-    assert (walk(stream=1) != whole).mean() > 0.9
-    assert (walk(seed=1) != whole).mean() > 0.9
-    np.testing.assert_array_equal(walk(count=300), whole[:300])
+    assert min((other != whole).mean() for other in (walk(stream=1), walk(seed=1))) > 0.9
     monkeypatch.setattr(synthetic, "CHUNK_TOKENS", 7)
-    np.testing.assert_array_equal(walk(), whole)
+    assert (walk().tolist(), walk(count=300).tolist()) == (whole.tolist(), whole[:300].tolist())
 
 
 # --- shards and their scan ----------------------------------------------------------------------------------
@@ -397,16 +396,6 @@ def test_a_corrupt_record_is_made_again(tmp_path, scanned, junk):
     assert (scanned(), record.read_bytes()) == (first, whole)
 
 
-@pytest.mark.skipif(not (SHARED / "data" / "prose").is_dir(), reason="needs ../shared/data/prose")
-def test_the_prose_shards(tmp_path, monkeypatch):
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
-    paths = (sorted((SHARED / "data" / "prose").glob(f"prose_{split}_*.bin")) for split in ("train", "val"))
-    train, val = ([scan(path, vocab_size=50257, cache_dir=tmp_path) for path in split] for split in paths)
-    assert [sum(shard.tokens for shard in split) for split in (train, val)] == [19_228_304, 1_057_872]
-    lengths = tokenizer.token_bytes(BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=tmp_path))
-    assert lengths[map_tokens(val[0].path)].sum() == 4_131_993
-
-
 # --- vocabularies -------------------------------------------------------------------------------------------
 
 VOCABULARY = SHARED / "tiktoken"
@@ -493,6 +482,7 @@ NEEDS = {"text": ["data.path=x"], "shards": ["data.train=x", "data.val=y"]}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NOCAP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: 2.0)  # not measured for each
     return tmp_path / "cache"
 
 
@@ -644,8 +634,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """The hub's resolve URLs. `harm` maps a file's name to what goes wrong with it: once for `cut`, always
-    for the others."""
+    """The hub's resolve URLs. `harm` maps a file's name to what goes wrong with it."""
 
     daemon_threads = True
 
@@ -667,7 +656,7 @@ class Resolve(http.server.BaseHTTPRequestHandler):
         match = re.fullmatch(r"/datasets/(.+)/resolve/([^/]+)/([^/]+)", self.path)
         repo, revision, name = match.groups() if match else ("", "", "")
         if match:  # the client asks for other things too
-            self.server.asked.append(f"{self.command} {name} {self.headers.get('Range', '')}".strip())
+            self.server.asked.append(f"{self.command} {name}")
         missing = {
             "RepoNotFound": repo != HUB_REPO,
             "RevisionNotFound": revision not in ("main", COMMIT),
@@ -692,20 +681,10 @@ class Resolve(http.server.BaseHTTPRequestHandler):
 
     def send_file(self, name: str):
         whole, harm = self.server.files[name], self.server.harm.get(name)
-        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").rstrip("-"))
         etag = f'"{"b" * 40 if harm == "no sha256" else hashlib.sha256(whole).hexdigest()}"'
-        headers = {
-            "ETag": etag,
-            "X-Linked-Etag": etag,
-            "X-Linked-Size": str(len(whole)),
-            "Accept-Ranges": "bytes",
-        }
-        headers |= {"Content-Range": f"bytes {start}-{len(whole) - 1}/{len(whole)}"} if start else {}
-        body = whole[start:-1] + bytes([whole[-1] ^ (harm == "corrupt")])
-        if harm == "cut" and self.command == "GET":
-            del self.server.harm[name]
-            body, self.close_connection = body[: len(whole) // 2], True
-        self.send(headers, 206 if start else 200, body, len(whole) - start)
+        body = whole[:-1] + bytes([whole[-1] ^ (harm == "corrupt")])
+        headers = {"ETag": etag, "X-Linked-Etag": etag, "X-Linked-Size": str(len(whole))}
+        self.send(headers, 200, body, len(whole))
 
 
 @pytest.fixture
@@ -765,16 +744,6 @@ def test_downloaded_then_read_without_a_network(hub, door):
     again = door(HF_ENDPOINT="http://127.0.0.1:9")
     assert (again.code, again.out) == (0, first.out), again.err
     assert (door("verify").code, len(hub.asked)) == (0, count)
-
-
-def test_a_broken_transfer_goes_on_where_it_stopped(hub, door):
-    name = "fineweb_train_000001.bin"
-    # the hub's client keeps what came in chunks of 10 MiB
-    hub.files[name], hub.harm[name] = shard_of(np.arange(12_000_000) % 50257), "cut"
-    done = door(shards=1)
-    assert (done.code, "12,000,000 train" in done.out) == (0, True), done.err
-    gets = [line for line in hub.asked if line.startswith(f"GET {name}")]
-    assert gets == [f"GET {name}", f"GET {name} bytes={10 * 2**20}-"]
 
 
 def test_what_came_before_a_failure_is_kept(hub, door):

@@ -241,38 +241,6 @@ def test_its_source_is_in_the_identity_where_it_is_used(tmp_path: Path):
     assert source_hashes(compose(list(SMALL))) == before
 
 
-# --- an installed package -----------------------------------------------------------------------------------
-
-
-def installed(site: Path) -> None:
-    """A package with an option, as pip would leave it, whose option imports a module of the package's own."""
-    options, facts = site / "their_ideas" / "options", site / "their_ideas-1.0.dist-info"
-    shutil.copytree(STRANGERS / "head_temperature", options)
-    facts.mkdir()
-    source = GOOD.replace("import torch\n", "import torch\nfrom their_ideas.starts import SMALLEST\n")
-    for path, text in {
-        options.parent / "__init__.py": "",
-        options / "__init__.py": "",
-        options.parent / "starts.py": "SMALLEST = 0\n",
-        options / "attention" / "head_temperature.py": source.replace("> 0", "> SMALLEST"),
-        facts / "METADATA": "Metadata-Version: 2.1\nName: their-ideas\nVersion: 1.0\n",
-        facts / "entry_points.txt": "[nocap.options]\ntheirs = their_ideas.options\n",
-    }.items():
-        path.write_text(text)
-
-
-@pytest.mark.slow
-def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
-    installed(tmp_path / "site")
-    path = {"PYTHONPATH": os.pathsep.join([str(REPO), str(tmp_path / "site")])}
-    done = door(*SMALL, "trainer.steps=1", "attention=head_temperature", env=path)
-    assert done.code == 0, done.err
-    source = json.loads((the_run(tmp_path / "outputs") / "manifest.json").read_text())["parts"]["source"]
-    assert {"nocap.outside.attention.head_temperature", "their_ideas.starts"} <= source.keys()
-    with pytest.raises(ValueError, match="attention/head_temperature"):  # without the package
-        compose([*SMALL, "attention=head_temperature"])
-
-
 # --- what it imports, and what its forward does: tried before the first step --------------------------------
 
 HEAD = """
@@ -377,17 +345,26 @@ def test_code_that_is_not_in_the_identity_is_refused(
 def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_run(
     door: Door, tmp_path: Path
 ):
-    """Modules of one's own by content, also inside packages and functions; installed packages by version."""
+    """Modules of one's own by content, also inside packages and functions; installed packages by version. One
+    brings an option, as pip would leave it, that imports a module of the package's own."""
+    site, theirs = "site-packages", "site-packages/their_ideas"
+    law = {path.suffix: path.read_text() for path in (STRANGERS / "power_law" / "schedule").glob("*.*")}
     files = {
         "path/ours/__init__.py": "from . import first\nfrom .inner.deep import factor\n",
         "path/ours/first.py": "def f():\n    from .second import g\n",
         "path/ours/second.py": "import statistics\nrule = 3\n",
         "path/ours/inner/deep.py": "from ..first import f\nfactor = 1.0\n",
         f"mine/fast{sysconfig.get_config_var('EXT_SUFFIX')}": "\x7fELF\0",
+        **dict.fromkeys((f"{theirs}/__init__.py", f"{theirs}/options/__init__.py"), ""),
+        f"{theirs}/starts.py": "SMALLEST = 0\n",
+        f"{theirs}/options/schedule/power_law.py": f"from their_ideas.starts import SMALLEST\n{law['.py']}",
+        f"{theirs}/options/schedule/power_law.yaml": law[".yaml"],
+        f"{theirs}-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: their-ideas\nVersion: 1.0\n",
+        f"{theirs}-1.0.dist-info/entry_points.txt": "[nocap.options]\ntheirs = their_ideas.options\n",
     }
     for name, installed in (("pinned", "null"), ("copied", '{"url": "file:///copied", "dir_info": {}}')):
-        facts = f"site-packages/{name}_package-1.5.dist-info"
-        files[f"site-packages/{name}.py"] = "import json\nfactor = 1.0\n"
+        facts = f"{site}/{name}_package-1.5.dist-info"
+        files[f"{site}/{name}.py"] = "import json\nfactor = 1.0\n"
         files[f"{facts}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n"
         files |= {f"{facts}/RECORD": f"{name}.py,,\n", f"{facts}/direct_url.json": installed}
     for path, text in files.items():
@@ -395,19 +372,22 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         (tmp_path / path).write_text(text)
     source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(factor="factor", first=1)
     asked = option_words(tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n")
+    with pytest.raises(ValueError, match="schedule/power_law"):  # without the package
+        compose([*SMALL, "schedule=power_law"])
     path = {"PYTHONPATH": ":".join(map(str, (REPO, tmp_path / "site-packages", tmp_path / "path")))}
     for factor in ("1.0", "30.0"):
         (tmp_path / "path" / "ours" / "inner" / "deep.py").write_text(
             f"from ..first import f\nfactor = {factor}\n"
         )
-        done = door(*asked, env=path)
+        done = door(*asked, "schedule=power_law", env=path)
         assert done.code == 0, done.err
     first, second = (tmp_path / "mine-outputs" / "runs").iterdir()
     assert rows_of(first)[-1]["val/loss"] != rows_of(second)[-1]["val/loss"]
     modules = manifest(first)["parts"]["source"]
     assert modules.pop("pinned-package") == "1.5"
-    own = {name for name in modules if not name.startswith("nocap.")}
-    assert own == {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
+    own = {name for name in modules if not name.startswith("nocap.") or "outside" in name}
+    options = {"nocap.outside.attention.mine", "nocap.outside.schedule.power_law", "their_ideas.starts"}
+    assert own == options | {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
 
 
 # --- what is tried before the first step --------------------------------------------------------------------

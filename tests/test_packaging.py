@@ -30,22 +30,16 @@ def test_completion_offers_doors_groups_and_options(here: Door, line: str, offer
 
 @pytest.mark.slow
 def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run(
-        [*pip, "wheel", "--no-deps", "--wheel-dir", str(tmp_path), str(REPO)], check=True, cwd=tmp_path
-    )
-    (wheel,) = tmp_path.glob("*.whl")
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True, cwd=tmp_path
-    )
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    for words in (["wheel", "--wheel-dir", ".", str(REPO)], ["install", "--target", str(site)]):
+        wheels = map(str, tmp_path.glob("*.whl"))
+        subprocess.run([*pip, *words, "--no-deps", *wheels], check=True, cwd=tmp_path)
     assert (site / "nocap" / "conf" / "attention" / "gqa.yaml").is_file()
     assert not (site / "hydra_plugins").exists()
     (elsewhere / "mine" / "attention").mkdir(parents=True)
-    (elsewhere / "mine" / "attention" / "wide.yaml").write_text(
-        "kind: sliding\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
-    )
+    option = "kind: sliding\nkernel: blocks\nn_kv_heads: 4\nwindow: 100\n"
+    (elsewhere / "mine" / "attention" / "wide.yaml").write_text(option)
 
     def nocap(*words: str) -> str:
         command, env = (
