@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from nocap.store import identity
-from tests.conftest import ATLAS_IDEAS, REPO, SMALL, Door, Finished, Undisturbed, the_run
+from tests.conftest import ATLAS_IDEAS, REPO, SMALL, Door, Finished, Undisturbed
+from tests.in_process import planned, start
 
 JSONL = REPO / "tests" / "strangers" / "jsonl"
 OF_LINES = (
@@ -189,13 +190,11 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(
-    checkout: Path, here: Door, tmp_path: Path
-) -> None:
-    words = *SMALL, "trainer.steps=1", "trainer.checkpoint_every=0"
-    done = here(*words, "output_dir=out"), here(*words, "output_dir=asked", "store.diff=true")
-    assert [each.code for each in done] == [0, 0], done
-    run_dir, kept = the_run(tmp_path / "out"), the_run(tmp_path / "asked")
+def test_uncommitted_changes_are_a_digest_unless_they_are_asked_for(checkout: Path, tmp_path: Path) -> None:
+    plans = planned(tmp_path / "out"), planned(tmp_path / "asked", "store.diff=true")
+    for plan in plans:
+        start(plan)
+    run_dir, kept = (plan.run_dir for plan in plans)
     command = ["git", "-C", str(checkout), "diff", "HEAD", "--", "nocap"]
     diff = subprocess.run(command, capture_output=True, check=True).stdout
     assert (kept.name, (kept / "uncommitted.diff").read_bytes()) == (run_dir.name, diff)  # the same run
@@ -211,8 +210,9 @@ def test_without_changes_there_is_no_digest_and_without_a_checkout_no_diff(
     checkout: Path, here: Door, tmp_path: Path
 ) -> None:
     (checkout / "nocap" / "a.py").write_text("a = 1\n")
-    assert here(*SMALL, "trainer.steps=1", "output_dir=out").code == 0
-    assert manifest_of(the_run(tmp_path / "out"))["git"]["diff_sha256"] is None
+    plan = planned(tmp_path / "out")
+    start(plan)
+    assert manifest_of(plan.run_dir)["git"]["diff_sha256"] is None
     shutil.rmtree(checkout / ".git")
     done = here(*SMALL, "output_dir=other", "store.diff=true")
     refused(done, "store.diff must be false where nocap runs from no git checkout")
