@@ -1,7 +1,6 @@
 """What all commands have in common: the console script, their help, `--json`, and the run that is taken where
 none is named."""
 
-import argparse
 import io
 import json
 import subprocess
@@ -118,23 +117,6 @@ def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
 # --- --json -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("words", "path"),
-    [
-        ("", None),
-        ("--json", STDOUT),
-        ("--json -", STDOUT),
-        ("--json=- x", STDOUT),
-        ("x --json a.json", Path("a.json")),
-    ],
-)
-def test_json_takes_a_file_or_a_dash_or_nothing(words: str, path: Path | None) -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("paths", nargs="*")
-    outside.document(parser, answer="it")
-    assert parser.parse_args(words.split()).json == path
-
-
 ANSWERS: list[Mapping[str, Any]] = [{"a": 1.5, "b": "ü\n"}, {"a": None}]
 WRITTEN = [{"schema_version": 1, **content} for content in ANSWERS]
 
@@ -201,7 +183,7 @@ def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_a_command_s_answer(words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command, *more = words.split()
-    assert door(command)([*more, "--json"]) == 0
+    assert door(command)([*more, "--json", *["-"] * (command == "plot")]) == 0
     out, err = capsys.readouterr()
     assert (key in json.loads(out), bool(err)) == (True, True)
     assert door(command)([*more, "--json", "a.json"]) == 0

@@ -53,7 +53,6 @@ MANDATORY = {
     "curriculum": ["data.order=shuffled"],
 }
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
-HAS_GPU = bool(hardware.torch_build()["cuda"] and hardware.cuda_devices())
 
 
 @cache  # composing takes a tenth of a second; no test changes a run
@@ -193,12 +192,6 @@ def test_what_follows_from_the_overrides(overrides: str, values: dict[str, Any])
 )
 def test_swiglu_is_two_thirds_as_wide(overrides: str, hidden: int):
     assert compose(["model=nano", *overrides.split()]).mlp.hidden(768) == hidden
-
-
-@pytest.mark.skipif(HAS_GPU, reason="the defaults of a machine without a GPU")
-def test_cpu_defaults():
-    trainer = compose([]).trainer
-    assert (trainer.device, trainer.threads >= 1) == (Device.cpu, True)
 
 
 ONE_THREAD = ["trainer.device=cpu", "trainer.threads=1"]

@@ -440,11 +440,6 @@ def test_token_bytes_add_up_to_the_text(vocabulary, tmp_path, monkeypatch):
         assert lengths[ids].sum() == len(text.encode())
 
 
-@pytest.mark.parametrize(("vocabulary", "size"), [(Vocabulary.bytes, 257), (Vocabulary.gpt2, 50257)])
-def test_the_size_needs_no_file(empty_cache, vocabulary, size):
-    assert BuiltIn(vocabulary=vocabulary).vocab_size == size
-
-
 @pytest.mark.parametrize(("variable", "folder"), [("TIKTOKEN_CACHE_DIR", "none"), (None, "tiktoken")])
 def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch, variable, folder):
     if variable is None:  # the files go below the cache

@@ -51,9 +51,6 @@ def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out.splitlines()[0] == str(folder / "study.yaml")
     plan = prepare(load(folder), "cpu", output_dir=str(tmp_path / "out"))
     assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
-    with pytest.raises(SystemExit):
-        new.main(["study", "heads", "--dir", str(folder)])
-    assert "NAME must be new: the file must not be there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("group", outside.groups())
@@ -84,6 +81,7 @@ AT = f"nocap: {__file__}/mlp must be a place that can be read or written, got No
         ("attention gqa", OVERWRITTEN),
         ("mlp mlp", "nocap: NAME must be new: an option of mlp has this kind already, got mlp"),
         ("mlp mine --dir there", OVERWRITTEN),
+        ("study there --dir there", OVERWRITTEN),
         ("mlp 2x", f"{LETTERS}2x"),
         ("mlp class", f"{LETTERS}class"),
         ("mpl mine", "nocap: GROUP must be one of attention, data, "),
@@ -97,11 +95,12 @@ def test_new_refuses_in_a_line_and_overwrites_nothing(
     there = tmp_path / "there" / "test_mine.py"
     there.parent.mkdir()
     there.write_text("mine")
+    (there.parent / "study.yaml").write_text("mine")
     with pytest.raises(SystemExit, match="2"):
         new.main(words.split())
     said = capfd.readouterr().err
     assert (said.count("\n"), said[: len(line)], there.read_text()) == (1, line, "mine")
-    assert sorted(tmp_path.rglob("*")) == [there.parent, there]
+    assert sorted(tmp_path.rglob("*")) == [there.parent, there.parent / "study.yaml", there]
 
 
 # --- nocap check --------------------------------------------------------------------------------------------
@@ -290,13 +289,6 @@ def test_check_refuses_in_a_line(
         check.main(words)
     said = capsys.readouterr().err
     assert (said.count("\n"), line in said) == (1, True), said
-
-
-def test_yaml_alone_is_an_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mlp").mkdir()
-    (tmp_path / "mlp" / "wide.yaml").write_text("kind: mlp\nactivation: gelu\nexpansion: 8\n")
-    assert check.main([str(tmp_path), "mlp.expansion=2", "--only", "composes"]) == 0
-    assert "mlp=wide composes  kind=mlp, activation=gelu, expansion=2.0" in capsys.readouterr().out
 
 
 @pytest.mark.slow
