@@ -380,8 +380,6 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
         (tmp_path / path).write_text(text)
     source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(factor="factor", first=1)
     asked = option_words(tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n")
-    with pytest.raises(ValueError, match="schedule/power_law"):  # without the package
-        compose([*SMALL, "schedule=power_law"])
     path = {"PYTHONPATH": ":".join(map(str, (REPO, tmp_path / "site-packages", tmp_path / "path")))}
     for factor in ("1.0", "30.0"):
         (tmp_path / "path" / "ours" / "inner" / "deep.py").write_text(
@@ -396,6 +394,8 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
     own = {name for name in modules if not name.startswith("nocap.") or "outside" in name}
     options = {"nocap.outside.attention.mine", "nocap.outside.schedule.power_law", "their_ideas.starts"}
     assert own == options | {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
+    with pytest.raises(ValueError, match="schedule/power_law"):  # without the package
+        compose([*SMALL, "schedule=power_law"])
 
 
 # --- what is tried before the first step --------------------------------------------------------------------
