@@ -393,7 +393,15 @@ def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_r
     assert modules.pop("pinned-package") == "1.5"
     own = {name for name in modules if not name.startswith("nocap.") or "outside" in name}
     options = {"nocap.outside.attention.mine", "nocap.outside.schedule.power_law", "their_ideas.starts"}
-    assert own == options | {"copied", "ours", "ours.first", "ours.second", "ours.inner.deep", "fast"}
+    assert own == options | {
+        "copied",
+        "their_ideas",
+        "ours",
+        "ours.first",
+        "ours.second",
+        "ours.inner.deep",
+        "fast",
+    }
     with pytest.raises(ValueError, match="schedule/power_law"):  # without the package
         compose([*SMALL, "schedule=power_law"])
 
