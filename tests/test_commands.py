@@ -1,9 +1,6 @@
-"""What all commands have in common: their help's width, `--json`, and the run that is taken where none is
-named."""
+"""What all commands have in common: the console script, their help, `--json`, and the run that is taken where
+none is named."""
 
-from __future__ import annotations
-
-import argparse
 import io
 import json
 import subprocess
@@ -16,6 +13,8 @@ from typing import Any
 
 import pytest
 
+import nocap
+from nocap import __main__ as console
 from nocap import export, outside, plot
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import from_overrides
@@ -28,17 +27,41 @@ from tests.conftest import REPO
 from tests.test_compare import write_run
 
 # without an answer of their own: a run's is its summary.json, a grid's is compare's
-SILENT = {"train", "new"}
+SILENT = [("train",), ("new",), ("data",), *(("runs", verb) for verb in ("sync", "rm", "gc"))]
 PACKAGES = ("data", "runs", "study")
+MODULES = {command: f"nocap.{command}{'.__main__' * (command in PACKAGES)}" for command in COMMANDS}
 OTHERS = [("runs", verb) for verb in VERBS] + [("data", verb) for verb in ("list", "prepare", "verify")]
 HELPS = [*((command,) for command in COMMANDS if command != "train"), *OTHERS]
 
 
 def door(command: str) -> Callable[[list[str]], Any]:
-    main: Callable[[list[str]], Any] = import_module(
-        f"nocap.{command}.__main__" if command in PACKAGES else f"nocap.{command}"
-    ).main
+    main: Callable[[list[str]], Any] = import_module(MODULES[command]).main
     return main
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--help"], 0, "nocap train "),
+        (["--version"], 0, f"nocap {nocap.__version__}"),
+        (["trian"], 2, "nocap: 'trian' is no command (did you mean train?)\n"),
+        *((["bench"], code, "") for code in (0, 1, None)),  # passed on
+    ],
+)
+def test_the_console_script(
+    words: list[str],
+    code: int | None,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("nocap.bench.main", lambda: code)
+    monkeypatch.setattr("sys.argv", ["nocap", *words])
+    with pytest.raises(SystemExit) as left:
+        console.main()
+    out, err = capsys.readouterr()
+    assert (left.value.code, says in (err if code == 2 else out)) == (code, True)
+    assert (bool(out), bool(err)) == (code == 0 and bool(says), code == 2)
 
 
 @pytest.mark.parametrize("words", HELPS, ids=" ".join)
@@ -51,100 +74,81 @@ def test_help_has_one_width_whatever_the_terminal_and_says_what_answers_as_json(
         with redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit, match="0"):
             door(words[0])([*words[1:], "--help"])
         said.append(out.getvalue())
-    assert said[0] == said[1]
-    assert [line for line in said[0].splitlines() if len(line) > outside.WIDTH] == []
-    answers = words[0] not in SILENT and words not in [
-        ("data",),
-        *(("runs", verb) for verb in ("sync", "rm", "gc")),
-    ]
-    assert ("--json [FILE]" in said[0]) == answers
-    assert "--config-dir" in said[0]
+    lines = [line for line in said[0].splitlines() if len(line) > outside.WIDTH]
+    assert (said[1], lines, "--config-dir" in said[0]) == (said[0], [], True)
+    assert ("--json [FILE]" in said[0]) == (words not in SILENT)
+    shown = [line.split()[0] for line in said[0].splitlines() if line.startswith("  ")]
+    assert words != ("runs",) or [word for word in shown if word in VERBS] == [*VERBS]
 
 
-def test_runs_documents_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        runs_door(["--help"])
-    said = capsys.readouterr().out
-    assert [
-        line.split()[0] for line in said.splitlines() if line.startswith("  ") and line.split()[0] in VERBS
-    ] == [*VERBS]
+HELP = """
+import contextlib, io, sys
+from importlib import import_module
+
+def told(module, heavy, *words):
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            sys.argv = [module, *words]
+            import_module(module).main(*[[*words]] * (module != "nocap.train"))
+    except SystemExit:
+        pass
+    if left := heavy & set(sys.modules):
+        sys.exit(f"{module} {words} imports {left}")
+
+heavy = {"torch", "tiktoken", "wandb", "pandas", "matplotlib", "huggingface_hub"}
+for module in MODULES:
+    told(module, heavy | {"hydra"} if module != "nocap.study.__main__" else heavy, "--help")
+import nocap.data.prepare, nocap.options.data.fineweb
+told("nocap.data.__main__", heavy, "list")
+told("nocap.train", heavy, "--help")
+told("nocap.train", heavy, "--cfg", "job", "experiment=nocap_baseline", "--resolve")
+print("hydra" in sys.modules)
+"""
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ("train", "study")])
-def test_help_needs_neither_torch_nor_hydra(command: str) -> None:
-    module = f"nocap.{command}{'.__main__' if command in PACKAGES else ''}"
-    code = f"import sys, {module} as door\ntry: door.main(['--help'])\nexcept SystemExit: pass\n"
-    code += "print(sorted({'torch', 'hydra', 'pandas', 'matplotlib'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=60)
-    assert done.stdout.endswith("[]\n"), done.stderr
+def test_help_list_and_cfg_need_no_library_that_takes_long() -> None:
+    late = {"nocap.study.__main__": 1, "nocap.train": 2}  # these have Hydra
+    modules = sorted((m for m in MODULES.values() if m != "nocap.train"), key=lambda m: late.get(m, 0))
+    code = HELP.replace("MODULES", repr(modules))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO, timeout=300)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["True"]), done.stderr
 
 
 # --- --json -------------------------------------------------------------------------------------------------
 
 
-def parsed(*words: str) -> Path | None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("paths", nargs="*")
-    outside.document(parser, answer="it")
-    path: Path | None = parser.parse_args(words).json
-    return path
-
-
-def test_json_takes_a_file_or_a_dash_or_nothing() -> None:
-    forms = {
-        (): None,
-        ("--json",): STDOUT,
-        ("--json", "-"): STDOUT,
-        ("--json=-", "x"): STDOUT,
-        ("x", "--json", "a.json"): Path("a.json"),
-    }
-    assert {words: parsed(*words) for words in forms} == forms
-
-
 ANSWERS: list[Mapping[str, Any]] = [{"a": 1.5, "b": "ü\n"}, {"a": None}]
+WRITTEN = [{"schema_version": 1, **content} for content in ANSWERS]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2])
-@pytest.mark.parametrize("lines", [False, True])
-def test_an_answer_on_stdout_is_alone_there(n: int, lines: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with answering(STDOUT, lines=lines) as answer:
-        print("for people")
-        for content in ANSWERS[:n]:
-            answer(content)
-    print("later")
-    out, err = capsys.readouterr()
-    assert err == "for people\n"
-    assert out.endswith("later\n")
-    assert [json.loads(line) for line in out.splitlines()[:-1]] == [
-        {"schema_version": 1, **content} for content in ANSWERS[:n]
-    ]
-
-
-def test_an_answer_in_a_file_is_written_at_the_end(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_answer_on_stdout_is_alone_there_and_in_a_file_at_the_end(
+    n: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new" / "a.json"
-    with answering(path) as answer:
-        answer(ANSWERS[0])
-        assert not path.exists()
-    assert json.loads(path.read_text()) == {"schema_version": 1, **ANSWERS[0]}
-    for n in (0, 1, 2):
-        with answering(path, lines=True) as answer:
+    for place in (STDOUT, path):
+        with answering(place, lines=True) as answer:
+            print("for people")
             for content in ANSWERS[:n]:
                 answer(content)
-        assert [json.loads(line) for line in path.read_text().splitlines()] == [
-            {"schema_version": 1, **content} for content in ANSWERS[:n]
-        ]
-    assert capsys.readouterr().out.splitlines() == [f"written: {path}"] * 4
+            assert not path.exists()
+        print("later")
     with answering(None) as answer:
         answer(ANSWERS[0])
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert ([json.loads(line) for line in lines[:n]], err) == (WRITTEN[:n], "for people\n")
+    assert lines[n:] == ["later", "for people", f"written: {path}", "later"]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == WRITTEN[:n]
+    with answering(path) as answer:
+        answer(ANSWERS[0])
+    assert json.loads(path.read_text()) == WRITTEN[0]
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything(tmp_path: Path) -> None:
-    for path in (tmp_path, Path("/dev/null/x"), Path("steps=4")):
-        with pytest.raises(ValueError, match=r"^--json must be "), answering(path):
-            pytest.fail("it began")
+@pytest.mark.parametrize("path", [Path("/"), Path("/dev/null/x"), Path("steps=4")])
+def test_a_file_that_cannot_be_written_is_refused_before_anything(path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--json must be "), answering(path):
+        pytest.fail("it began")
 
 
 def test_an_error_leaves_no_file_and_stdout_as_it_was(tmp_path: Path) -> None:
@@ -157,66 +161,42 @@ def test_an_error_leaves_no_file_and_stdout_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The later of two runs in `outputs`, where the commands are given."""
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "outputs", seed=0, curve=(5.0, 4.0, 3.5, 3.4, 3.3))
-    return tmp_path
-
-
-def last(here: Path) -> Path:
-    return write_run(here / "outputs", seed=1, curve=(5.0, 4.5, 3.8, 3.5, 3.4), started="2026-01-02T00:00:00")
-
-
-SAYS = [
-    ("runs", ["--columns", "run,val_loss"], "runs"),
-    ("runs", ["show", "last"], "summary"),
-    ("runs", ["why", "outputs/runs/*-s0-*", "last"], "differences"),
-    ("compare", ["outputs"], "arms"),
-    ("plot", ["outputs"], "curves"),
-    ("data", ["list"], "sources"),
-]
+    later = {"seed": 1, "started": "2026-01-02T00:00:00"}
+    return write_run(tmp_path / "outputs", curve=(5.0, 4.5, 3.8, 3.5, 3.4), **later)
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "key"),
-    SAYS,
-    ids=lambda parameter: " ".join(parameter) if isinstance(parameter, list) else parameter,
+    ("words", "key"),
+    [
+        ("runs --columns run,val_loss", "runs"),
+        ("runs show last", "summary"),
+        ("runs why outputs/runs/*-s0-* last", "differences"),
+        ("runs diff outputs/runs/*-s0-* last", "differences"),  # the same
+        ("compare outputs", "arms"),
+        ("plot outputs", "curves"),
+        ("data list", "sources"),
+    ],
 )
-def test_a_command_s_answer(
-    command: str, words: list[str], key: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    last(here)
-    assert door(command)([*words, "--json"]) == 0
+def test_a_command_s_answer(words: str, key: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command, *more = words.split()
+    assert door(command)([*more, "--json", *["-"] * (command == "plot")]) == 0
     out, err = capsys.readouterr()
-    assert key in json.loads(out)
-    assert err
-    assert door(command)([*words, "--json", "a.json"]) == 0
+    assert (key in json.loads(out), bool(err)) == (True, True)
+    assert door(command)([*more, "--json", "a.json"]) == 0
     assert capsys.readouterr().out == err + "written: a.json\n"
-    assert json.loads((here / "a.json").read_text()) == json.loads(out)
+    assert json.loads(Path("a.json").read_text()) == json.loads(out)
 
 
 # --- the last run -------------------------------------------------------------------------------------------
 
 
-def test_without_a_run_the_last_is_taken(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = last(here)
-    assert (
-        export._parser().parse_args(["m.safetensors"]).run,
-        export._parser().parse_args(["last", "m.safetensors"]).run,
-    ) == ("last",) * 2
+def test_without_a_run_the_last_is_taken(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [export._parser().parse_args(words).run for words in (["m"], ["last", "m"])] == ["last"] * 2
     assert from_overrides(Generate, []).run == "last"
-    assert plot.main([]) == 0
-    assert runs_door(["show"]) == 0
+    assert plot.main([]) == runs_door(["show"]) == 0
     out = capsys.readouterr().out
-    assert folder.name in out
-    assert "-s0-" not in out
-
-
-def test_diff_is_why(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [folder.name for folder in (here / "outputs" / "runs").iterdir()] + [last(here).name]
-    said = []
-    for verb in ("why", "diff"):
-        assert runs_door([verb, *words]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
-    assert "seed" in said[0]
+    assert (last.name in out, "-s0-" in out) == (True, False)

@@ -1,16 +1,16 @@
 """README.md and docs/: every command can be typed as it stands, links lead somewhere, the README is short."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util
 import io
+import json
 import re
 import shlex
-import sys
+import subprocess
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,15 +19,26 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
+from nocap.config.flags import manual
 from nocap.launch.search import asked, ends, space_of
 from tests.tools import run_docs
-from tests.tools.run_docs import ROOT, Block, blocks, matches, pages, simple_commands, split_commands
+from tests.tools.run_docs import (
+    ROOT,
+    Block,
+    blocks,
+    environment,
+    matches,
+    pages,
+    scratch,
+    simple_commands,
+    split_commands,
+)
 
 ALL = [block for page in pages() for block in blocks(page)]
 # in a line, or defined at a page's end
 LINK = re.compile(r"(?:\[[^\]]*\]\(|^\[[^\]]+\]: )([^)\s]+)", re.MULTILINE)
 COMPOSING = ("nocap.train", "nocap.profile", "nocap.bench")
-MINE = ("seed", "output_dir", "cache_dir")
+OWN = ("seed", "output_dir", "cache_dir")
 
 
 def _name(block: Block) -> str:
@@ -49,9 +60,9 @@ def _help(module: str) -> str:
     if module == "nocap.train":
         return " ".join(["--config-dir", "--plan", *get_args_parser()._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
-    out = io.StringIO()
+    out, door = io.StringIO(), importlib.import_module(f"{module}{'.__main__' * package}")
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):
-        importlib.import_module(f"{module}.__main__" if package else module).main(["--help"])
+        door.main(["--help"])
     return out.getvalue()
 
 
@@ -61,67 +72,47 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
         assert importlib.util.find_spec(module), module
         for flag in (word.partition("=")[0] for word in arguments if re.match(r"--[a-z]", word)):
             assert re.search(rf"{flag}\b", _help(module)), f"{module} has no {flag}"
-    for command in block.commands:
-        for words in simple_commands(command):
-            if words[0] == "make":
-                assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words[1]
-            if words[0] == "python" and words[1].endswith(".py"):
-                assert (ROOT / words[1]).is_file(), words[1]
+    for words in (words for command in block.commands for words in simple_commands(command)):
+        named = words[1] if words[1:] else ""
+        assert words[0] != "make" or re.search(rf"^{named}:", (ROOT / "Makefile").read_text(), re.M), named
+        assert words[0] != "python" or not named.endswith(".py") or (ROOT / named).is_file(), named
 
 
 @pytest.mark.parametrize("block", [b for b in ALL if b.settings.get("exit", "0") == "0"], ids=_name)
 def test_overrides_compose(block: Block) -> None:
     for module, arguments in _nocap(block):
-        if module not in COMPOSING or {"--config-dir", "--help"} & set(arguments):
-            continue
-        for overrides in _arms(arguments):
-            compose([*overrides, "data.path=x"] if "data=text" in overrides else overrides)
+        if module in COMPOSING and not {"--config-dir", "--help"} & set(arguments):
+            for overrides in _arms(arguments):
+                compose([*overrides, "data.path=x"] if "data=text" in overrides else overrides)
 
 
 def _arms(arguments: list[str]) -> Iterator[list[str]]:
-    """The overrides of the first cell of a grid and, for each key that it sweeps, of a cell with the last
-    value; of each end of a search; of each arm of a bench."""
+    """The overrides of each arm of a bench; of each end of a search; or of the first cell of a grid and, for
+    each key that it sweeps, of a cell with the last value."""
     arms = [shlex.split(arguments[i + 1]) for i, word in enumerate(arguments) if word == "--arm"]
-    shared = [
-        word
-        for i, word in enumerate(arguments)
-        if re.match(r"(?!hydra)[a-z_.]+=", word) and arguments[i - 1] != "--arm"
-    ]
-    if arms:
-        yield from ([*shared, *arm] for arm in arms)
-        return
-    searched, shared = asked(shared)
+    pairs = pairwise(["", *arguments])
+    shared = [word for last, word in pairs if re.match(r"(?!hydra)[a-z_.]+=", word) and last != "--arm"]
+    searched, shared = (None, shared) if arms else asked(shared)
     parsed = OverridesParser.create().parse_overrides(shared)
-    if searched is not None:
-        fixed = [str(override.input_line) for override in parsed if not override.is_sweep_override()]
-        yield from (
-            [*fixed, *words]
-            for words in ends(space_of([override for override in parsed if override.is_sweep_override()]))
-        )
+    swept = [o for o in parsed if o.is_sweep_override()]
+    fixed = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
+    if arms or searched is not None:
+        yield from ([*fixed, *words] for words in arms or ends(space_of(swept)))
         return
-    values = {
-        o.key_or_group: list(o.sweep_string_iterator()) if o.is_sweep_override() else None for o in parsed
-    }
-    first = [
-        f"{key}={swept[0]}" if swept else o.input_line or ""
-        for o, (key, swept) in zip(parsed, values.items(), strict=True)
-    ]
+    values = {str(o.key_or_group): list(o.sweep_string_iterator()) for o in swept}
+    first = [*fixed, *(f"{key}={each[0]}" for key, each in values.items())]
     yield first
-    for key, swept in values.items():
-        yield from ([*first, f"{key}={value}"] for value in (swept or [])[-1:] if key not in MINE)
+    yield from ([*first, f"{key}={each[-1]}"] for key, each in values.items() if key not in OWN)
 
 
 @pytest.mark.parametrize(
     "page", [*pages(), ROOT / "CHANGELOG.md", ROOT / "LOG.md"], ids=lambda page: page.name
 )
 def test_links_lead_to_files_and_headings(page: Path) -> None:
-    for link in LINK.findall(page.read_text()):
-        path, _, heading = link.partition("#")
-        if "://" in path:
-            continue
+    for path, _, heading in (link.partition("#") for link in LINK.findall(page.read_text())):
         target = page.parent / path if path else page
-        assert target.exists(), f"{page.name}: {link}"
-        assert not heading or heading in _headings(target), f"{page.name}: {link}"
+        assert "://" in path or target.exists(), path
+        assert "://" in path or not heading or heading in _headings(target), f"{path}#{heading}"
 
 
 def _headings(page: Path) -> set[str]:
@@ -143,13 +134,10 @@ def test_what_is_not_run_is_listed_with_what_tests_do_in_its_place() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_pages_have_the_flags_of_the_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [name, "--help"])
-    package = bool(importlib.util.find_spec(f"nocap.{name}").submodule_search_locations)  # type: ignore[union-attr]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
-        importlib.import_module(f"nocap.{name}.__main__" if package else f"nocap.{name}").main()
-    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", out.getvalue()))
+def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
+    flags = set(
+        re.findall(r"(?<![\w-])--[a-z][\w-]*", manual([]) if name == "train" else _help(f"nocap.{name}"))
+    )
     text = "".join(page.read_text() for page in pages())
     assert flags
     assert [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)] == []
@@ -182,16 +170,12 @@ def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
 
 
 def test_every_page_is_reached_from_the_readme() -> None:
-    reached, new = {ROOT / "README.md"}, {ROOT / "README.md"}
+    reached = new = {ROOT / "README.md"}
     while new:
-        linked = {
-            (page.parent / link.partition("#")[0]).resolve()
-            for page in new
-            for link in LINK.findall(page.read_text())
-        }
-        new = (linked & {*pages()}) - reached
-        reached |= new
-    assert {*pages()} - reached == set()
+        links = ((page, link.partition("#")[0]) for page in new for link in LINK.findall(page.read_text()))
+        new = ({(page.parent / path).resolve() for page, path in links} & {*pages()}) - reached
+        reached = reached | new
+    assert {*pages()} == reached
 
 
 @pytest.mark.parametrize("page", pages()[1:], ids=lambda page: page.name)
@@ -203,27 +187,18 @@ def test_a_page_is_short(page: Path) -> None:
     ] == []
 
 
-def test_blocks_of_a_page(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "<!-- slow -->\n<!-- add: x=1 -->\n```sh\na b \\\n  c   # why\nfor i in 1 2; do\n  d "
-        "$i\ndone | e\n```\n\n```text\n3 of … s\n```\n"
-        "text\n<!-- run: f; g -->\n```sh\nh\n```\n```text\n```\n"
-    )
-    first, second = blocks(page, tmp_path)
-    assert first.commands == ["a b \\\n  c", "for i in 1 2; do\n  d $i\ndone | e"]
-    assert first.to_run[0] == "a b \\\n  c x=1"
-    assert (first.line, first.shown) == (3, "3 of … s\n")
-    assert first.skipped(slow=False) == "only with --slow"
-    assert first.skipped(slow=True) is None
-    assert (second.to_run, second.settings) == (["f", "g"], {"run": "f; g"})
-    assert simple_commands(first.commands[1]) == [["d", "$i"], ["e"]]
-    assert list(split_commands("a '# b'\n")) == ["a '# b'"]
-    assert matches("3 of … s\n", "1\n3 of 7 s\n4\n")
-    assert matches("a\n…\nd\n", "a\nb\nc\nd\n")
-    assert not matches("3 of 8 s\n", "3 of 7 s\n")
-    assert matches("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", numbers=False)
-    assert not matches("a  1,024 s\n", "b    77 s\n", numbers=False)
+@pytest.mark.parametrize(
+    ("shown", "printed", "numbers", "same"),
+    [
+        ("3 of … s\n", "1\n3 of 7 s\n4\n", True, True),
+        ("a\n…\nd\n", "a\nb\nc\nd\n", True, True),
+        ("3 of 8 s\n", "3 of 7 s\n", True, False),
+        ("a  1,024 s\n  b 2.5% …\n", "a    77 s\n b 0.125%  x\n", False, True),
+        ("a  1,024 s\n", "b    77 s\n", False, False),
+    ],
+)
+def test_what_a_page_shows_is_what_was_printed(shown: str, printed: str, numbers: bool, same: bool) -> None:
+    assert matches(shown, printed, numbers=numbers) == same
 
 
 @pytest.mark.slow
@@ -235,3 +210,46 @@ def test_every_command_runs_and_prints_what_the_page_shows(
     page: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_docs.main(["--slow", "--only", str(page)]) == 0, capfd.readouterr().out
+
+
+# --- users: scripts of tests/users, written from the pages alone --------------------------------------------
+
+# Of a program every command ends well, and the answer is there; the others' are run where their pages are.
+# `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make
+# them short.
+USERS = ROOT / "tests" / "users"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_program_gets_its_answers(tmp_path: Path) -> None:
+    where = scratch(tmp_path)
+    env = environment(where) | {"NANO": "model=nano data=synthetic trainer.steps=20"}
+    subprocess.run(
+        ["bash", "-ex", str(USERS / "program.sh")], cwd=where, env=env, stdin=subprocess.DEVNULL, check=True
+    )
+    names = ("accepted", "again", "not-shown", "race", "comparison", "api")
+    accepted, again, no, race, comparison, api = (
+        json.loads((where / f"{name}.json").read_text()) for name in names
+    )
+    assert (accepted["word"], again, no["word"]) == ("accepted", accepted, "not shown")
+    assert (where / "failed.json").read_text() == ""
+    assert [(arm["arm"], arm["word"]) for arm in race["verdicts"]] == [("slow", "worse")]
+    assert [arm["arm"] for arm in comparison["arms"]][:1] == [comparison["baseline"]]
+    assert comparison["arms"][1]["difference"]["verdict"] == "no difference shown"
+    assert api == ["flash", "gqa"]
+
+
+@pytest.mark.parametrize("user", sorted(path.stem for path in USERS.glob("*.sh")))
+def test_the_pages_show_what_a_user_types(user: str) -> None:
+    """Each command, flag, key and option of a script is on the page that it names."""
+    parts = re.split(r"^# ((?:docs/)?\w[\w-]*\.md)$", (USERS / f"{user}.sh").read_text(), flags=re.MULTILINE)
+    assert len(parts) > 2
+    for page, script in zip(parts[1::2], parts[2::2], strict=True):
+        # what all commands have
+        text = (ROOT / page).read_text() + (ROOT / "docs" / "commands.md").read_text()
+        for words in (words for command in split_commands(script) for words in simple_commands(command)):
+            name = words[2] if words[:2] == ["python", "-m"] else " ".join(words[:2])
+            typed = [word for word in words if re.match(r"--[a-z]|[a-z][\w./]*=", word)]
+            missing = [word for word in (name, *typed) if word.partition("=")[0] not in text]
+            assert not missing or not name.startswith("nocap"), f"{page} does not show {missing}"

@@ -1,13 +1,13 @@
 """Options from outside: what brings them in, what is refused, and that each process has the same bytes."""
 
-from __future__ import annotations
-
+import importlib
 import json
 import os
 import re
 import shutil
 import sqlite3
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from nocap import outside
 from nocap.config.compose import compose
+from nocap.config.run import Run
 from nocap.store.identity import source_hashes
 from tests.attempts import state_of
 from tests.conftest import FAULTS, REPO, SMALL, Door, Undisturbed, rows_of, the_run
@@ -51,16 +52,20 @@ def asked(*names: str) -> list[str]:
     return [*flags(*names), *base, *words, *([f"ideas=[{','.join(ideas)}]"] if ideas else [])]
 
 
+def composed(folder: Path, *words: str) -> Run:
+    """A small run with these words, where this folder's options are in use."""
+    outside.use([folder])
+    return compose([*SMALL, *words])
+
+
 # --- a stranger's idea, one file and one yaml ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_idea_is_one_short_file_and_one_yaml(name: str):
-    files = [
-        path for path in (STRANGERS / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts
-    ]
-    assert sorted(path.suffix for path in files) == [".py", ".yaml"]
-    assert all(len(path.read_text().splitlines()) <= 80 for path in files)
+def test_an_idea_is_one_short_file_and_one_yaml():
+    for name in NAMES:
+        files = [path for path in (STRANGERS / name).glob("*/*.*") if path.parent.name != "__pycache__"]
+        assert sorted(path.suffix for path in files) == [".py", ".yaml"]
+        assert all(len(path.read_text().splitlines()) <= 80 for path in files)
 
 
 @pytest.mark.slow
@@ -68,18 +73,14 @@ def test_an_idea_is_one_short_file_and_one_yaml(name: str):
 def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Path):
     words = asked(*NAMES)
     assert door(*words, "output_dir=whole").code == 0
-    killed = door(
-        *words, env={"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@7", "NOCAP_FAULT_DIR": str(tmp_path)}
-    )
-    assert killed.code == 0, killed.err
-    assert "starting again from the last checkpoint" in killed.err
+    fault = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@7", "NOCAP_FAULT_DIR": str(tmp_path)}
+    killed = door(*words, env=fault)
+    assert (killed.code, "starting again from the last checkpoint" in killed.err) == (0, True), killed.err
     run_dir, again = the_run(tmp_path / "whole"), the_run(tmp_path / "outputs")
     assert state_of(again) == state_of(run_dir)
-    rows, summary = rows_of(run_dir), json.loads((run_dir / "summary.json").read_text())
+    rows, manifest = rows_of(run_dir), json.loads((run_dir / "manifest.json").read_text())
     assert rows[-1]["val/loss"] < rows[0]["val/loss"]
     assert rows[0]["train/loss_ngram_loss"] > 0
-    assert summary["status"] == "finished"
-    manifest = json.loads((run_dir / "manifest.json").read_text())
     for name in NAMES:
         (group,) = [path.name for path in (STRANGERS / name).iterdir()]
         for file in (STRANGERS / name / group).glob("*.*"):
@@ -92,31 +93,38 @@ def test_all_train_at_once_resume_and_are_in_the_record(door: Door, tmp_path: Pa
         select = "SELECT step, value FROM rows WHERE name = 'val/loss' ORDER BY step"
         assert sqlite3.connect(folder / "rows.sqlite").execute(select).fetchall() == losses
     text = door(f"run={run_dir}", "max_tokens=4", "--allow-code", module="nocap.generate")
-    assert text.code == 0, text.err
-    assert "no cache: model.kind=parallel" in text.err
+    assert (text.code, "no cache: model.kind=parallel" in text.err) == (0, True), text.err
+
+
+ARMS = {
+    "plain": ["model=nano"],
+    "block": WORDS["parallel"],
+    "layer": ["model=nano", *WORDS["head_temperature"], *WORDS["scaled_relu2"]],
+    "ideas": ["model=nano", "ideas=[first_values,ngram_loss]"],
+    "sophia": ["model=nano", *WORDS["sophia"]],
+}
+CLAIM = {"statement": "it ends lower", "source": "a test", "metric": "val_loss", "scale": "difference"}
+CLAIM |= {"expected": [-10, 10], "mechanism": {"rule": "given", "formula": "none", "bound": None}}
 
 
 @pytest.mark.slow
-def test_what_is_per_token_decodes_from_a_cache(door: Door, tmp_path: Path):
-    assert door(*asked("sophia", "scaled_relu2", "ngram_loss", "first_values")).code == 0
-    run = f"run={the_run(tmp_path / 'outputs')}"
-    text = door(run, "max_tokens=4", "--allow-code", module="nocap.generate")
-    assert text.code == 0, text.err
-    assert "no cache" not in text.err
-
-
-@pytest.mark.slow
-def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
-    folder = shutil.copytree(STRANGERS / "sqlite_rows", tmp_path / "broken")
-    file = folder / "tracker" / "sqlite_rows.py"
-    file.write_text(
-        file.read_text().replace(
-            "def log(self, row):", "def log(self, row):\n        raise OSError('no room')"
-        )
-    )
-    done = here("--config-dir", str(folder), *asked("sqlite_rows")[2:])
-    assert done.code == 0
-    assert done.err.count("no mirror of this run from here on: no room") == 1
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("numbers")
+def test_a_study_has_them(here: Door, tmp_path: Path):
+    used = [word for name in ("power_law", "jsonl", "sqlite_rows") for word in WORDS[name]]
+    scale = {"train": ["trainer.val_every=5"], "bench": ["trainer.val_every=5"], "rounds": 2}
+    study = {"question": "Is one of them lower?", "baseline": "plain", "arms": ARMS, "seeds": [0, 1, 2]}
+    study |= {
+        "overrides": [*without({"data", "tracker", "schedule", "model"}), *used],
+        "scales": {"cpu": scale},
+    }
+    study |= {"claims": [{**CLAIM, "id": f"T.{arm}", "arm": arm} for arm in ARMS if arm != "plain"]}
+    (tmp_path / "study.yaml").write_text(json.dumps(study))
+    refused = here(".", "scale=cpu", module="nocap.study")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    done = here(".", "scale=cpu", *flags(*NAMES), module="nocap.study")
+    confirmed = [f"T.{arm} confirmed" in done.out for arm in ARMS if arm != "plain"]
+    assert (done.code, all(confirmed)) == (0, True), done.out + done.err
 
 
 # --- text from it -------------------------------------------------------------------------------------------
@@ -125,76 +133,56 @@ def test_a_tracker_that_fails_stops_no_training(here: Door, tmp_path: Path):
 @pytest.mark.slow
 def test_generate_asks_for_the_code(here: Door, tmp_path: Path):
     assert here(*asked("head_temperature")).code == 0
-    run = f"run={the_run(tmp_path / 'outputs')}"
-    refused = here(run, module="nocap.generate")
+    run, door = f"run={the_run(tmp_path / 'outputs')}", "nocap.generate"
+    refused = here(run, module=door)
     assert (refused.code, len(refused.err.splitlines())) == (2, 1)
-    assert "attention.kind must be one of" in refused.err
-    assert "--allow-code" in refused.err
-    given = here(
-        run, "max_tokens=8", "--config-dir", str(STRANGERS / "head_temperature"), module="nocap.generate"
-    )
-    copied = here(run, "max_tokens=8", "--allow-code", module="nocap.generate")
-    assert given.code == copied.code == 0
-    assert given.out == copied.out
+    assert re.search("attention.kind must be one of.*--allow-code", refused.err)
+    given = here(run, "max_tokens=8", *flags("head_temperature"), module=door)
+    copied = here(run, "max_tokens=8", "--allow-code", module=door)
+    assert (given.code, copied.code, given.out) == (0, 0, copied.out)
+    assert "no cache: attention.kind=head_temperature defines no cache_slots" in given.err
     assert (
-        "no cache: attention.kind=head_temperature defines no cache_slots of its mixer with these keys; "
-        "the prefix is computed again" in given.err
+        here(*asked("sophia", "scaled_relu2", "ngram_loss", "first_values"), "output_dir=per_token").code == 0
     )
+    cached = here(f"run={the_run(tmp_path / 'per_token')}", "max_tokens=4", "--allow-code", module=door)
+    assert (cached.code, "no cache" in cached.err) == (0, False)
 
 
 def test_a_record_brings_no_code_along(here: Door, tmp_path: Path, undisturbed: Undisturbed):
     """Whatever a stranger put into it."""
-    run_dir, mark = (
-        shutil.copytree(undisturbed.run_dir, tmp_path / "runs" / undisturbed.run_dir.name),
-        tmp_path / "mark",
-    )
-    (run_dir / "options" / "attention").mkdir(parents=True)
-    code = f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n"
-    (run_dir / "options" / "attention" / "evil.py").write_text(code)
-    config = (run_dir / "config.yaml").read_text()
-    (run_dir / "config.yaml").write_text(config.replace("kind: global", "kind: evil"))
+    run_dir = shutil.copytree(undisturbed.run_dir, tmp_path / "runs" / undisturbed.run_dir.name)
+    mark, code = tmp_path / "mark", run_dir / "options" / "attention" / "evil.py"
+    code.parent.mkdir(parents=True)
+    code.write_text(f"import pathlib; pathlib.Path({str(mark)!r}).touch()\n")
+    config = run_dir / "config.yaml"
+    config.write_text(config.read_text().replace("kind: global", "kind: evil"))
     assert here(f"run={run_dir}", module="nocap.generate").code == 2
     refused = here(str(run_dir), module="nocap.compare")
-    assert refused.code == 2
+    assert (refused.code, mark.exists()) == (2, False)
     assert "config.yaml is not what its digest in summary.json says" in refused.err
-    assert not mark.exists()
 
 
 def test_experiments_of_a_folder_may_lie_deeper_and_its_name_be_odd(tmp_path: Path):
     folder = tmp_path / "it's a \\ folder, [with] ${odd} {letters}\\" / "experiment" / "mine"
     folder.mkdir(parents=True)
-    (folder / "short.yaml").write_text("# @package _global_\ntrainer: {steps: 3}\n")
-    outside.use([folder.parents[1]])
-    assert compose([*SMALL[:1], "experiment=mine/short"]).trainer.steps == 3
+    (folder / "short.yaml").write_text("# @package _global_\ntrainer: {keep_checkpoints: 3}\n")
+    assert composed(folder.parents[1], "experiment=mine/short").trainer.keep_checkpoints == 3
 
 
 # --- what is refused ----------------------------------------------------------------------------------------
 
-
-def option(folder: Path, name: str, source: str, *, group: str = "attention") -> list[str]:
-    """The words of a run with an option of this source."""
-    (folder / group).mkdir(parents=True, exist_ok=True)
-    (folder / group / f"{name}.py").write_text(source)
-    (folder / group / f"{name}.yaml").write_text(f"kind: {name}\nn_kv_heads: 4\n")
-    return ["--config-dir", str(folder), *SMALL, f"{group}={name}"]
-
-
 GOOD = (STRANGERS / "head_temperature" / "attention" / "head_temperature.py").read_text()
 GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
+KIND = GOOD.replace('"head_temperature"', '"global"')
 
 
 @pytest.mark.parametrize(
     ("name", "source", "says"),
     [
         ("broken", "def (:\n", "broken.py cannot be imported: SyntaxError"),
-        ("failing", "import nothing_like_this\n", "failing.py cannot be imported: ModuleNotFoundError"),
         ("raising", "raise ValueError('no')\n", "raising.py cannot be imported: ValueError: no"),
         ("empty", "x = 1\n", "empty.py must define an option, got no dataclass of Attention"),
-        (
-            "taken",
-            GOOD.replace('"head_temperature"', '"global"'),
-            "must have a kind of its own, as in kind: str = 'taken', got 'global'",
-        ),
+        ("taken", KIND, "must have a kind of its own, as in kind: str = 'taken', got 'global'"),
         (
             "undecorated",
             GOOD.replace("@dataclass(kw_only=True)\n", ""),
@@ -205,49 +193,34 @@ GOOD = GOOD.replace("    start: float\n", "    start: float = 1.0\n")
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, name: str, source: str, says: str):
-    flag, folder, *words = option(tmp_path / "mine", name, source)
-    assert flag == "--config-dir"
-
-    def ask() -> None:
-        outside.use([folder])
-        compose(words)
-
-    with pytest.raises(ValueError, match=re.escape(says)) as refused:
-        ask()
-    assert len(str(refused.value).splitlines()) == 1
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / f"{name}.py").write_text(source)
+    (tmp_path / "attention" / f"{name}.yaml").write_text(f"kind: {name}\nn_kv_heads: 4\n")
+    with pytest.raises(ValueError, match=rf"\A.*{re.escape(says)}.*\Z"):
+        composed(tmp_path, f"attention={name}")
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("word", "says"),
     [
-        (("attention.strat=3",), "attention.strat is no key of head_temperature (did you mean start?)"),
-        (("attention.start=abc",), "attention.start"),
-        (("attention.start=-1",), "attention.start must be above 0, got -1.0"),
-        (("attention.start=inf",), "attention.start must be a finite number"),
-        (("attention.kind=global",), "attention.kind must stay what the option set"),
+        ("attention.strat=3", "attention.strat is no key of head_temperature (did you mean start?)"),
+        ("attention.start=abc", "attention.start"),
+        ("attention.start=-1", "attention.start must be above 0, got -1.0"),
+        ("attention.start=inf", "attention.start must be a finite number"),
+        ("attention.kind=global", "attention.kind must stay what the option set"),
     ],
 )
-def test_wrong_keys_are_refused_like_built_in_ones(words: tuple[str, ...], says: str):
-    outside.use([STRANGERS / "head_temperature"])
-    with pytest.raises(ValueError, match=re.escape(says)) as refused:
-        compose([*SMALL, "attention=head_temperature", *words])
-    assert len(str(refused.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize("module", ["train", "bench", "profile", "generate", "study", "compare", "data"])
-def test_every_door_refuses_a_folder_that_is_not_there(door: Door, module: str):
-    done = door("--config-dir", "nowhere", module=f"nocap.{module}")
-    assert (done.code, len(done.err.splitlines())) == (2, 1)
-    assert "--config-dir must be a folder, got " in done.err
+def test_wrong_keys_are_refused_like_built_in_ones(word: str, says: str):
+    with pytest.raises(ValueError, match=rf"\A.*{re.escape(says)}.*\Z"):
+        composed(STRANGERS / "head_temperature", "attention=head_temperature", word)
 
 
 def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
-    folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
-    outside.use([folder])
+    outside.use([shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")])
     (file,) = outside.files()
     assert file.load().HeadTemperature
-    path = folder / "attention" / "head_temperature.py"
-    path.write_text(path.read_text() + "\n")
+    with (tmp_path / "mine" / "attention" / "head_temperature.py").open("a") as source:
+        source.write("\n")
     del sys.modules[file.module]  # another process, which has the environment of this one
     with pytest.raises(ValueError, match="must be what this command began with, sha256"):
         file.load()
@@ -256,76 +229,216 @@ def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
 # --- identity -----------------------------------------------------------------------------------------------
 
 
-def test_its_source_is_in_the_identity(tmp_path: Path):
-    folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
-    path, hashes = folder / "attention" / "head_temperature.py", []
-    for text in (
-        path.read_text(),
-        path.read_text().replace("q_BHTD * self", "q_BHTD / self"),
-        "# a comment\n" + path.read_text(),
-    ):
+def test_its_source_is_in_the_identity_where_it_is_used(tmp_path: Path):
+    before = source_hashes(compose(list(SMALL)))
+    path, hashes = tmp_path / "mine" / "attention" / "head_temperature.py", []
+    shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
+    for text in (GOOD, GOOD.replace("q_BHTD * self", "q_BHTD / self"), "# a comment\n" + GOOD):
         path.write_text(text)
         os.environ.pop(outside.VARIABLE, None)
-        outside.use([folder])
-        hashes.append(source_hashes(compose([*SMALL, "attention=head_temperature"])))
-    assert hashes[0] == hashes[2]
+        hashes.append(source_hashes(composed(tmp_path / "mine", "attention=head_temperature")))
     changed = [module for module in hashes[0] if hashes[0][module] != hashes[1][module]]
-    assert changed == ["nocap.outside.attention.head_temperature"]
-
-
-def test_an_option_that_is_there_and_not_used_changes_no_identity():
-    before = source_hashes(compose(list(SMALL)))
-    outside.use([STRANGERS / name for name in NAMES])
+    assert (hashes[0], changed) == (hashes[2], ["nocap.outside.attention.head_temperature"])
     assert source_hashes(compose(list(SMALL))) == before
 
 
-# --- an installed package -----------------------------------------------------------------------------------
+# --- what it imports, and what its forward does: tried before the first step --------------------------------
+
+HEAD = """
+import importlib, os, pathlib, sys
+from dataclasses import dataclass
+import torch
+import torch.nn.functional as F
+from torch import nn
+from nocap.options.attention import Attention
+from nocap.options.attention.softmax import Softmax
+from nocap.options.mlp import Mlp
+"""
+BESIDE = "sys.path.insert(0, os.path.dirname(__file__))\n"
+ATTENTION = """
+@dataclass(kw_only=True)
+class Mine(Attention):
+    kind: str = "mine"
+    n_kv_heads: int = 4
+
+    def mixer(self, run, layer):
+        def mix(q, k, v):
+            T = q.shape[2]
+            scores = q @ k.transpose(2, 3) * {factor} / q.shape[3] ** 0.5
+            future = torch.ones(T, T, dtype=torch.bool).triu({first})
+            return scores.masked_fill(future, float("-inf")).softmax(-1).type_as(v) @ v
+        return mix
+"""
+GATE = """
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.zero = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x + self.zero * x.mean(1, keepdim=True)
+
+@dataclass(kw_only=True)
+class Mine(Mlp):
+    kind: str = "mine"
+
+    def build(self, d_model):
+        return nn.Sequential(Gate(), nn.Linear(d_model, d_model, bias=False))
+"""
+DROPOUT = """
+@dataclass(kw_only=True)
+class Mine(Mlp):
+    {line}
+    kind: str = "mine"
+
+    def build(self, d_model):
+        return nn.Sequential(nn.Linear(d_model, d_model, bias=False), nn.Dropout(0.1))
+"""
 
 
-def installed(site: Path) -> None:
-    """A package with an option, as pip would leave it, whose option imports a module of the package's own."""
-    shutil.copytree(STRANGERS / "head_temperature", site / "their_ideas" / "options")
-    for folder in (site / "their_ideas", site / "their_ideas" / "options"):
-        (folder / "__init__.py").touch()
-    (site / "their_ideas" / "starts.py").write_text("SMALLEST = 0\n")
-    file = site / "their_ideas" / "options" / "attention" / "head_temperature.py"
-    file.write_text(
-        file.read_text()
-        .replace("import torch\n", "import torch\nfrom their_ideas.starts import SMALLEST\n")
-        .replace("> 0", "> SMALLEST")
-    )
-    facts = site / "their_ideas-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: their-ideas\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[nocap.options]\ntheirs = their_ideas.options\n")
+OWN_SCALE = ATTENTION.format(factor="_helpermod.scale", first=1)
+HIDDEN = ATTENTION.format(factor="hidden.scale", first=1)
+LATE = BESIDE.strip() + '; hidden = importlib.import_module("_helper" + "mod")'
+EDITS = 'pathlib.Path(_helpermod.__file__).write_text("scale = 2.0")'  # stands for a person who does
+
+
+def inside(source: str, line: str) -> str:
+    """With a line at the begin of the forward."""
+    return source.replace("T = q.", f"{line}\n            T = q.")
+
+
+@pytest.fixture(autouse=True)
+def no_main_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tests' own import of multiprocessing adds to this process, and a process of nocap has not."""
+    importlib.import_module("multiprocessing")
+    monkeypatch.delitem(sys.modules, "__mp_main__", raising=False)
+
+
+def option_words(folder: Path, source: str, *, group: str = "attention", keys: str = "") -> list[str]:
+    """The words of a short run with an option of this source."""
+    (folder / group).mkdir(parents=True, exist_ok=True)
+    (folder / group / "mine.py").write_text(HEAD + source)
+    (folder / group / "mine.yaml").write_text(f"kind: mine\n{keys}")
+    (folder / group / "_helpermod.py").write_text("scale = 1.0\n")
+    out = f"output_dir={folder.parent / folder.name}-outputs"
+    return ["--config-dir", str(folder), *SMALL, "trainer.steps=3", out, f"{group}=mine"]
+
+
+def manifest(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "manifest.json").read_text())
+
+
+# --- what makes another run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"{LATE}\n{HIDDEN}",  # named by no import statement
+        inside(HIDDEN, LATE),
+        f"{BESIDE}import _helpermod\n{inside(OWN_SCALE, EDITS)}",  # changed after the command began
+    ],
+    ids=["above", "in the forward", "edited"],
+)
+def test_code_that_is_not_in_the_identity_is_refused(
+    source: str, here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    done = here(*option_words(tmp_path / "own", source))
+    sys.modules.pop("_helpermod", None)  # a new process would import it anew
+    assert (done.code, len(done.err.splitlines()), "_helpermod" in done.err) == (2, 1, True), done.err
 
 
 @pytest.mark.slow
-def test_an_installed_package_brings_options(door: Door, tmp_path: Path):
-    installed(tmp_path / "site")
-    path = {"PYTHONPATH": os.pathsep.join([str(REPO), str(tmp_path / "site")])}
-    done = door(*SMALL, "attention=head_temperature", env=path)
-    assert done.code == 0, done.err
-    source = json.loads((the_run(tmp_path / "outputs") / "manifest.json").read_text())["parts"]["source"]
-    assert {"nocap.outside.attention.head_temperature", "their_ideas.starts"} <= source.keys()
-    assert door(*SMALL, "attention=head_temperature").code == 2  # without the package
-
-
-# --- the shelf ----------------------------------------------------------------------------------------------
-
-
-def test_groups_are_folders():
-    assert set(outside.groups()) >= {
-        "attention",
-        "mlp",
-        "norm",
-        "position",
-        "ideas",
-        "optimizer",
-        "schedule",
-        "objective",
-        "data",
+def test_the_record_names_all_that_an_option_imports_and_an_edit_makes_another_run(
+    door: Door, tmp_path: Path
+):
+    """Modules of one's own by content, also inside packages and functions; installed packages by version. One
+    brings an option, as pip would leave it, that imports a module of the package's own."""
+    site, theirs = "site-packages", "site-packages/their_ideas"
+    law = {path.suffix: path.read_text() for path in (STRANGERS / "power_law" / "schedule").glob("*.*")}
+    files = {
+        "path/ours/__init__.py": "from . import first\nfrom .inner.deep import factor\n",
+        "path/ours/first.py": "def f():\n    from .second import g\n",
+        "path/ours/second.py": "import statistics\nrule = 3\n",
+        "path/ours/inner/deep.py": "from ..first import f\nfactor = 1.0\n",
+        f"mine/fast{sysconfig.get_config_var('EXT_SUFFIX')}": "\x7fELF\0",
+        **dict.fromkeys((f"{theirs}/__init__.py", f"{theirs}/options/__init__.py"), ""),
+        f"{theirs}/starts.py": "SMALLEST = 0\n",
+        f"{theirs}/options/schedule/power_law.py": f"from their_ideas.starts import SMALLEST\n{law['.py']}",
+        f"{theirs}/options/schedule/power_law.yaml": law[".yaml"],
+        f"{theirs}-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: their-ideas\nVersion: 1.0\n",
+        f"{theirs}-1.0.dist-info/entry_points.txt": "[nocap.options]\ntheirs = their_ideas.options\n",
     }
-    kinds: dict[str, Any] = {group: outside.options(group) for group in outside.groups()}
-    assert all(kinds.values())
-    assert all(cls.__doc__ for rows in kinds.values() for cls in rows.values())
+    for name, installed in (("pinned", "null"), ("copied", '{"url": "file:///copied", "dir_info": {}}')):
+        facts = f"{site}/{name}_package-1.5.dist-info"
+        files[f"{site}/{name}.py"] = "import json\nfactor = 1.0\n"
+        files[f"{facts}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}-package\nVersion: 1.5\n"
+        files |= {f"{facts}/RECORD": f"{name}.py,,\n", f"{facts}/direct_url.json": installed}
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    source = "import pinned, copied\nfrom ours import factor\n" + ATTENTION.format(factor="factor", first=1)
+    asked = option_words(tmp_path / "mine", source + "\ndef never():\n    import fast, nothing_like_this\n")
+    path = {"PYTHONPATH": ":".join(map(str, (REPO, tmp_path / "site-packages", tmp_path / "path")))}
+    for factor in ("1.0", "30.0"):
+        (tmp_path / "path" / "ours" / "inner" / "deep.py").write_text(
+            f"from ..first import f\nfactor = {factor}\n"
+        )
+        done = door(*asked, "schedule=power_law", env=path)
+        assert done.code == 0, done.err
+    first, second = (tmp_path / "mine-outputs" / "runs").iterdir()
+    assert rows_of(first)[-1]["val/loss"] != rows_of(second)[-1]["val/loss"]
+    modules = manifest(first)["parts"]["source"]
+    assert modules.pop("pinned-package") == "1.5"
+    own = {name for name in modules if not name.startswith("nocap.") or "outside" in name}
+    options = {"nocap.outside.attention.mine", "nocap.outside.schedule.power_law", "their_ideas.starts"}
+    assert own == options | {
+        "copied",
+        "their_ideas",
+        "ours",
+        "ours.first",
+        "ours.second",
+        "ours.inner.deep",
+        "fast",
+    }
+    with pytest.raises(ValueError, match="schedule/power_law"):  # without the package
+        compose([*SMALL, "schedule=power_law"])
+
+
+# --- what is tried before the first step --------------------------------------------------------------------
+
+FUTURE = ATTENTION.format(factor=1, first=2)
+SAID = FUTURE.replace("    kind:", "    causal = False\n    kind:")
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "says", "declared"),
+    [
+        ("attention", FUTURE, "attention.kind=mine.*causal = False", None),
+        ("attention", SAID, "", "not causal"),
+        ("mlp", GATE, "mlp.kind=mine", None),  # a gate that starts at zero hides nothing
+        ("mlp", DROPOUT.format(line=""), "random = True", None),
+        ("mlp", DROPOUT.format(line="random = True"), "", "random"),
+    ],
+)
+def test_a_forward_that_sees_the_future_or_draws_is_refused_unless_its_class_says_so(
+    group: str, source: str, says: str, declared: str | None, here: Door, tmp_path: Path
+):
+    done = here(*option_words(tmp_path / "own", source, group=group))
+    assert re.search(says, done.err), done.err
+    assert (done.code, done.err.count("\n")) == ((0, 0) if declared else (2, 1)), done.err
+    if declared:
+        assert manifest(the_run(tmp_path / "own-outputs"))["declared"] == {group: [declared]}
+
+
+def test_the_probe_changes_no_loss(here: Door, tmp_path: Path):
+    """An option from outside that is a built-in one by another name trains as that one, which is not
+    tried."""
+    source = '\n@dataclass(kw_only=True)\nclass Mine(Softmax):\n    kind: str = "mine"\n'
+    asked = option_words(tmp_path / "own", source, keys="n_kv_heads: ${model.n_head}\nkernel: fused\n")
+    done = here(*SMALL, "trainer.steps=3"), here(*asked)
+    assert [each.code for each in done] == [0, 0], done[1].err
+    own, plain = (rows_of(the_run(tmp_path / out)) for out in ("own-outputs", "outputs"))
+    for name in ("train/loss", "val/loss"):
+        assert [row.get(name) for row in own] == [row.get(name) for row in plain]
