@@ -226,7 +226,9 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypat
 # --- the command --------------------------------------------------------------------------------------------
 
 
-def test_runs_of_another_machine_are_taken_a_seed_whole_or_not_at_all(lab: Lab, capsys: pytest.CaptureFixture[str]):
+def test_runs_of_another_machine_are_taken_a_seed_whole_or_not_at_all(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+):
     """From rows that are committed with the log, in a fresh output_dir."""
     path = written(lab.root / "made", study(claims=[LOSS])) / ROWS
     told(lab, capsys, "--rows")
@@ -251,8 +253,12 @@ def test_runs_of_another_machine_are_taken_a_seed_whole_or_not_at_all(lab: Lab, 
     assert err.count("\n") == 1
 
 
-def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(lab: Lab, capsys: pytest.CaptureFixture[str]):
+def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+):
     folder = written(lab.root / "made", study())
+    told(lab, capsys, "--judge", code=1)  # which writes nothing
+    assert [path.name for path in lab.root.rglob("*") if path.is_file()] == ["study.yaml"]
     assert not any("exploratory" in text for text in told(lab, capsys))
     late = claim(LOSS, id="M.late", scale="ratio", expected=[0.5, None])
     written(folder, study(claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, late]))

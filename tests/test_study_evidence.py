@@ -99,8 +99,7 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     speeds = [1.0, 1.1, 1.3]
     paces = [session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate(speeds, start=1)]
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
-    times = measured(made_study.claims[0], made_study, evidence, "mqa")
-    assert times == {
+    assert measured(made_study.claims[0], made_study, evidence, "mqa") == {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
         for i, speed in enumerate(speeds, start=1)
     }
@@ -177,15 +176,10 @@ def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
     )
 
 
-def bench(arms: dict[str, Any]) -> Evidence:
-    return Evidence(sessions={"bench": timed([1], arms)})
-
-
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:
     mechanism = {"rule": rule, "formula": "f", **({"parts": ["scores"]} if rule == "amdahl" else {})}
-    made_study = loaded(
-        tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[], **changed), LOSS])
-    )
+    changed = {"mechanism": mechanism, "guards": [], **changed}
+    made_study = loaded(tmp_path / "made", study(claims=[claim(SPEED, **changed), LOSS]))
     return bound(made_study.claims[0], made_study, evidence)
 
 
@@ -194,73 +188,53 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     lose 2/3 of 2·d² each."""
     d, T, V = 768, 1024, 50257
     whole = 12 * (12 * d**2 + T * d) + d * V
-    assert whole / (whole - 12 * 2 * d**2 * 2 / 3) == pytest.approx(1.0764, abs=1e-4)
+    by_hand = whole / (whole - 12 * 2 * d**2 * 2 / 3)
+    assert by_hand == pytest.approx(1.0764, abs=1e-4)
     d12 = ("model=d12", "tokenizer=gpt2", "mlp=gelu4x", "trainer.device=cpu", "trainer.precision=fp32")
     arms = {"mha": "attention=flash", "mqa": "attention=gqa attention.n_kv_heads=4"}
     flops = {name: component_flops(compose([*d12, *own.split()]), vocab_size=V) for name, own in arms.items()}
     counted = {name: {"component_flops": components} for name, components in flops.items()}
-    assert bounded(tmp_path, "flops", bench(counted)) == pytest.approx(
-        whole / (whole - 12 * 2 * d**2 * 2 / 3), rel=1e-9
-    )
-    assert bounded(tmp_path, "flops", Evidence(sessions={"pace": timed([1], counted)})) == pytest.approx(
-        1.0764, abs=1e-4
-    )
+    for place in ("bench", "pace"):
+        whole_step = Evidence(sessions={place: timed([1], counted)})
+        assert bounded(tmp_path, "flops", whole_step) == pytest.approx(by_hand, rel=1e-9)
     apart = parts({(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()})
-    by_parts = {"metric": "part_ms", "parts": ["qkv", "rotary", "scores", "attention_out"]}
     attention = 4 * d**2 + T * d
-    assert bounded(tmp_path, "flops", apart, **by_parts) == pytest.approx(
-        attention / (attention - 4 / 3 * d**2), rel=1e-9
-    )
-    both_of_mlp = {"metric": "part_ms", "parts": ["mlp_up", "mlp_down"]}
-    assert bounded(tmp_path, "flops", apart, **both_of_mlp) == pytest.approx(1.0)
+    saved = attention / (attention - 4 / 3 * d**2)
+    for of, expected in (
+        (["qkv", "rotary", "scores", "attention_out"], saved),
+        (["mlp_up", "mlp_down"], 1.0),
+    ):
+        bound_of = bounded(tmp_path, "flops", apart, metric="part_ms", parts=of)
+        assert bound_of == pytest.approx(expected, rel=1e-9)
 
 
 def test_other_rules_are_ratios_of_what_was_counted(tmp_path: Path):
-    arms: dict[str, Json] = {
-        "mha": {"params": 300, "memory_mib": {"peak": 99.0, **dict.fromkeys(HELD, 10.0)}, "kv_bytes": 96.0},
-        "mqa": {"params": 200, "memory_mib": {"peak": 50.0, **dict.fromkeys(HELD, 8.0)}, "kv_bytes": 8.0},
-    }
-    evidence = bench(arms)
-    for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
-        assert bounded(tmp_path, rule, evidence) == pytest.approx(expected)
-        # of the whole arm
-        assert bounded(tmp_path, rule, evidence, metric="part_mib", parts=["scores"]) == pytest.approx(
-            expected
-        )
-        assert bounded(tmp_path, rule, Evidence()) is None
-        assert bounded(tmp_path, rule, bench({"mha": arms["mha"]})) is None
-    broken = bench(
-        {
-            "mha": arms["mha"],
-            "mqa": {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": 8.0},
-        }
+    mha: Json = {"params": 300, "memory_mib": {"peak": 99.0, **dict.fromkeys(HELD, 10.0)}, "kv_bytes": 96.0}
+    mqa: Json = {"params": 200, "memory_mib": {"peak": 50.0, **dict.fromkeys(HELD, 8.0)}, "kv_bytes": 8.0}
+    lost = {"status": "does not fit", "params": None, "memory_mib": None, "kv_bytes": None}
+    both_arms, *less = (
+        Evidence(sessions={"bench": timed([1], arms)})
+        for arms in ({"mha": mha, "mqa": mqa}, {"mha": mha}, {"mha": mha, "mqa": lost})
     )
-    assert [bounded(tmp_path, rule, broken) for rule in ("params", "memory")] == [None, None]
+    of_a_part = {"metric": "part_mib", "parts": ["scores"]}
+    for rule, expected in {"params": 1.5, "memory": 1.25, "kv": 12.0}.items():
+        for metric in ({}, of_a_part):  # of the whole arm
+            assert bounded(tmp_path, rule, both_arms, **metric) == pytest.approx(expected)
+        assert [bounded(tmp_path, rule, evidence) for evidence in less] == [None, None]
 
 
 def test_a_step_cannot_lose_more_than_its_part(tmp_path: Path):
-    slower = {**PARTS, "ms": {"scores": 25.0}}
-    evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): {**PARTS, "ms": {"scores": 90.0}}})
+    slower, other = ({**PARTS, "ms": {"scores": ms}} for ms in (25.0, 90.0))
+    evidence = parts({("mha", 1): PARTS, ("mha", 2): slower, ("mqa", 1): other})
     # the baseline's, and the largest seen
     assert bounded(tmp_path, "amdahl", evidence) == pytest.approx(1 / (1 - 0.25))
     assert bounded(tmp_path, "amdahl", parts({("mqa", 1): PARTS})) is None
-
-
-def test_a_part_that_is_saved_in_part(tmp_path: Path):
-    """A quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms."""
-    evidence = parts(
-        {("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0, "mlp_down": 30.0}}}
-    )
+    # saved in part: a quarter of an MLP of 40 ms, and scores of 10 ms whole, of a step of 100 ms
+    step = parts({("mha", 1): {**PARTS, "step_ms": 100.0, "ms": {"scores": 10.0, "mlp_up": 40.0}}})
     mechanism = {"rule": "amdahl", "parts": ["scores", "mlp_up"], "saved": {"mlp_up": 0.25}, "formula": "f"}
-    made_study = loaded(tmp_path / "made", study(claims=[claim(SPEED, mechanism=mechanism, guards=[]), LOSS]))
-    assert bound(made_study.claims[0], made_study, evidence) == pytest.approx(1 / (1 - 0.2))
-
-
-def test_a_given_bound_is_given(tmp_path: Path):
-    made_study = loaded(
-        tmp_path / "made", study(claims=[claim(SPEED, mechanism={"bound": 1.08, "formula": "f"})])
-    )
-    assert bound(made_study.claims[0], made_study, Evidence()) == 1.08
+    assert bounded(tmp_path, "", step, mechanism=mechanism) == pytest.approx(1 / (1 - 0.2))
+    given = {"bound": 1.08, "formula": "f"}
+    assert bounded(tmp_path, "", Evidence(), mechanism=given) == 1.08
 
 
 # --- what a claim rests on ----------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ evidence."""
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,10 +75,6 @@ FAST, SLOW = [1.25, 1.251, 1.252], [1.05, 1.051, 1.052]
 SAME: list[float | None] = [3.0, 3.001, 3.002]
 
 
-def rendered(made_study: Study, content: Json) -> str:
-    return pages.render(content, made_study)
-
-
 @pytest.mark.parametrize(
     ("ratios", "losses", "start"),
     [
@@ -95,27 +92,28 @@ def test_what_is_said_of_each_verdict(
     tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
 ):
     made_study = loaded(tmp_path / "made", study(claims=[SPEED]))
-    said = rendered(made_study, resulted(made_study, speeds(ratios, losses), stands=LATE))
+    said = pages.render(resulted(made_study, speeds(ratios, losses), stands=LATE), made_study)
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
-    assert "arithmetic allows  no gain (FLOPs of a token)" in facts
-    assert f"n={len(ratios)} sessions\n" in facts
-    assert "where              2 layers, 64 wide, T=32, " in facts
-    assert "exploratory: registered after 3 runs; 2 analyses" in facts
+    for fact in (
+        "arithmetic allows  no gain (FLOPs of a token)",
+        f"n={len(ratios)} sessions\n",
+        "where              2 layers, 64 wide, T=32, ",
+        "exploratory: registered after 3 runs; 2 analyses",
+    ):
+        assert fact in facts
     assert ("diverged, counted as worst: mqa, seed 2" in said) == (None in losses)
     assert (words.BEYOND in said) == (ratios != [1.1, 1.25, 1.4] and len(ratios) == 3)
 
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    evidence = both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1))
-    content = resulted(made_study, evidence)
+    content = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
     mha, mqa = content["arms"]
     assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
     assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
-    (line,) = (line for line in rendered(made_study, content).splitlines() if line.startswith("mqa "))
-    assert ", 1 diverged" in line
+    assert re.search("^mqa .*, 1 diverged", pages.render(content, made_study), re.M)
 
 
 def test_a_claim_with_one_end_and_without_a_bound(tmp_path: Path):
@@ -145,126 +143,78 @@ NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
 
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
-    noise = {"val_loss": NOISE_OF_A_PAIR}
+    scales = at(noise={"val_loss": NOISE_OF_A_PAIR})
     made_study = loaded(
-        tmp_path / "made", study(scales=at(noise=noise), claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
+        tmp_path / "made", study(scales=scales, claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
     )
     content = resulted(made_study, speeds(FAST, SAME))
     loss, speed = content["claims"]
-    # as it was declared
-    assert (loss["noise"], speed["noise"], speed["guards"][0]["noise"]) == (
-        NOISE_OF_A_PAIR,
-        None,
-        NOISE_OF_A_PAIR,
-    )
-    guard = speed["guards"][0]["measured"]  # a ratio of losses of 3
-    assert math.log(guard["high"] / guard["mid"]) == pytest.approx(
-        0.02 / 3 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4), rel=1e-3
-    )
+    (guard,) = speed["guards"]
+    assert [row["noise"] for row in (loss, speed, guard)] == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
+    half = 0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
+    assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(half)
+    # a ratio of losses of 3
+    ratio = guard["measured"]["high"] / guard["measured"]["mid"]
+    assert math.log(ratio) == pytest.approx(half / 3, rel=1e-3)
     assert judged(content, Log())["claims"] == [
         {**row, "exploratory": "not in its study's log"} for row in content["claims"]
     ]
-    assert loss["measured"]["high"] - loss["measured"]["mid"] == pytest.approx(
-        0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
-    )
-    assert (
-        words.noise(loss)
-        == ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
-    )
+    declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
+    assert words.noise(loss) == declared
     # five times as wide: the declared one is dropped, and nothing says that it was used
-    loud = [3.0, 3.1, 2.9]
-    (dropped,) = resulted(
-        loaded(tmp_path / "loud", study(scales=at(noise=noise), claims=[LOSS])), speeds(FAST, [*loud])
-    )["claims"]
+    loud = loaded(tmp_path / "loud", study(scales=scales, claims=[LOSS]))
+    (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9]))["claims"]
     assert (dropped["noise"], words.noise(dropped)) == (None, "")
-
-
-@pytest.mark.parametrize(
-    ("noise", "reason"),
-    [
-        ({"speed": NOISE_OF_A_PAIR}, "noise must be one of val_loss, "),
-        ({"val_loss": {"sd": 0.0, "df": 8, "source": "x"}}, "noise.sd must be above 0 and finite, got 0.0"),
-        ({"val_loss": {"sd": 0.1, "df": 8}}, "source"),
-    ],
-)
-def test_refused_noises(tmp_path: Path, noise: Json, reason: str):
-    with pytest.raises(ValueError) as refused:
-        loaded(tmp_path / "made", study(scales=at(noise=noise)))
-    assert reason in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
     folder = tmp_path / "made"
-    made_study = loaded(folder, study(claims=[SPEED]))
+    made_study, readme = loaded(folder, study(claims=[SPEED])), folder / "README.md"
     confirmed, refuted = (resulted(made_study, speeds(ratios, SAME), stands=LATE) for ratios in (FAST, SLOW))
-    assert [path.name for path in pages.write(made_study, folder, confirmed)] == [
-        "results.cpu.abc.json",
-        "README.md",
-    ]
-    first = (folder / "README.md").read_text()
-    head = (
+    assert pages.write(made_study, folder, confirmed) == [folder / "results.cpu.abc.json", readme]
+    first = readme.read_text()
+    assert first.startswith(
         "# made: M.speed confirmed (cpu, a CPU)\n\n**Question.** Does one key/value head "
         "do?\n\n**Method.** Made for a test.\n"
     )
-    assert first.startswith(head)
     assert first.endswith("## What was learnt\n\nNothing is written here yet.\n")
     assert "| confirmed at 16 × 32 tokens, CPU | above what arithmetic allows: " in first
     assert "; exploratory: registered after 3 runs; 2 analyses" in first
 
     lessons = "It was fun.\n\n### Really\n\n| a | table |\n"
-    (folder / "README.md").write_text(first.replace("Nothing is written here yet.\n", lessons))
+    readme.write_text(first.replace("Nothing is written here yet.\n", lessons))
     pages.write(made_study, folder, refuted)
-    second = (folder / "README.md").read_text()
+    second = readme.read_text()
     assert second.startswith("# made: M.speed refuted (cpu, a CPU)\n")
     assert second.endswith(f"## What was learnt\n\n{lessons}")
     pages.write(made_study, folder, refuted)
-    assert (folder / "README.md").read_text() == second
-
-    pages.write(
-        made_study, folder, {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}}
-    )
-    assert (
-        (folder / "README.md")
-        .read_text()
-        .startswith("# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n")
-    )
-    assert len(pages.all_results(folder)) == 2
-
-    (folder / "README.md").write_text("my own\n")
+    assert readme.read_text() == second
+    other = {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}}
+    pages.write(made_study, folder, other)
+    head = "# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n"
+    assert readme.read_text().startswith(head)
+    readme.write_text("my own\n")
     with pytest.raises(ValueError, match="must have the line '## What was learnt'"):
         pages.check_readme(folder)
 
 
 def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
-    experiments = tmp_path / "experiments"
     for name, worse in {"slow": -0.05, "quick": -0.2}.items():
-        made_study = loaded(experiments / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
-        pages.write(
-            made_study,
-            experiments / name,
-            resulted(made_study, both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))),
-        )
-    (experiments / "empty").mkdir()
-    (experiments / "not_built.yaml").write_text(
-        "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
-    )
-    (experiments / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
-    files = [
-        experiments / "README.md",
-        experiments / "board.html",
-        experiments / "quick" / "README.md",
-        experiments / "slow" / "README.md",
-    ]
-    assert pages.write_board(experiments) == files
+        made_study = loaded(tmp_path / name, study(claims=[RACE, STEPS], scales=at(lengths=[0.25, 0.5])))
+        evidence = both(by_law("mqa", worse=worse), by_law("mha"), pace=pace(1.1))
+        pages.write(made_study, tmp_path / name, resulted(made_study, evidence))
+    (tmp_path / "empty").mkdir()
+    missing = "- {id: Z9, statement: it flies, expected: 2×, why: no wings}\n"
+    (tmp_path / "not_built.yaml").write_text(missing)
+    (tmp_path / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
+    files = [tmp_path / name for name in ("README.md", "board.html", "quick/README.md", "slow/README.md")]
+    assert pages.write_board(tmp_path) == files
     # anew, from its results
-    assert files[2].read_text().startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")
-    assert files[2].read_text().endswith("## What was learnt\n\nMuch.\n")
-
-    page = (experiments / "README.md").read_text()
+    page, _, quick, _ = (path.read_text() for path in files)
+    assert quick.startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")
+    assert quick.endswith("## What was learnt\n\nMuch.\n")
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
     assert [row.split("](")[1].split("/")[0] for row in lines] == ["quick", "quick", "slow", "slow"]
     assert "| Z9 | it flies | 2× | – | no wings |" in page
-    speedup = 1.1 * math.exp(0.2 / B)
-    assert f"| {speedup - 1:.1%} faster to the target [" in lines[0]
+    assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]

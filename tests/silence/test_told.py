@@ -116,8 +116,7 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
     outputs, clean = tmp_path / "outputs", tmp_path / "clean"
     study(tmp_path / "mine")
     ((changed,), (other,), (gone,)) = (
-        list(outputs.glob(f"runs/*-{name}-*"))
-        for name in ("mqa-*-s1", "flash-*-s1", "flash-*-s2")
+        list(outputs.glob(f"runs/*-{name}-*")) for name in ("mqa-*-s1", "flash-*-s1", "flash-*-s2")
     )
     outputs.rename(clean)
     show, judge, plot = ("show", str(changed)), ("mine", "scale=cpu", "--judge"), (str(changed), str(other))
