@@ -3,13 +3,14 @@ what it prints."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,25 +27,21 @@ from tests.conftest import REPO
 FOLDER = REPO / "experiments" / "gpu_day"
 
 
-def loaded(name: str) -> ModuleType:
-    sys.path[:0] = [str(FOLDER)] if str(FOLDER) not in sys.path else []  # as where a script runs
-    spec = importlib.util.spec_from_file_location(f"gpu_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    # where dataclasses look their annotations up
-    sys.modules[f"gpu_{name}"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))  # as where a script runs
+        yield
 
 
 @pytest.fixture(scope="module")
 def day() -> ModuleType:
-    return loaded("day")
+    return importlib.import_module("day")
 
 
 @pytest.fixture(scope="module")
 def checks() -> ModuleType:
-    return loaded("checks")
+    return importlib.import_module("checks")
 
 
 def writes(content: object) -> str:
@@ -54,14 +51,8 @@ def writes(content: object) -> str:
 
 
 def step(day: ModuleType, code: str, **more: Any) -> Any:
-    return day.Step(
-        **{
-            "limit_s": 20,
-            "words": lambda shared, path: ["-c", code, str(path)],
-            "figure": lambda content: f"found {content}",
-            **more,
-        }
-    )
+    words = lambda shared, path: ["-c", code, str(path)]  # noqa: E731
+    return day.Step(**{"limit_s": 20, "words": words, "figure": lambda x: f"found {x}", **more})
 
 
 def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType) -> None:
@@ -89,39 +80,37 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
         "absent": step(day, "", skip=lambda shared: "no folder was named"),
         "other": step(day, writes([2]), figure=lambda content: content["a"]),
     }
+
+    def told(*words: str) -> tuple[int, list[dict[str, Any]]]:
+        code = day.main([*words, "--device", "cpu", "--small", "--out", str(tmp_path)])
+        return code, json.loads((tmp_path / "day.json").read_text())["rows"]
+
     monkeypatch.setattr(day, "STEPS", steps)
     began = time.monotonic()
-    assert (
-        day.main(["good", "bad", "long", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 1
-    )
+    assert told("good", "bad", "long", "absent")[0] == 1
     assert time.monotonic() - began < 50  # "long" would sleep for 60
-    assert day.main(["other", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
-    content = json.loads((tmp_path / "day.json").read_text())
-    rows = {
-        row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"])
-        for row in content["rows"]
-    }
-    assert rows == {
-        "good": (0, "good.json", "found {'a': 1}", ["done"]),
-        "bad": (1, None, "it broke", ["half", "it broke"]),
-        "long": (None, None, "began", ["began"]),
-        "absent": (None, None, "no folder was named", []),
-        "other": (0, "other.json", "done", ["done"]),
-    }
+    code, rows = told("other", "absent")
+    keys = ("step", "rc", "json", "figure", "tail")
+    assert (
+        code,
+        [[row[key] or row["skipped"] if key == "figure" else row[key] for key in keys] for row in rows],
+    ) == (
+        0,
+        [
+            ["good", 0, "good.json", "found {'a': 1}", ["done"]],
+            ["bad", 1, None, "it broke", ["half", "it broke"]],
+            ["long", None, None, "began", ["began"]],
+            ["absent", None, None, "no folder was named", []],
+            ["other", 0, "other.json", "done", ["done"]],
+        ],
+    )
     assert json.loads((tmp_path / "good.json").read_text()) == {"a": 1}
     assert "long       too long" in capsys.readouterr().out
     # a second call for what has not gone well
     monkeypatch.setattr(day, "STEPS", steps | {"bad": step(day, writes({"a": 3}))})
-    words = ["good", "bad", "other", "--only-failed", "--device", "cpu", "--small", "--out", str(tmp_path)]
-    assert day.main(words) == 0
-    out = capsys.readouterr().out
-    assert [name in out for name in ("good: at most", "bad: at most", "other: at most")] == [
-        False,
-        True,
-        False,
-    ]
-    content = json.loads((tmp_path / "day.json").read_text())
-    assert [(row["step"], row["rc"]) for row in content["rows"]][:2] == [("good", 0), ("bad", 0)]
+    code, rows = told("good", "bad", "other", "--only-failed")
+    assert (code, [(row["step"], row["rc"]) for row in rows][:2]) == (0, [("good", 0), ("bad", 0)])
+    assert re.findall(r"(\w+): at most", capsys.readouterr().out) == ["bad"]
 
 
 def test_later_steps_take_the_kernel_that_numerics_found_right(
@@ -152,41 +141,43 @@ def test_later_steps_take_the_kernel_that_numerics_found_right(
         assert "attention.kernel=efficient" in words
 
 
-def test_a_check_is_right_wrong_or_not_on_this_machine(checks: ModuleType) -> None:
-    def outcome(errors: Any) -> str:
-        return str(checks.checked("it", 0.1, errors)["outcome"])
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ({"a": 0.1, "b": 0.0}, "ok"),
+        ({"a": 0.0, "b": 0.11}, "wrong"),
+        ({"a": float("nan")}, "wrong"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), "not on this machine"),
+        (ValueError("attention.kernel must be …"), "not on this machine"),
+        (RuntimeError("an illegal memory access"), "wrong"),
+    ],
+)
+def test_a_check_is_right_wrong_or_not_on_this_machine(checks: ModuleType, errors: Any, outcome: str) -> None:
+    def measured() -> dict[str, float]:
+        if isinstance(errors, Exception):
+            raise errors
+        return errors  # type: ignore[no-any-return]
 
-    def raising(error: Exception) -> Any:
-        def errors() -> dict[str, float]:
-            raise error
+    assert checks.checked("it", 0.1, measured)["outcome"] == outcome
 
-        return errors
 
-    assert outcome(lambda: {"a": 0.1, "b": 0.0}) == "ok"
-    assert outcome(lambda: {"a": 0.0, "b": 0.11}) == "wrong"
-    assert outcome(lambda: {"a": float("nan")}) == "wrong"
-    assert (
-        outcome(raising(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"))) == "not on this machine"
-    )
-    assert outcome(raising(ValueError("attention.kernel must be …"))) == "not on this machine"
-    assert outcome(raising(RuntimeError("an illegal memory access"))) == "wrong"
+def script(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, str(FOLDER / name), *words, "--device", "cpu", "--small"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    return subprocess.run(whole, cwd=cwd, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["numerics", "ddp", "resume"])
-def test_this_cpu_computes_what_it_should(what: str, tmp_path: Path) -> None:
-    path, file = tmp_path / "out.json", FOLDER / "checks.py"
-    words = [str(file), what, "--device", "cpu", "--small", "--json", str(path)]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+@pytest.mark.parametrize(("what", "count"), [("numerics", 8), ("ddp", 2), ("resume", 1)])
+def test_this_cpu_computes_what_it_should(what: str, count: int, tmp_path: Path) -> None:
+    done = script("checks.py", what, "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(path.read_text())["rows"]
-    assert {row["outcome"] for row in rows} == {"ok"}, rows
-    assert len(rows) == {"numerics": 8, "ddp": 2, "resume": 1}[what]
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["outcome"] for row in rows] == ["ok"] * count, rows
 
 
 def test_loss_curves_are_compared(tmp_path: Path) -> None:
-    curves = loaded("challenge").curves
+    curves = importlib.import_module("challenge").curves
     a, b = {"who": "nocap", "train_loss": [3.0, 2.0]}, {"who": "challenge", "train_loss": [3.1, 2.5]}
     near = {"who": "nocap", "train_loss": [3.0, 2.2]}
     assert curves([a, b]) == {"loops": pytest.approx(0.5)}
@@ -200,8 +191,7 @@ def test_a_machine_without_what_every_step_needs_is_refused(
     monkeypatch.setattr(day, "_version", lambda name: None if name in ("torch", "wandb") else "1")
     assert day.main([]) == 2
     out, err = capsys.readouterr()
-    assert "missing: torch" in out
-    assert "wandb" not in out  # nothing here uses it
+    assert ("missing: torch" in out, "wandb" in out) == (True, False)  # nothing here uses wandb
     assert err == "gpu day: no step can run: torch is missing\n"
     with pytest.raises(SystemExit) as ended:
         day.main(["nonsense"])
@@ -242,11 +232,6 @@ CHALLENGE = {
 
 def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: Path) -> None:
     assert day._bench(BENCH) == "400,000 tokens/s, MFU 30.0%; b 1.050×; c does not fit"
-    assert (
-        day._challenge(CHALLENGE)
-        == "nocap makes 1.020 of its tokens/s (second run over first: nocap 1.001, challenge 0.998); "
-        "losses at most so far apart: nocap 0.010, loops 0.041"
-    )
     (tmp_path / "challenge.json").write_text(json.dumps(CHALLENGE))
     assert [row.split(" | ")[3] for row in day.speed_rows(tmp_path)] == ["–", "–"]  # no peak is known
     (tmp_path / "bench.json").write_text(json.dumps(BENCH))
@@ -340,25 +325,13 @@ def test_the_recipe_meets_its_baseline_on_the_same_tokens(tmp_path: Path) -> Non
     for seed, name in enumerate(("train", "val")):
         some = np.random.default_rng(seed).integers(0, 200, 20_000).astype(np.uint16)
         write_shard(tmp_path / f"text_{name}.bin", some)
-    words = [str(tmp_path), "tokenizer=gpt2", "--seeds", "2", "--device", "cpu", "--small"]
-    words += ["--json", str(tmp_path / "recipe.json")]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "recipe.py"), *words], env=env, capture_output=True, text=True
-    )
+    words = ["tokenizer=gpt2", "--seeds", "1", "--json", "recipe.json"]
+    done = script("recipe.py", ".", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "recipe.json").read_text())["runs"]
-    assert [(run["arm"], run["seed"]) for run in runs] == [
-        (arm, seed) for seed in (0, 1) for arm in ("nocap_baseline", "recipe_d12")
-    ]
+    assert [(run["arm"], run["seed"]) for run in runs] == [("nocap_baseline", 0), ("recipe_d12", 0)]
     for run in runs:
         assert list(run["val_loss"]) == ["0", "3", "6"]
         assert run["val_loss"]["6"] < run["val_loss"]["0"]  # it learns which tokens there are
-    missing = subprocess.run(
-        [sys.executable, str(FOLDER / "recipe.py"), str(tmp_path / "none"), *words[1:]],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert missing.returncode == 1
-    assert "data.train must" in missing.stdout
+    missing = script("recipe.py", "none", *words, cwd=tmp_path)
+    assert (missing.returncode, "data.train must" in missing.stdout) == (1, True)
