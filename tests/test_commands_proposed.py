@@ -112,11 +112,11 @@ def test_what_is_no_proposal_is_refused_before_anything_runs(
 def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_another_proposal(
     study_door: Door, folder: Path
 ):
+    (folder.parent / "lucky.py").write_text("print('val loss', 1)\n")
     broken = study_door(folder, "--propose", command("nothing"))
     assert broken.code == 1
     assert "proposal 1, seed 0: exit code 1" in broken.err
     assert "ValueError: could not convert string to float: 'nothing'" in broken.err
-    (folder.parent / "lucky.py").write_text("print('val loss', 1)\n")
     refused = study_door(folder, "--propose", f"{sys.executable} lucky.py {{seed}}")
     assert refused.code == 2
     assert "must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err

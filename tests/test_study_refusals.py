@@ -147,6 +147,16 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         {"scales": at(train=[])},
         "scales.cpu.train must be given for claim M.speed, about val_loss, got none",
     ),
+    ({"leave_one_out": ["no_such"]}, "leave_one_out must be one of mha, mqa, got no_such"),
+    ({"leave_one_out": "mqa"}, "leave_one_out must be"),
+    ({"ladder": ["cpu", "moon"]}, "ladder must be one of cpu, got moon"),
+    ({"ladder": ["cpu"], "propose": {"gain": 0.1}}, "ladder must be left out beside propose"),
+    ({"scales": at(noise={"speed": {"sd": 0.1, "df": 8, "source": "x"}})}, "noise must be one of val_loss, "),
+    (
+        {"scales": at(noise={"val_loss": {"sd": 0.0, "df": 8, "source": "x"}})},
+        "noise.sd must be above 0 and finite, got 0.0",
+    ),
+    ({"scales": at(noise={"val_loss": {"sd": 0.1, "df": 8}})}, "source"),
     ({"question": "${oc.env:HOME}"}, "values must be plain, got the interpolation ${oc.env:HOME}"),
     (
         {"overrides": [*OVERRIDES, "tracker=${oc.env:HOME}"]},
@@ -231,7 +241,7 @@ def test_a_folder_without_a_study(tmp_path: Path, capsys: pytest.CaptureFixture[
         (("--board", "."), "--board must be a folder of studies that were carried out"),
         (("--board", "nowhere"), "--board must be a folder of studies that were carried out"),
         (("made", "--plan", "--judge"), "not allowed with argument"),
-        (("--board", "made", "--judge"), "must be given"),
+        (("--board", "made", "--judge"), "not allowed with argument"),
         (("--judge",), "must be given"),
     ],
 )
