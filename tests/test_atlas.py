@@ -15,7 +15,7 @@ import pytest
 
 from nocap.config.compose import composed
 from nocap.study.spec import load
-from tests.conftest import REPO, SMALL
+from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "atlas"
 
@@ -228,26 +228,6 @@ def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(monkeypatch: p
         search.start("muon")
         == dict([search.named("muon", search.PARTS[1:3])])["muon: partial_key_offset, ngrams"]
     )
-
-
-@pytest.mark.slow
-def test_a_phase_is_trained_once(
-    atlas: ModuleType, jobs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
-    own = lambda arm, out: composed([*small, f"output_dir={out}", *jobs.words_of(arm)])  # noqa: E731
-    monkeypatch.setattr(atlas, "of_arm", own)
-    some = [(0, 0.5, "baseline"), (0, 1.0, "x0")]
-    assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    lines = jobs.known()
-    assert [(run["arm"], run["steps"]) for run in lines] == [("baseline", 6), ("x0", 12)]
-    assert all(run["val_loss"] > 0 and run["train_s"] > 0 and len(run["identity"]) == 12 for run in lines)
-    assert "ideas.x0.lr" in lines[1]["config"]
-    assert str(tmp_path) not in json.dumps(lines)
-    jobs.RUNS.write_text("")  # killed before its lines: the runs are there
-    for _ in range(2):
-        assert atlas.run("some", some, str(tmp_path / "out")) == 0
-        assert len(jobs.known()) == 2
 
 
 def test_the_page_has_the_figures_of_the_committed_lines(

@@ -1,14 +1,12 @@
-"""The speedrun records: formats read logs of their form and refuse damaged ones, figures come out of a
-repository of logs, the judging agrees with scipy, and the page follows from the committed figures."""
+"""The speedrun records: formats read logs of their form and refuse damaged ones, the judging
+agrees with scipy, and the page follows from the committed figures."""
 
 from __future__ import annotations
 
-import csv
 import importlib
 import math
 import random
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -33,13 +31,6 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def records() -> ModuleType:
     return importlib.import_module("records")
-
-
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    module = importlib.import_module("figures")
-    monkeypatch.setattr(module, "FIGURES", tmp_path / "figures.csv")
-    return module
 
 
 def log(*ends: float, steps: int = 100, ms: int = 5000, seed: int | None = None, gpus: int = 0) -> str:
@@ -145,98 +136,6 @@ def test_a_log_may_have_seconds_and_a_second_loss(tmp_path: Path) -> None:
     (row,) = read("modded", tmp_path / "log")
     assert (row["val_loss"], row["val_ema_loss"], row["train_s"]) == (3.5, 3.25, 1.5)
     assert not row.keys() & {"seed", "hardware"}
-
-
-# --- figures ------------------------------------------------------------------------------------------------
-
-BOARD_1 = """| # | Record time |
-1 | 45 minutes | base | 05/28/24 | none | @a
-2 | 31.4 minutes | [one log](https://x.org) | 06/06/24 | [log](records/track_1_short/two/a.txt) | @b
-2 | 31.9 minutes | timed again | 06/07/24 | [log](records/track_1_short/two/b.txt) | @b
-89 | 1.2 minutes | new | 07/17/26 | [log](records/track_1_short/2026-07-17_FP8DownProjection/this_pr/a.txt),[PR](https://x.org) | @c
-
-## Speedrun track 2: larger
-3 | 1.1 minutes | other | 07/17/26 | [log](records/track_1_short/two/a.txt) | @c
-"""  # noqa: E501
-BOARD_3 = """| # | Steps |
-| 1 | 90(!) | 3.2777 (n=1)x | first | 2026/04/26 | [log](results/alone.txt) | @a |
-| 2 | 95 | 3.2777 (n=1)x | no best | 2026/04/27 | [log](results/alone.txt) | @a |
-| 5 | 50(!) | 3.2782 (n=3)x | second | 2026/04/30 | [log](results/five/a.txt) | @b |
-"""
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    root = tmp_path / "checkout"
-    short, three = "records/track_1_short", "records/track_3_optimization"
-    new = f"{short}/2026-07-17_FP8DownProjection"
-    files = {
-        "README.md": BOARD_1,
-        f"{three}/README.md": BOARD_3,
-        f"{short}/two/a.txt": log(3.27, gpus=8),
-        f"{short}/two/b.txt": log(3.28, ms=4000),
-        f"{short}/two/shorter.txt": log(3.5, steps=50),  # another recipe's
-        f"{short}/two/notes.md": "step:1/1 val_loss:cut",
-        **{
-            f"{new}/{arm}/{name}.txt": log(3.2, ms=ms + i)
-            for arm, ms in (("this_pr", 4000), ("baseline", 5000))
-            for i, name in enumerate("abc")
-        },
-        f"{three}/results/alone.txt": log(3.3, steps=90),
-        f"{three}/results/other.txt": log(3.4, steps=90),
-        f"{three}/results/five/a.txt": log(3.21, 3.22, seed=4),
-        f"{three}/results/five/b.txt": log(3.23, seed=5),
-        f"{three}/results/five/copy.txt": log(3.23, seed=5),
-    }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    git(root, "init", "-q")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "logs")
-    git(root, "clone", "-q", "--bare", ".", "../bare")
-    return root
-
-
-def git(root: Path, *words: str) -> str:
-    whole = ["git", "-c", "user.name=x", "-c", "user.email=x@x.org", *words]
-    return subprocess.run(whole, cwd=root, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-
-
-def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(
-    figures: ModuleType, checkout: Path
-) -> None:
-    assert figures.main([str(checkout)]) == 0
-    text = figures.FIGURES.read_text()
-    assert figures.main([str(checkout.parent / "bare")]) == 0
-    assert figures.FIGURES.read_text() == text
-    rows, by_arm = list(csv.DictReader(text.splitlines())), dict[tuple[str, ...], list[tuple[str, ...]]]()
-    for row in rows:
-        figure = (row["loss"], row["step"], row["train_s"])
-        by_arm.setdefault((row["track"], row["record"], row["arm"]), []).append(figure)
-    assert by_arm == {
-        ("1", "1", "record"): [("", "", "")],
-        ("1", "2", "record"): [("3.27", "100", "5.0"), ("3.28", "100", "4.0")],
-        ("1", "89", "record"): [("3.2", "100", str(4 + i / 1000)) for i in range(3)],
-        ("1", "89", "baseline"): [("3.2", "100", str(5 + i / 1000)) for i in range(3)],
-        ("3", "1", "record"): [("3.3", "90", "5.0")],
-        ("3", "5", "record"): [("3.71", "50", "2.5"), ("3.72", "50", "2.5"), ("3.73", "50", "2.5")],
-    }
-    whole = {(row["path"], row["run"]): row for row in rows}
-    assert whole["track_1_short/two/a.txt", "1"]["hardware"] == "8 × Some GPU 80GB"
-    assert whole["track_3_optimization/results/five/a.txt", "2"]["seed"] == "4"
-    assert {row["commit"] for row in rows if row["path"]} == {git(checkout, "rev-parse", "HEAD")[:12]}
-
-
-def test_no_checkout_and_a_damaged_log_are_refused(
-    figures: ModuleType, checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (checkout / "records/track_1_short/two/a.txt").write_text("step:5/9 val_loss:3.5 train_ti")
-    git(checkout, "commit", "-qam", "cut")
-    for path, said in ((checkout.parent / "nowhere", "git directory"), (checkout, "two/a.txt: line 1 ")):
-        with pytest.raises(SystemExit, match="2"):
-            figures.main([str(path)])
-        assert said in capsys.readouterr().err
 
 
 # --- judging ------------------------------------------------------------------------------------------------

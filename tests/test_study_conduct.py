@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -199,24 +199,17 @@ def test_sessions_on_another_day_are_added(lab: Lab):
 
 
 def test_a_session_that_fails_is_named_and_its_place_has_no_more(lab: Lab, monkeypatch: pytest.MonkeyPatch):
-    calls = list[int]()
-
-    def fails(session: Session, folder: Path, number: int) -> None:
-        calls.append(number)
-        raise FailedError("bench, session 1: no memory; see a.log")
-
-    monkeypatch.setattr(Session, "run", fails)
+    failed, run = FailedError("bench, session 1: no memory; see a.log"), Mock()
+    run.side_effect = failed
+    monkeypatch.setattr(Session, "run", run)
     done = lab.done()
-    assert (done.problems, calls) == (["bench, session 1: no memory; see a.log"], [1])
+    assert (done.problems, run.call_count) == ([str(failed)], 1)
     assert {*done.evidence.runs} == {(arm, seed) for arm in ARMS for seed in range(3)}
     assert lab.carry(run=False)["M.loss"]["word"] == "confirmed"
 
 
 def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypatch: pytest.MonkeyPatch):
-    def stop(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(lab, "sleep", stop)
+    monkeypatch.setattr(lab, "sleep", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(StoppedError, match="stopped; what was trained and timed is kept"):
         lab.carry(scales=at(apart_min=5))
     assert [task for task in lab.tasks if "session" in task] == ["bench session 1"]
@@ -259,12 +252,20 @@ def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
     folder = written(lab.root / "made", study())
     told(lab, capsys, "--judge", code=1)  # which writes nothing
     assert [path.name for path in lab.root.rglob("*") if path.is_file()] == ["study.yaml"]
-    assert not any("exploratory" in text for text in told(lab, capsys))
+    assert main([str(folder), f"output_dir={lab.root / 'out'}", "--json"]) == 0
+    printed = capsys.readouterr()  # alone on stdout, and the same as those that are written
+    (results,) = folder.glob("results.*.json")
+    content = json.loads(results.read_text())
+    assert {"schema_version": content["schema_version"], **json.loads(printed.out)} == content
+    assert (printed.out.count("\n"), "exploratory" in printed.err, "M.loss" in printed.err) == (
+        1,
+        False,
+        True,
+    )
     late = claim(LOSS, id="M.late", scale="ratio", expected=[0.5, None])
     written(folder, study(claims=[claim(SPEED, expected=[1.05, 1.3]), LOSS, late]))
     tasks = lab.tasks
     assert ["exploratory: " in text for text in told(lab, capsys)] == [True, False, True]
-    (results,) = folder.glob("results.*.json")
     labels = [row["exploratory"] is not None for row in json.loads(results.read_text())["claims"]]
     assert labels == [True, False, True]
     assert (folder / "README.md").read_text().count("exploratory: registered after ") == 2
@@ -288,15 +289,3 @@ def test_judging_names_what_is_missing(lab: Lab, capsys: pytest.CaptureFixture[s
     speed, loss = told(lab, capsys, "--judge", code=1)
     assert "1 missing (tokens_per_s, session 3)" in speed
     assert loss.startswith("M.loss confirmed")
-
-
-def test_results_as_json_are_alone_on_stdout(lab: Lab, capsys: pytest.CaptureFixture[str]):
-    """And the same as those that are written."""
-    written(lab.root / "made", study())
-    assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}", "--json"]) == 0
-    printed = capsys.readouterr()
-    (path,) = (lab.root / "made").glob("results.*.json")
-    content = json.loads(path.read_text())
-    assert {"schema_version": content["schema_version"], **json.loads(printed.out)} == content
-    assert printed.out.count("\n") == 1
-    assert "M.loss" in printed.err

@@ -235,18 +235,13 @@ def test_nocap_check_takes_companions_and_says_where(here: Door, tmp_path: Path)
     assert refused(done, "attention.extra", "needy")
     assert not re.search(r"\bof a\b", done.err)  # its kind, not its class
 
-    made(here("schedule", "separates", module="nocap.new"))
-    rates = check("separates", "--only", "rates", "trainer.steps=3").out
-    assert set(re.findall(r"schedule=separates (\w+)", rates)) == {"rates"}
-
     shutil.copytree(SOFTCAP, tmp_path / "raises/attention")
     file = tmp_path / "raises/attention/softcap.py"
     line = "            groups, (T, D) ="
     file.write_text(edited(file.read_text(), line, f"            raise RuntimeError('never')\n{line}"))
     failed = made(check("raises", "--only", "learns"), code=1)
     logs = [Path(path) for path in re.findall(r"(/\S+\.(?:log|err|out))\b", failed.out + failed.err)]
-    assert logs
-    assert all(path.is_file() for path in logs)
+    assert [path.is_file() for path in logs] == [True] * max(len(logs), 1)
 
 
 # --- refused well -------------------------------------------------------------------------------------------
@@ -268,18 +263,13 @@ def test_bad_input_says_what_was_meant_and_ends_with_2(here: Door, door: Door, t
 
 def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Finished]]:
     """Commands that each have something wrong in them."""
-    study(tmp_path / "mine")
     plain = ("model=nano", "trainer.threads=1", "trainer.precision=fp32")
-    arms = ("--arm", "attention=flash", "--arm", "attention=softcap")
+    softcap = "attention=softcap"
+    arms = (*plain, "--arm", "attention=flash", "--arm")
+    study(tmp_path / "mine")
+    study(tmp_path / "softcapped", arms={"flash": ["attention=flash"], "mqa": [softcap]})
+    written(tmp_path / "true_study" / "study.yaml", "true\n")
     written(tmp_path / "file", "")
-    for place in ("file/under", "/proc/nocap"):  # no folder can be made there, whoever asks
-        yield f"train into {place}", here(*TINY, f"output_dir={place}")
-        yield f"a study into {place}", here("mine", f"output_dir={place}", module="nocap.study")
-        profile = (*plain, "--repeats", "1", "--json", f"{place}/p.json")
-        yield f"a profile into {place}", here(*profile, module="nocap.profile")
-    bench = (*plain, "--arm", "attention=flash", "--arm", "attention=mqa", "--json", "file/under/b.json")
-    yield "a bench into file/under", here(*bench, module="nocap.bench")
-
     for name in ("true", "exits", "later"):
         shutil.copytree(SOFTCAP, tmp_path / name / "attention")
     written(tmp_path / "true/attention/softcap.yaml", "true\n")
@@ -287,14 +277,19 @@ def bad_input(here: Door, door: Door, tmp_path: Path) -> Iterator[tuple[str, Fin
         file.write("\nraise SystemExit(3)\n")
     path = tmp_path / "later/attention/softcap.py"
     path.write_text(edited(path.read_text(), "super().__post_init__()", "raise SystemExit(3)"))
-    study(tmp_path / "softcapped", arms={"flash": ["attention=flash"], "mqa": ["attention=softcap"]})
-    written(tmp_path / "true_study" / "study.yaml", "true\n")
-    yield "a study.yaml that is true", here("true_study", "--judge", module="nocap.study")
-    for name in ("true", "exits", "later"):
-        yield f"train, {name}", here("--config-dir", name, *TINY, "attention=softcap")
-    judge = ("--config-dir", "exits", "softcapped", "scale=cpu", "--judge")
-    yield "study, exits", here(*judge, module="nocap.study")
-    yield "bench, later", here("--config-dir", "later", *plain, *arms, module="nocap.bench")
-    profile = ("--config-dir", "later", *plain, "attention=softcap", "--repeats", "1")
-    yield "profile, later", here(*profile, module="nocap.profile")
+    # no folder can be made below a file or in /proc, whoever asks
+    commands = [
+        ("train", *TINY, "output_dir=/proc/nocap"),
+        ("study", "mine", "output_dir=file/under"),
+        ("study", "mine", "output_dir=/proc/nocap"),
+        ("profile", *plain, "--repeats", "1", "--json", "/proc/nocap/p.json"),
+        ("bench", *arms, "attention=mqa", "--json", "file/under/b.json"),
+        ("study", "true_study", "--judge"),
+        *(("train", "--config-dir", name, *TINY, softcap) for name in ("true", "exits", "later")),
+        ("study", "--config-dir", "exits", "softcapped", "scale=cpu", "--judge"),
+        ("bench", "--config-dir", "later", *arms, softcap),
+        ("profile", "--config-dir", "later", *plain, softcap, "--repeats", "1"),
+    ]
+    for module, *words in commands:
+        yield " ".join([module, *words]), here(*words, module=f"nocap.{module}")
     yield "compare, exits", door("--config-dir", "exits", "outputs", module="nocap.compare")
