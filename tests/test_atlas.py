@@ -39,17 +39,6 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("worth")
 
 
-@pytest.mark.slow
-def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: ModuleType) -> None:
-    for name, arm in jobs.arms().items():
-        assert set(arm) <= {"with", "tune", "like", "before", "stages", "source", "said"}
-        run = atlas.of_arm(name, "outputs").run
-        assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
-        assert name == jobs.BASELINE or (arm["source"] and arm["said"])
-        for _, words in arm.get("stages", []):
-            assert composed([*jobs.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
-
-
 def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
     known = {"arm": arm, "seed": seed, "share": share, "val_loss": loss}
     return {**known, "machine": machine, "status": "finished"}
@@ -108,23 +97,6 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     assert [row["after a correction"] for row in rows.values()] == ["Holm", "–", "Holm"]
 
 
-def test_an_effect_becomes_steps_by_the_slope_on_its_own_side(worth: ModuleType) -> None:
-    ends = {0.25: 2.5, 0.5: 2.0, 1.0: 1.8}  # the first doubling is worth 0.5 nats, the second 0.2
-    lines = [
-        line("baseline", seed, share, loss + seed / 10) for seed in range(3) for share, loss in ends.items()
-    ]
-    gains = {"good": 0.1, "bad": -0.25}
-    lines += [
-        line(arm, seed, 0.5, 2.0 + seed / 10 - gain + seed / 1e4)
-        for seed in range(3)
-        for arm, gain in gains.items()
-    ]
-    blocks = worth.Blocks(0.5, lines)
-    assert math.exp(blocks.in_steps(blocks.lower("good")).mid) == pytest.approx(2**0.5, rel=1e-3)
-    assert math.exp(blocks.in_steps(blocks.lower("bad")).mid) == pytest.approx(2**-0.5, rel=1e-3)
-    assert worth.Blocks(1.0, lines).slope().mid == pytest.approx(0.2 / math.log(2))  # nothing is longer
-
-
 def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     lines = made({"good": 3.0, "bad": 0.3, "nothing": 1.0})
     few = [run for run in lines if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here")]
@@ -165,17 +137,6 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
         misses += not e.low <= 0.1 / 0.3 + 0.05 <= e.high
         assert (e.p < 0.05) == (e.low > 0 or e.high < 0)
     assert misses / trials < 0.06
-
-
-def test_the_times_of_steps_need_three_sessions(worth: ModuleType) -> None:
-    lines, arms = made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), {"good": {"with": ["good"]}}
-    two = told(worth, lines, arms, timed(worth, {"good": 0.8, "other": 1.0}, sessions=2))["good"]
-    assert (two["a step's time, sessions"], two["time"], two["verdict"]) == ("1.25, n=2", "–", "–")
-    apart = worth.Steps(
-        [{"steps": {"good": {"speed": {"ratio": x}, "speed_by_flops": 1.0}}} for x in (0.7, 0.8, 0.9)]
-    )
-    # that sessions differ counts, not the rounds of one
-    assert apart.of(arms["good"], 1.0).estimate.half_width > 0.3
 
 
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from nocap.report import forest
 from nocap.study import pages, words
 from nocap.study.spec import load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
@@ -135,14 +132,6 @@ def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
         assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (claim["id"], said)
 
 
-def test_places_are_the_arms_own(shown: dict[str, Row]):
-    assert shown["A13.flash"].where == "1 layer, 768 wide, T=64 to 1024, cpu"
-    batch = "4 layers, 128 wide, T=256, bytes tokens, {} a step, fp32, cpu"
-    assert shown["D2.stack, kjv"].where == f"{batch.format('2,048')}, against {batch.format('1,024')}"
-    assert shown["B5.deep"].where.startswith("7 layers, 96 wide, T=256, ")
-    assert shown["A0"].where.count("; its loss at ") == 1
-
-
 def test_results_name_both_shapes(tmp_path: Path):
     mqa = ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]
     content = study(arms={"mha": ["attention=flash"], "mqa": mqa}, claims=[SPEED])
@@ -227,58 +216,6 @@ def test_guards_in_words(shown: dict[str, Row]):
         "validation loss: 0.4% lower loss [10.1% higher loss to 10.0% lower loss], n=3, "
         "allowed: at most 2% higher loss",
     ]
-
-
-# --- the plots ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("values", "ratio", "ticks", "logarithmic"),
-    [
-        ([0.0, 10.0], False, [0, 2, 4, 6, 8, 10], False),
-        ([-0.11, 0.18], False, [-0.1, -0.05, 0, 0.05, 0.1, 0.15], False),
-        ([0.35, 0.5], False, [0.35, 0.4, 0.45, 0.5], False),
-        ([1.2, 1.3], True, [1, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3], True),
-        ([5.6, 3452.0], False, [5, 10, 20, 50, 100, 200, 500, 1000, 2000], True),
-        ([1e-6, 1e6], True, [10.0**power for power in range(-6, 7)], True),
-        ([3.0], False, [2.9, 2.95, 3.0, 3.05, 3.1], False),
-    ],
-)
-def test_axes_hold_what_is_drawn_and_have_round_ticks(
-    values: list[float], ratio: bool, ticks: list[float], logarithmic: bool
-):
-    axis = forest.axis(values, ratio=ratio)
-    assert (axis.ticks, axis.logarithmic) == (pytest.approx(ticks), logarithmic)
-    assert axis.low < min(values) <= max(values) < axis.high
-    assert [axis.x(x) for x in values] == sorted(axis.x(x) for x in values)
-    assert axis.x(axis.low) == axis.x(axis.low - 1) == forest.LABEL
-    if logarithmic:
-        assert axis.x(math.sqrt(axis.low * axis.high)) == pytest.approx(
-            (axis.x(axis.low) + axis.x(axis.high)) / 2
-        )
-
-
-def test_a_plot_draws_each_part_where_it_is():
-    whole = {"mid": 0.5, "low": 0.25, "high": 0.75, "stated": (0.6, None), "bound": 0.9}
-    lines = [
-        forest.Line(label="a", title="A", look="refuted", **whole),
-        forest.Line(label="<b>", title="B & C", look="confirmed", mid=0.2, low=0.2, high=0.2),
-    ]
-    axis = forest.axis([end for line in lines for end in line.ends])
-    drawn = str(forest.svg(lines, title="a unit", tick=lambda x: f"{x:g}!"))
-    x = {share: f"{axis.x(share):.1f}" for share in (0.2, 0.25, 0.5, 0.6, 0.75, 0.9)}
-    for part, at in (
-        ('class="stated"', f' x="{x[0.6]}"'),
-        ('class="bound"', f' d="M{x[0.9]} '),
-        ('class="interval"', f' d="M{x[0.25]} 10.0H{x[0.75]}'),
-        ("<circle", f' cx="{x[0.5]}" cy="10.0"'),
-        ("<circle", f' cx="{x[0.2]}" cy="30.0"'),
-    ):
-        assert f"{part}{at}" in drawn
-        assert drawn.count(part) == 1 + (part == "<circle")
-    assert re.findall(r">([\d.]+)!<", drawn) == [f"{x:g}" for x in axis.ticks]
-    assert len(ElementTree.fromstring(drawn)) == len(axis.ticks) * 2 + 4
-    assert ("&lt;b&gt;" in drawn, "<b>" in drawn) == (True, False)
 
 
 # --- the page -----------------------------------------------------------------------------------------------

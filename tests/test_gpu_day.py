@@ -176,15 +176,6 @@ def test_this_cpu_computes_what_it_should(what: str, count: int, tmp_path: Path)
     assert [row["outcome"] for row in rows] == ["ok"] * count, rows
 
 
-def test_loss_curves_are_compared(tmp_path: Path) -> None:
-    curves = importlib.import_module("challenge").curves
-    a, b = {"who": "nocap", "train_loss": [3.0, 2.0]}, {"who": "challenge", "train_loss": [3.1, 2.5]}
-    near = {"who": "nocap", "train_loss": [3.0, 2.2]}
-    assert curves([a, b]) == {"loops": pytest.approx(0.5)}
-    assert curves([a, near, b]) == {"nocap": pytest.approx(0.2), "loops": pytest.approx(0.4)}
-    assert curves([a, {**b, "train_loss": []}]) == {}
-
-
 def test_a_machine_without_what_every_step_needs_is_refused(
     day: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,57 +189,6 @@ def test_a_machine_without_what_every_step_needs_is_refused(
     assert ended.value.code == 2
 
 
-BENCH = {
-    "hardware": {"name": "NVIDIA H200"},
-    "arms": [
-        {
-            "label": "a",
-            "status": "measured",
-            "tokens_per_step": 16384,
-            "tokens_per_s": 4e5,
-            "mfu": {"nominal": 0.3},
-            "memory_mib": {"peak": 9000.4},
-        },
-        {"label": "b", "status": "measured", "speed": {"ratio": 1.05}},
-        {"label": "c", "status": "does not fit", "speed": None},
-    ],
-}
-GRAPHED = {
-    "label": "trainer.cuda_graphs=true",
-    "tokens_per_step": 2048,
-    "tokens_per_s": 2e5,
-    "memory_mib": {"peak": 3000.2},
-}
-CHALLENGE = {
-    "hardware": {"name": "NVIDIA H200"},
-    "shape": {"micro_batch": 16, "accumulation": 4, "seq_len": 1024},
-    "ratio": 1.02,
-    "tokens_per_s": {"nocap": 5e5, "challenge": 4.9e5},
-    "control": {"nocap": 1.001, "challenge": 0.998},
-    "curves": {"nocap": 0.01, "loops": 0.041},
-    "runs": [{"who": "challenge", "peak_mib": 9829}, {"who": "nocap", "peak_mib": 9700.2}],
-}
-
-
-def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: Path) -> None:
-    assert day._bench(BENCH) == "400,000 tokens/s, MFU 30.0%; b 1.050×; c does not fit"
-    (tmp_path / "challenge.json").write_text(json.dumps(CHALLENGE))
-    assert [row.split(" | ")[3] for row in day.speed_rows(tmp_path)] == ["–", "–"]  # no peak is known
-    (tmp_path / "bench.json").write_text(json.dumps(BENCH))
-    (tmp_path / "graphs.json").write_text(json.dumps({**BENCH, "arms": [BENCH["arms"][0], GRAPHED]}))
-    rows = day.speed_rows(tmp_path)
-    assert [row.split(" | ")[1:5] for row in rows] == [
-        ["nocap, a step of 16,384 tokens", "400,000", "30.0%", "9,000"],
-        ["nocap with `trainer.cuda_graphs=true`, a step of 2,048 tokens", "200,000", "15.0%", "3,000"],
-        ["nocap, a step of 65,536 tokens", "500,000", "37.5%", "9,700"],
-        ["the challenge's loop, a step of 65,536 tokens", "490,000", "36.8%", "9,829"],
-    ]
-    header = next(
-        line for line in (REPO / "docs" / "speed.md").read_text().splitlines() if line.startswith("| device")
-    )
-    assert {row.count("|") for row in rows} == {header.count("|")}
-
-
 def test_the_arms_of_the_bench_compose(
     day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +200,7 @@ def test_the_arms_of_the_bench_compose(
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
 
     def arms(step: str) -> int:
-        words = day.STEPS[step].words(shared, tmp_path / "b.json")
+        words = day.STEPS[step].words(shared, tmp_path / f"{step}.json")
         every = [word for flag, word in pairwise(words) if flag == "--arm"]
         return len(compose_arms(words[2 : words.index("--arm")], every))
 
@@ -270,7 +210,7 @@ def test_the_arms_of_the_bench_compose(
     (tmp_path / "numerics.json").write_text(json.dumps({"kernel": "flash", "rows": rows}))
     assert arms("bench") == len(day.ARMS) - 2
     half = replace(shared, share=0.5)
-    assert [float(day.bench(some, tmp_path / "b.json")[-3]) for some in (shared, half)] == [190, 95]
+    assert [float(day.bench(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [190, 95]
 
 
 def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:

@@ -111,21 +111,6 @@ def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.
 # --- exploratory, in each way -------------------------------------------------------------------------------
 
 
-def test_a_claim_that_was_registered_before_its_results_is_confirmatory(lab: Lab):
-    rows = lab.carry()
-    assert [(row["word"], row["exploratory"], row["notes"]) for row in rows.values()] == [
-        ("confirmed", None, [])
-    ] * 2
-    lines = lab.lines("registration")
-    assert lab.lines()[:2] == lines
-    assert {line["claim"]: line["hash"] for line in lines} == {
-        name: row["hash"] for name, row in rows.items()
-    }
-    assert {row["registered"] for row in rows.values()} == {lines[0]["at"]}
-    before = lab.log.read_text()
-    assert (lab.carry(), lab.log.read_text()) == (rows, before)
-
-
 WAYS: dict[str, tuple[Json, str | None]] = {
     "looser ends": ({"claims": [LOOSE]}, f"{AFTER}; {OTHER_ENDS}"),
     "another margin": (
