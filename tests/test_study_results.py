@@ -385,11 +385,11 @@ def test_a_third_of_key_value_heads_saves_seven_percent_of_a_token(tmp_path: Pat
     apart = parts({(name, 1): {**PARTS, "component_flops": components} for name, components in flops.items()})
     attention = 4 * d**2 + T * d
     saved = attention / (attention - 4 / 3 * d**2)
-    for of, expected in (
+    for which, expected in (
         (["qkv", "rotary", "scores", "attention_out"], saved),
         (["mlp_up", "mlp_down"], 1.0),
     ):
-        bound_of = bounded(tmp_path, "flops", apart, metric="part_ms", parts=of)
+        bound_of = bounded(tmp_path, "flops", apart, metric="part_ms", parts=which)
         assert bound_of == pytest.approx(expected, rel=1e-9)
 
 
