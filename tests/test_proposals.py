@@ -42,7 +42,14 @@ GOOD = [0.3, 0.31, 0.29, 0.3]
 
 @pytest.mark.parametrize(
     "losses",
-    [[*GOOD, 0.3, -0.3, 0.1, 0.0], GOOD[:3], [], [*GOOD[:3], math.nan], [0.0] * 4],  # the last: equal twins
+    [
+        [*GOOD, 0.3, -0.3, 0.1, 0.0],
+        GOOD[:3],
+        [*GOOD, *GOOD[:3]],
+        [],
+        [*GOOD[:3], math.nan],
+        [0.0] * 4,  # equal twins
+    ],
 )
 def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[float]):
     assert batches_above(GOOD * 4, 0.0)
