@@ -111,6 +111,8 @@ def test_a_changed_record_is_named_as_damaged_and_left_out(here: Door, tmp_path:
         list(outputs.glob(f"runs/*-{name}-*")) for name in ("mqa-*-s1", "flash-*-s1", "flash-*-s2")
     )
     outputs.rename(clean)
+    # a target that is met before the first step
+    assert refused(here(str(clean), "--target", "99", module="nocap.compare"), "--target")
     show, judge, plot = ("show", str(changed)), ("mine", "scale=cpu", "--judge"), (str(changed), str(other))
     wrong = []
     for name, module, words in (
