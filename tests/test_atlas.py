@@ -15,7 +15,7 @@ import pytest
 
 from nocap.config.compose import composed
 from nocap.study.spec import load
-from tests.conftest import REPO, SMALL
+from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "atlas"
 
@@ -39,26 +39,9 @@ def worth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("worth")
 
 
-@pytest.mark.slow
-def test_every_arm_composes_and_says_where_it_is_from(atlas: ModuleType, jobs: ModuleType) -> None:
-    for name, arm in jobs.arms().items():
-        assert set(arm) <= {"with", "tune", "like", "before", "stages", "source", "said"}
-        run = atlas.of_arm(name, "outputs").run
-        assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
-        assert name == jobs.BASELINE or (arm["source"] and arm["said"])
-        for _, words in arm.get("stages", []):
-            assert composed([*jobs.SCALE, *words]).run.ideas == {}  # a step as it is there, whatever the step
-
-
 def line(arm: str, seed: int, share: float, loss: float | None, machine: str = "here") -> dict[str, Any]:
-    return {
-        "arm": arm,
-        "seed": seed,
-        "share": share,
-        "val_loss": loss,
-        "machine": machine,
-        "status": "finished",
-    }
+    known = {"arm": arm, "seed": seed, "share": share, "val_loss": loss}
+    return {**known, "machine": machine, "status": "finished"}
 
 
 def made(worths: dict[str, float], *, slope: float = 0.3, noise: float = 0.002) -> list[dict[str, Any]]:
@@ -114,23 +97,6 @@ def test_a_planted_worth_comes_out_of_the_blocks_of_two_machines(worth: ModuleTy
     assert [row["after a correction"] for row in rows.values()] == ["Holm", "–", "Holm"]
 
 
-def test_an_effect_becomes_steps_by_the_slope_on_its_own_side(worth: ModuleType) -> None:
-    ends = {0.25: 2.5, 0.5: 2.0, 1.0: 1.8}  # the first doubling is worth 0.5 nats, the second 0.2
-    lines = [
-        line("baseline", seed, share, loss + seed / 10) for seed in range(3) for share, loss in ends.items()
-    ]
-    gains = {"good": 0.1, "bad": -0.25}
-    lines += [
-        line(arm, seed, 0.5, 2.0 + seed / 10 - gain + seed / 1e4)
-        for seed in range(3)
-        for arm, gain in gains.items()
-    ]
-    blocks = worth.Blocks(0.5, lines)
-    assert math.exp(blocks.in_steps(blocks.lower("good")).mid) == pytest.approx(2**0.5, rel=1e-3)
-    assert math.exp(blocks.in_steps(blocks.lower("bad")).mid) == pytest.approx(2**-0.5, rel=1e-3)
-    assert worth.Blocks(1.0, lines).slope().mid == pytest.approx(0.2 / math.log(2))  # nothing is longer
-
-
 def test_one_seed_or_two_have_no_verdict(worth: ModuleType) -> None:
     lines = made({"good": 3.0, "bad": 0.3, "nothing": 1.0})
     few = [run for run in lines if run["arm"] != "good" or (run["seed"], run["machine"]) == (0, "here")]
@@ -173,82 +139,6 @@ def test_sums_and_quotients_err_as_often_as_they_say() -> None:
     assert misses / trials < 0.06
 
 
-def test_the_times_of_steps_need_three_sessions(worth: ModuleType) -> None:
-    lines, arms = made({"good": 1.5, "bad": 0.8, "nothing": 1.0}), {"good": {"with": ["good"]}}
-    two = told(worth, lines, arms, timed(worth, {"good": 0.8, "other": 1.0}, sessions=2))["good"]
-    assert (two["a step's time, sessions"], two["time"], two["verdict"]) == ("1.25, n=2", "–", "–")
-    apart = worth.Steps(
-        [{"steps": {"good": {"speed": {"ratio": x}, "speed_by_flops": 1.0}}} for x in (0.7, 0.8, 0.9)]
-    )
-    # that sessions differ counts, not the rounds of one
-    assert apart.of(arms["good"], 1.0).estimate.half_width > 0.3
-
-
-def test_what_was_trained_for_an_arm_counts_as_its_time(worth: ModuleType) -> None:
-    lines = made({"good": 1.5, "bad": 0.8, "nothing": 1.0})
-    row = told(
-        worth, lines, {"good": {"with": ["a=1"], "before": 0.75}}, timed(worth, {"a=1": 0.8, "b=1": 1.0})
-    )["good"]
-    assert row["a step's time, sessions"] == "2.00, n=3"  # 1.25 times the baseline's, and 0.75 before
-    assert row["time"].startswith("0.7")
-
-
-def test_an_arm_that_grows_is_timed_by_its_stages(worth: ModuleType) -> None:
-    # a quarter of the tokens is never read
-    asked = {"with": ["ideas=[grows]"], "stages": [[0.25, ["a=1", "b=2"]], [0.5, []]]}
-    speed = timed(worth, {"a=1 b=2": 2.0, "c=1": 1.0}, noise=0.001).of(asked, 0.5)
-    assert math.exp(speed.mid) == pytest.approx(1 / (0.125 + 0.5), rel=0.002)
-    assert timed(worth, {"ideas=[grows]": 2.0}).of(asked, 0.5) is None
-
-
-def test_what_an_arm_adds_to_another_is_its_loss_and_its_step_over_theirs(worth: ModuleType) -> None:
-    blocks = worth.Blocks(1.0, made({"both": 1.5, "one": 1.2, "other": 1.0}))
-    steps = timed(worth, {"both=1": 0.8, "one=1": 0.9})
-    words = {arm: f"{arm}=1" for arm in ("both", "one", "other")}
-    cells = worth.added(blocks, "both", "one", words, steps)
-    assert float(cells[0].split()[0]) == pytest.approx(0.3 * math.log(1.25), abs=0.003)
-    assert float(cells[1].split("×")[0]) == pytest.approx(1.25, abs=0.015)
-    assert float(cells[2].split(",")[0]) == pytest.approx(0.9 / 0.8, abs=0.011)
-    assert float(cells[3].split("×")[0]) == pytest.approx(1.25 * 0.8 / 0.9, abs=0.02)
-    assert cells[4] == "4"
-    assert worth.added(blocks, "one", "other", words, steps)[2:4] == ["–", "–"]  # a step that was not timed
-
-
-def test_each_part_is_left_out_once(atlas: ModuleType, jobs: ModuleType) -> None:
-    recipe, arms = jobs.recipe(), jobs.left_out()
-    whole = atlas.of_arm(recipe, "outputs").run
-    assert len(set(arms.values())) == len(jobs.stack()) + 1
-    for part, without in arms.items():
-        run = atlas.of_arm(without, "outputs").run
-        assert part not in run.ideas
-        assert (run.mlp == whole.mlp) == (part != "swiglu")
-        assert run.trainer.batch_tokens == (1024 if part == "its smaller batch" else 512)
-        assert run.trainer.steps * run.trainer.batch_tokens == 1_572_864
-    assert atlas.wanted((0, jobs.RACED, recipe), "outputs").composed.run.trainer.steps == 1843
-
-
-def test_both_sides_of_the_larger_size_have_their_best_rate_before_the_seeds(
-    atlas: ModuleType, jobs: ModuleType
-) -> None:
-    stack = jobs.stack()
-    rates = [job for job in jobs.phases()["large"] if job[0] == jobs.TUNED_ON]
-    assert jobs.phases()["large"] == rates
-    assert len(rates) == 2 * len(jobs.RATES)
-    best = {jobs.joined(jobs.LARGE, "half_rate"), jobs.joined(jobs.LARGE, "rate", *stack)}
-    jobs.RUNS.write_text(
-        "".join(
-            json.dumps(line(arm, seed, share, 1.9 if arm in best else 2.0)) + "\n"
-            for seed, share, arm in rates
-        )
-    )
-    asked = [job for job in jobs.phases()["large"] if job not in rates]
-    assert {arm for _, _, arm in asked} == best
-    assert {(seed, share) for seed, share, _ in asked} == {
-        (seed, share) for seed in range(3) for share in (0.25, 0.125)
-    }
-    assert atlas.of_arm(jobs.large(), "outputs").run.optimizer.lr == pytest.approx(0.0012)
-
-
 def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     lines = [
         *made({"good": 1.5, "bad": 0.8, "nothing": 1.0}),
@@ -261,44 +151,6 @@ def test_an_arm_that_diverged_is_worth_nothing(worth: ModuleType) -> None:
     assert worth.Blocks(1.0, [*lines, *odd]).slope() == worth.Blocks(1.0, lines).slope()
     alone = [line("baseline", 0, 0.5, 2.0), line("once", 0, 0.5, 1.9)]
     assert told(worth, alone, {"once": {}}, worth.Steps([]))["once"]["lower loss, nats"] == "–"
-
-
-def test_a_machine_trains_the_baselines_of_its_own_blocks(atlas: ModuleType, jobs: ModuleType) -> None:
-    for run in (line("baseline", 0, 0.5, 2.0, "there"), line("x0", 0, 0.5, 2.0, "there")):
-        with jobs.RUNS.open("a") as file:
-            file.write(atlas.json.dumps(run) + "\n")
-    asked = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 0.5, "smear")]
-    assert jobs.missing(asked, here="there") == [(0, 0.5, "smear")]
-    assert jobs.missing(asked, here="here") == [(0, 0.5, "baseline"), (0, 0.5, "smear")]
-
-
-def test_a_seed_decides_what_the_next_is_trained_on(jobs: ModuleType) -> None:
-    def known(*lines: tuple[str, int, float]) -> None:
-        base = [line("baseline", seed, 0.5, 2.0) for seed in range(3)]
-        jobs.RUNS.write_text(
-            "".join(
-                json.dumps(run) + "\n"
-                for run in [*base, *(line(arm, seed, 0.5, loss) for arm, seed, loss in lines)]
-            )
-        )
-
-    def asked() -> set[tuple[int, str]]:
-        return {(seed, arm) for seed, _, arm in jobs.phases()["screen"] if arm in ("x0", "smear", "baseline")}
-
-    first = {(0, "x0"), (0, "smear"), *((seed, "baseline") for seed in range(3))}
-    known()
-    assert asked() == first
-    known(("x0", 0, 2.05), ("smear", 0, 2.03))
-    assert asked() == first | {(1, "smear")}
-    known(("x0", 0, 2.05), ("smear", 0, 2.03), ("smear", 1, 1.98))
-    assert asked() == first | {(1, "smear")}  # 0.005 higher on average
-    known(("x0", 0, 1.97), ("x0", 1, 1.98), ("smear", 0, 2.03), ("smear", 1, 1.98))
-    assert asked() == first | {(1, "smear"), (1, "x0"), (2, "x0")}
-
-
-def test_the_words_of_several_ideas(atlas: ModuleType, jobs: ModuleType) -> None:
-    assert jobs.words_of("x0+relu2+smear") == ["ideas=[x0,smear]", "mlp=relu2"]
-    assert atlas.of_arm("x0+relu2+smear", "outputs").run.ideas.keys() == {"x0", "smear"}
 
 
 def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> None:
@@ -337,41 +189,6 @@ def test_a_trial_of_the_search_had_the_steps_that_its_time_allows(monkeypatch: p
         search.start("muon")
         == dict([search.named("muon", search.PARTS[1:3])])["muon: partial_key_offset, ngrams"]
     )
-
-
-@pytest.mark.slow
-def test_a_phase_is_trained_once(
-    atlas: ModuleType, jobs: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = ["experiment=atlas_cpu", *SMALL, "trainer.device=cpu", "trainer.compile=off"]
-
-    def of_arm(arm: str, out: str) -> Any:
-        return composed(
-            [*small, f"output_dir={out}", *(atlas.with_teacher(word, out) for word in jobs.words_of(arm))]
-        )
-
-    monkeypatch.setattr(atlas, "of_arm", of_arm)
-    some = [(0, 0.5, "baseline"), (0, 0.5, "x0"), (0, 1.0, "baseline"), (0, 1.0, "distill")]
-    assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    lines = jobs.known()
-    assert [(run["arm"], run["share"], run["steps"]) for run in lines] == [
-        ("baseline", 0.5, 6),
-        ("x0", 0.5, 6),
-        ("baseline", 1.0, 12),
-        ("distill", 1.0, 12),
-    ]
-    assert all(
-        run["val_loss"] > 0 and run["train_loss"] and run["train_s"] > 0 and len(run["identity"]) == 12
-        for run in lines
-    )
-    assert "ideas.x0.lr" in lines[1]["config"]
-    assert lines[3]["config"] == {**lines[3]["config"], "ideas.distill.weight": 0.5}
-    assert str(tmp_path) not in json.dumps(lines)
-    assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    assert jobs.known() == lines
-    jobs.RUNS.write_text("")  # killed before its lines: the runs are there
-    assert atlas.run("some", some, str(tmp_path / "out")) == 0
-    assert len(jobs.known()) == 4
 
 
 def test_the_page_has_the_figures_of_the_committed_lines(

@@ -32,7 +32,7 @@ ARMS = ["trainer.precision=fp32 trainer.compile=off", "trainer.precision=bf16 tr
 def test_bf16_with_regional_compilation_doubles_the_step():
     """And steps of both, from the same weights over the same tokens, lose the same."""
     arms = [TimedArm(label, run) for label, run in compose_arms(BASE, ARMS).items()]
-    result = bench(arms, seconds=60, rounds=4)
+    result = bench(arms, seconds=30, rounds=2)
     assert [arm["reason"] for arm in result["arms"]] == [None, None]
     assert result["arms"][1]["speed"]["ratio"] >= 2.0
     for arm in arms:
@@ -68,5 +68,5 @@ def test_a_cache_multiplies_decoding(shape: str, new: int, least: float) -> None
     model = build_model(run, vocab_size=512).eval()
     engines = Recompute(model), Cached(model, run, batch=1, capacity=T + new)
     prompt_1T = torch.randint(512, (1, T), generator=torch.Generator().manual_seed(0))
-    plain, cached = (min(seconds(engine, prompt_1T, new) for _ in range(3)) for engine in engines)
+    plain, cached = (min(seconds(engine, prompt_1T, new) for _ in range(2)) for engine in engines)
     assert plain / cached >= least

@@ -3,13 +3,14 @@ what it prints."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,31 +21,29 @@ import numpy as np
 import psutil
 import pytest
 
+from nocap.config import hardware
 from nocap.data.shards import write_shard
+from nocap.measure.arms import compose_arms
 from tests.conftest import REPO
 
 FOLDER = REPO / "experiments" / "gpu_day"
 
 
-def loaded(name: str) -> ModuleType:
-    sys.path[:0] = [str(FOLDER)] if str(FOLDER) not in sys.path else []  # as where a script runs
-    spec = importlib.util.spec_from_file_location(f"gpu_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    # where dataclasses look their annotations up
-    sys.modules[f"gpu_{name}"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))  # as where a script runs
+        yield
 
 
 @pytest.fixture(scope="module")
 def day() -> ModuleType:
-    return loaded("day")
+    return importlib.import_module("day")
 
 
 @pytest.fixture(scope="module")
 def checks() -> ModuleType:
-    return loaded("checks")
+    return importlib.import_module("checks")
 
 
 def writes(content: object) -> str:
@@ -54,14 +53,8 @@ def writes(content: object) -> str:
 
 
 def step(day: ModuleType, code: str, **more: Any) -> Any:
-    return day.Step(
-        **{
-            "limit_s": 20,
-            "words": lambda shared, path: ["-c", code, str(path)],
-            "figure": lambda content: f"found {content}",
-            **more,
-        }
-    )
+    words = lambda shared, path: ["-c", code, str(path)]  # noqa: E731
+    return day.Step(**{"limit_s": 20, "words": words, "figure": lambda x: f"found {x}", **more})
 
 
 def test_all_steps_take_35_minutes_and_the_readmes_commands_ten(day: ModuleType) -> None:
@@ -89,109 +82,98 @@ def test_what_a_step_leaves_outlives_the_next_ones_failure(
         "absent": step(day, "", skip=lambda shared: "no folder was named"),
         "other": step(day, writes([2]), figure=lambda content: content["a"]),
     }
+
+    def told(*words: str) -> tuple[int, list[dict[str, Any]]]:
+        code = day.main([*words, "--device", "cpu", "--small", "--out", str(tmp_path)])
+        return code, json.loads((tmp_path / "day.json").read_text())["rows"]
+
     monkeypatch.setattr(day, "STEPS", steps)
     began = time.monotonic()
-    assert (
-        day.main(["good", "bad", "long", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 1
-    )
+    assert told("good", "bad", "long", "absent")[0] == 1
     assert time.monotonic() - began < 50  # "long" would sleep for 60
-    assert day.main(["other", "absent", "--device", "cpu", "--small", "--out", str(tmp_path)]) == 0
-    content = json.loads((tmp_path / "day.json").read_text())
-    rows = {
-        row["step"]: (row["rc"], row["json"], row["figure"] or row["skipped"], row["tail"])
-        for row in content["rows"]
-    }
-    assert rows == {
-        "good": (0, "good.json", "found {'a': 1}", ["done"]),
-        "bad": (1, None, "it broke", ["half", "it broke"]),
-        "long": (None, None, "began", ["began"]),
-        "absent": (None, None, "no folder was named", []),
-        "other": (0, "other.json", "done", ["done"]),
-    }
+    code, rows = told("other", "absent")
+    keys = ("step", "rc", "json", "figure", "tail")
+    assert (
+        code,
+        [[row[key] or row["skipped"] if key == "figure" else row[key] for key in keys] for row in rows],
+    ) == (
+        0,
+        [
+            ["good", 0, "good.json", "found {'a': 1}", ["done"]],
+            ["bad", 1, None, "it broke", ["half", "it broke"]],
+            ["long", None, None, "began", ["began"]],
+            ["absent", None, None, "no folder was named", []],
+            ["other", 0, "other.json", "done", ["done"]],
+        ],
+    )
     assert json.loads((tmp_path / "good.json").read_text()) == {"a": 1}
     assert "long       too long" in capsys.readouterr().out
     # a second call for what has not gone well
     monkeypatch.setattr(day, "STEPS", steps | {"bad": step(day, writes({"a": 3}))})
-    words = ["good", "bad", "other", "--only-failed", "--device", "cpu", "--small", "--out", str(tmp_path)]
-    assert day.main(words) == 0
-    out = capsys.readouterr().out
-    assert [name in out for name in ("good: at most", "bad: at most", "other: at most")] == [
-        False,
-        True,
-        False,
-    ]
-    content = json.loads((tmp_path / "day.json").read_text())
-    assert [(row["step"], row["rc"]) for row in content["rows"]][:2] == [("good", 0), ("bad", 0)]
+    code, rows = told("good", "bad", "other", "--only-failed")
+    assert (code, [(row["step"], row["rc"]) for row in rows][:2]) == (0, [("good", 0), ("bad", 0)])
+    assert re.findall(r"(\w+): at most", capsys.readouterr().out) == ["bad"]
 
 
+ABSENT = "not on this machine"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "kernel"),
+    [
+        (["ok", "ok", ABSENT, "ok"], []),  # torch's own choice
+        (["wrong", "ok", ABSENT, "ok"], ["attention.kernel=flash"]),
+        ([ABSENT, ABSENT, ABSENT, "ok"], ["attention.kernel=efficient"]),
+        ([ABSENT] * 4, []),
+    ],
+)
 def test_later_steps_take_the_kernel_that_numerics_found_right(
-    day: ModuleType, checks: ModuleType, tmp_path: Path
+    day: ModuleType, checks: ModuleType, tmp_path: Path, outcomes: list[str], kernel: list[str]
 ) -> None:
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=Path("it"))
     assert shared.kernel == []  # numerics did not run
-
-    def found(*outcomes: str) -> list[str]:
-        rows = [
-            {"name": name, "outcome": word}
-            for name, word in zip(checks.KERNELS[checks.Device.cuda], outcomes, strict=True)
-        ]
-        (tmp_path / "numerics.json").write_text(json.dumps({"kernel": checks.kernel(rows), "rows": rows}))
-        return shared.kernel  # type: ignore[no-any-return]
-
-    absent = "not on this machine"
-    assert found("ok", "ok", absent, "ok") == []  # torch's own choice
-    assert found("wrong", "ok", absent, "ok") == ["attention.kernel=flash"]
-    assert found(absent, absent, absent, "ok") == ["attention.kernel=efficient"]
-    assert found(absent, absent, absent, absent) == []
-    assert "attention.kernel=efficient" not in day.bench(shared, tmp_path / "b.json")
-    found(absent, absent, absent, "ok")
-    for words in (
-        getattr(day, name)(shared, tmp_path / "b.json")
-        for name in ("bench", "graphs", "profile", "challenge")
-    ):
-        assert "attention.kernel=efficient" in words
+    names = checks.KERNELS[checks.Device.cuda]
+    rows = [{"name": name, "outcome": word} for name, word in zip(names, outcomes, strict=True)]
+    (tmp_path / "numerics.json").write_text(json.dumps({"kernel": checks.kernel(rows), "rows": rows}))
+    assert shared.kernel == kernel
+    for name in ("bench", "graphs", "profile", "challenge"):
+        words = getattr(day, name)(shared, tmp_path / "b.json")
+        assert set(kernel) <= set(words)
 
 
-def test_a_check_is_right_wrong_or_not_on_this_machine(checks: ModuleType) -> None:
-    def outcome(errors: Any) -> str:
-        return str(checks.checked("it", 0.1, errors)["outcome"])
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ({"a": 0.1, "b": 0.0}, "ok"),
+        ({"a": 0.0, "b": 0.11}, "wrong"),
+        ({"a": float("nan")}, "wrong"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"), "not on this machine"),
+        (ValueError("attention.kernel must be …"), "not on this machine"),
+        (RuntimeError("an illegal memory access"), "wrong"),
+    ],
+)
+def test_a_check_is_right_wrong_or_not_on_this_machine(checks: ModuleType, errors: Any, outcome: str) -> None:
+    def measured() -> dict[str, float]:
+        if isinstance(errors, Exception):
+            raise errors
+        return errors  # type: ignore[no-any-return]
 
-    def raising(error: Exception) -> Any:
-        def errors() -> dict[str, float]:
-            raise error
+    assert checks.checked("it", 0.1, measured)["outcome"] == outcome
 
-        return errors
 
-    assert outcome(lambda: {"a": 0.1, "b": 0.0}) == "ok"
-    assert outcome(lambda: {"a": 0.0, "b": 0.11}) == "wrong"
-    assert outcome(lambda: {"a": float("nan")}) == "wrong"
-    assert (
-        outcome(raising(RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"))) == "not on this machine"
-    )
-    assert outcome(raising(ValueError("attention.kernel must be …"))) == "not on this machine"
-    assert outcome(raising(RuntimeError("an illegal memory access"))) == "wrong"
+def script(name: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, str(FOLDER / name), *words, "--device", "cpu", "--small"]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    return subprocess.run(whole, cwd=cwd, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["numerics", "ddp", "resume"])
-def test_this_cpu_computes_what_it_should(what: str, tmp_path: Path) -> None:
-    path, file = tmp_path / "out.json", FOLDER / "checks.py"
-    words = [str(file), what, "--device", "cpu", "--small", "--json", str(path)]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
+@pytest.mark.parametrize(("what", "count"), [("numerics", 8), ("ddp", 2), ("resume", 1)])
+def test_this_cpu_computes_what_it_should(what: str, count: int, tmp_path: Path) -> None:
+    done = script("checks.py", what, "--json", "out.json", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads(path.read_text())["rows"]
-    assert {row["outcome"] for row in rows} == {"ok"}, rows
-    assert len(rows) == {"numerics": 8, "ddp": 2, "resume": 1}[what]
-
-
-def test_loss_curves_are_compared(tmp_path: Path) -> None:
-    curves = loaded("challenge").curves
-    a, b = {"who": "nocap", "train_loss": [3.0, 2.0]}, {"who": "challenge", "train_loss": [3.1, 2.5]}
-    near = {"who": "nocap", "train_loss": [3.0, 2.2]}
-    assert curves([a, b]) == {"loops": pytest.approx(0.5)}
-    assert curves([a, near, b]) == {"nocap": pytest.approx(0.2), "loops": pytest.approx(0.4)}
-    assert curves([a, {**b, "train_loss": []}]) == {}
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["outcome"] for row in rows] == ["ok"] * count, rows
 
 
 def test_a_machine_without_what_every_step_needs_is_refused(
@@ -200,97 +182,35 @@ def test_a_machine_without_what_every_step_needs_is_refused(
     monkeypatch.setattr(day, "_version", lambda name: None if name in ("torch", "wandb") else "1")
     assert day.main([]) == 2
     out, err = capsys.readouterr()
-    assert "missing: torch" in out
-    assert "wandb" not in out  # nothing here uses it
+    assert ("missing: torch" in out, "wandb" in out) == (True, False)  # nothing here uses wandb
     assert err == "gpu day: no step can run: torch is missing\n"
     with pytest.raises(SystemExit) as ended:
         day.main(["nonsense"])
     assert ended.value.code == 2
 
 
-BENCH = {
-    "hardware": {"name": "NVIDIA H200"},
-    "arms": [
-        {
-            "label": "a",
-            "status": "measured",
-            "tokens_per_step": 16384,
-            "tokens_per_s": 4e5,
-            "mfu": {"nominal": 0.3},
-            "memory_mib": {"peak": 9000.4},
-        },
-        {"label": "b", "status": "measured", "speed": {"ratio": 1.05}},
-        {"label": "c", "status": "does not fit", "speed": None},
-    ],
-}
-GRAPHED = {
-    "label": "trainer.cuda_graphs=true",
-    "tokens_per_step": 2048,
-    "tokens_per_s": 2e5,
-    "memory_mib": {"peak": 3000.2},
-}
-CHALLENGE = {
-    "hardware": {"name": "NVIDIA H200"},
-    "shape": {"micro_batch": 16, "accumulation": 4, "seq_len": 1024},
-    "ratio": 1.02,
-    "tokens_per_s": {"nocap": 5e5, "challenge": 4.9e5},
-    "control": {"nocap": 1.001, "challenge": 0.998},
-    "curves": {"nocap": 0.01, "loops": 0.041},
-    "runs": [{"who": "challenge", "peak_mib": 9829}, {"who": "nocap", "peak_mib": 9700.2}],
-}
-
-
-def test_lines_of_the_summary_and_rows_for_the_page(day: ModuleType, tmp_path: Path) -> None:
-    assert day._bench(BENCH) == "400,000 tokens/s, MFU 30.0%; b 1.050×; c does not fit"
-    assert (
-        day._challenge(CHALLENGE)
-        == "nocap makes 1.020 of its tokens/s (second run over first: nocap 1.001, challenge 0.998); "
-        "losses at most so far apart: nocap 0.010, loops 0.041"
-    )
-    (tmp_path / "challenge.json").write_text(json.dumps(CHALLENGE))
-    assert [row.split(" | ")[3] for row in day.speed_rows(tmp_path)] == ["–", "–"]  # no peak is known
-    (tmp_path / "bench.json").write_text(json.dumps(BENCH))
-    (tmp_path / "graphs.json").write_text(json.dumps({**BENCH, "arms": [BENCH["arms"][0], GRAPHED]}))
-    rows = day.speed_rows(tmp_path)
-    assert [row.split(" | ")[1:5] for row in rows] == [
-        ["nocap, a step of 16,384 tokens", "400,000", "30.0%", "9,000"],
-        ["nocap with `trainer.cuda_graphs=true`, a step of 2,048 tokens", "200,000", "15.0%", "3,000"],
-        ["nocap, a step of 65,536 tokens", "500,000", "37.5%", "9,700"],
-        ["the challenge's loop, a step of 65,536 tokens", "490,000", "36.8%", "9,829"],
-    ]
-    header = next(
-        line for line in (REPO / "docs" / "speed.md").read_text().splitlines() if line.startswith("| device")
-    )
-    assert {row.count("|") for row in rows} == {header.count("|")}
-
-
-@pytest.mark.parametrize("kernel", ["fused", "flash"])
 def test_the_arms_of_the_bench_compose(
-    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+    day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the bench would on a GPU, which is taken to be there. The kernel that all arms have is no arm, nor
     is one that is not there."""
-    from nocap.config import hardware
-    from nocap.measure.arms import compose_arms
-
     monkeypatch.setattr(hardware, "check_device", lambda *given, **named: None)
     monkeypatch.setattr(hardware, "cuda_devices", lambda: ("NVIDIA H200",))
     monkeypatch.setattr(hardware, "capability", lambda: (9, 0))
     shared = day.Day(out=tmp_path, scratch=tmp_path, device="cuda", small=False, challenge=None)
-    absent = [{"name": name, "outcome": "not on this machine"} for name in ("fused", "cudnn")]
-    rows = absent if kernel == "flash" else []
-    (tmp_path / "numerics.json").write_text(json.dumps({"kernel": kernel, "rows": rows}))
+
+    def arms(step: str) -> int:
+        words = day.STEPS[step].words(shared, tmp_path / f"{step}.json")
+        every = [word for flag, word in pairwise(words) if flag == "--arm"]
+        return len(compose_arms(words[2 : words.index("--arm")], every))
+
+    whole = {"bench": len(day.ARMS), "compile": 3, "graphs": 3, "options": len(day.OPTIONS)}
+    assert {step: arms(step) for step in whole} == whole
+    rows = [{"name": name, "outcome": ABSENT} for name in ("fused", "cudnn")]
+    (tmp_path / "numerics.json").write_text(json.dumps({"kernel": "flash", "rows": rows}))
+    assert arms("bench") == len(day.ARMS) - 2
     half = replace(shared, share=0.5)
     assert [float(day.bench(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [190, 95]
-    for step, count in {
-        "bench": len(day.ARMS) - len(rows),
-        "compile": 3,
-        "graphs": 3,
-        "options": len(day.OPTIONS),
-    }.items():
-        words = day.STEPS[step].words(shared, tmp_path / f"{step}.json")
-        arms = [word for flag, word in pairwise(words) if flag == "--arm"]
-        assert len(compose_arms(words[2 : words.index("--arm")], arms)) == count
 
 
 def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:
@@ -340,25 +260,13 @@ def test_the_recipe_meets_its_baseline_on_the_same_tokens(tmp_path: Path) -> Non
     for seed, name in enumerate(("train", "val")):
         some = np.random.default_rng(seed).integers(0, 200, 20_000).astype(np.uint16)
         write_shard(tmp_path / f"text_{name}.bin", some)
-    words = [str(tmp_path), "tokenizer=gpt2", "--seeds", "2", "--device", "cpu", "--small"]
-    words += ["--json", str(tmp_path / "recipe.json")]
-    env = {**os.environ, "PYTHONPATH": str(REPO)}
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "recipe.py"), *words], env=env, capture_output=True, text=True
-    )
+    words = ["tokenizer=gpt2", "--seeds", "1", "--json", "recipe.json"]
+    done = script("recipe.py", ".", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     runs = json.loads((tmp_path / "recipe.json").read_text())["runs"]
-    assert [(run["arm"], run["seed"]) for run in runs] == [
-        (arm, seed) for seed in (0, 1) for arm in ("nocap_baseline", "recipe_d12")
-    ]
+    assert [(run["arm"], run["seed"]) for run in runs] == [("nocap_baseline", 0), ("recipe_d12", 0)]
     for run in runs:
         assert list(run["val_loss"]) == ["0", "3", "6"]
         assert run["val_loss"]["6"] < run["val_loss"]["0"]  # it learns which tokens there are
-    missing = subprocess.run(
-        [sys.executable, str(FOLDER / "recipe.py"), str(tmp_path / "none"), *words[1:]],
-        env=env,
-        capture_output=True,
-        text=True,
-    )
-    assert missing.returncode == 1
-    assert "data.train must" in missing.stdout
+    missing = script("recipe.py", "none", *words, cwd=tmp_path)
+    assert (missing.returncode, "data.train must" in missing.stdout) == (1, True)

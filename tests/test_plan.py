@@ -29,21 +29,22 @@ def measured(session: Session, folder: Path) -> dict[str, Any]:
     return {"measured": {"arms": {arm: LOST if "mqa" in arm else TIMED for arm in session.arms}}}
 
 
+@pytest.fixture(autouse=True)
+def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "run", measured)
+    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
+
+
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
+    def told(*words: str) -> list[str]:
+        assert multirun([*WORDS, *words], look=preview.of_grid) == 0
+        return capsys.readouterr().out.splitlines()
+
     monkeypatch.chdir(tmp_path)
-    words = [
-        *WORDS,
-        "attention=flash,gqa",
-        "seed=0,1",
-        "trainer.keep_checkpoints=2",
-        "trainer.batch_tokens=1024",
-    ]
-    assert multirun(words, look=preview.of_grid) == 0
-    out = capsys.readouterr().out.splitlines()
+    more = ["seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
+    out = told("attention=flash,gqa", *more)
     assert out[0].endswith(": 4 cells, 0 done, 4 to train")
     # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice, for two cells
     assert [row.split() for row in out[2:4]] == [
@@ -52,31 +53,20 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     assert out[4] == "together 2.0 min, one cell after the other"
     assert out[5].startswith("checkpoints 2.3 GiB at most, free ")
     assert not (tmp_path / "outputs" / "runs").exists()
-    assert multirun([*words[:-4], "attention=mqa"], look=preview.of_grid) == 0
-    assert "not in it, for its step could not be timed: " in capsys.readouterr().out
-    assert multirun([*words, "trainer.compile=regional"], look=preview.of_grid) == 0
-    assert (
-        f" {duration(30 + COLD_S[Compile.regional])} " in capsys.readouterr().out
-    )  # and a guess at compilation
+    assert "not in it, for its step could not be timed: " in "\n".join(told("attention=mqa", "seed=0,1"))
+    # and a guess at compilation
+    cold = f" {duration(30 + COLD_S[Compile.regional])} "
+    assert cold in "\n".join(told("trainer.compile=regional", *more))
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
         multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=preview.of_grid)
 
 
-def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
-    trials = {arm: [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]] for arm in ("mha", "mqa")}
-    raced = study(
-        claims=[RACE, LOSS],
-        scales=at(lengths=[0.25, 0.5]),
-        tune={"seeds": [7], "trials": trials},
-        seeds=list(range(6)),
-    )
-    out = preview.render(
-        prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))
-    ).splitlines()
+def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path) -> None:
+    trials = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"]]
+    tune = {"seeds": [7], "trials": {"mha": trials, "mqa": trials}}
+    raced = study(claims=[RACE, LOSS], scales=at(lengths=[0.25, 0.5]), tune=tune, seeds=list(range(6)))
+    plan = prepare(loaded(tmp_path / "made", raced), "cpu", output_dir=str(tmp_path / "out"))
+    out = preview.render(plan).splitlines()
     # 2 × 2 trials, 2 × 3 runs, each at 2 lengths, too
     assert out[1].endswith(": 22 cells, 0 done, 22 to train")
     rows = {row.split("  ")[0]: row.split() for row in out[3:]}

@@ -1,15 +1,18 @@
-"""Proposals of a program to a study: the rule against a plain t-interval, and the answers against everything
-a program may try."""
+"""Proposals of a program to a study: the rule against a plain t-interval, the answers against everything a
+program may try, and commands of a program that changes flags or edits files."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,20 +23,9 @@ from nocap.study.__main__ import main
 from nocap.study.log import FILE
 from nocap.study.propose import ACCEPTED, MOST, Campaign, Line
 from nocap.study.spec import Propose
-from tests.conftest import REPO, SMALL, Door, Finished
-
-
-def load_adversary() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        "adversary", REPO / "experiments" / "program_loop" / "adversary.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["adversary"] = module
-    spec.loader.exec_module(module)
-    return module
-
+from tests.attempts import wait_until
+from tests.conftest import INTERRUPTIBLE, REPO, SMALL, Door, Finished
+from tests.test_race import git
 
 # --- the rule -----------------------------------------------------------------------------------------------
 
@@ -45,14 +37,23 @@ def test_a_batch_is_above_where_the_lower_end_of_a_plain_t_interval_is():
         assert batches_above(list(row), 0.1) == (low > 0.1)
 
 
-def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing():
-    good, bad = [0.3, 0.31, 0.29, 0.3], [0.3, -0.3, 0.1, 0.0]
-    assert batches_above(good * 4, 0.0)
-    assert not batches_above([*good, *bad], 0.0)
-    assert not batches_above(good[:3], 0.0)
-    assert not batches_above([], 0.0)
-    assert not batches_above([*good[:3], math.nan], 0.0)
-    assert not batches_above([0.0] * 4, 0.0)  # twins without noise
+GOOD = [0.3, 0.31, 0.29, 0.3]
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [*GOOD, 0.3, -0.3, 0.1, 0.0],
+        GOOD[:3],
+        [*GOOD, *GOOD[:3]],
+        [],
+        [*GOOD[:3], math.nan],
+        [0.0] * 4,  # equal twins
+    ],
+)
+def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[float]):
+    assert batches_above(GOOD * 4, 0.0)
+    assert not batches_above(losses, 0.0)
 
 
 # --- answers ------------------------------------------------------------------------------------------------
@@ -61,99 +62,80 @@ def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing():
 class Trainer:
     """Losses of made runs, and which of them were asked for."""
 
-    def __init__(self, gain: float, *, sigma: float = 0.01, seed: int = 0) -> None:
-        self._rng, self._gain, self._sigma = np.random.default_rng(seed), gain, sigma
+    def __init__(self, gain: float, *, seed: int = 0, dies_at: int | None = None) -> None:
+        self._rng, self._gain, self._dies_at = np.random.default_rng(seed), gain, dies_at
         self.asked: list[int] = []
 
     def __call__(self, seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
+        if self._dies_at in seeds:
+            raise KeyboardInterrupt
         self.asked += seeds
-        made = {seed: self._rng.normal(3.0, self._sigma, size=2) for seed in seeds}
+        made = {seed: self._rng.normal(3.0, 0.01, size=2) for seed in seeds}
         return {seed: (float(loss) - self._gain, float(baseline)) for seed, (loss, baseline) in made.items()}
 
 
-def campaign(lines: list[Line] | None = None, **rules: float) -> Campaign:
-    known = [] if lines is None else lines
-    write: Callable[[Line], None] = (lambda line: None) if lines is None else lines.append
-    return Campaign(Propose(**rules), lines=list(known), write=write)  # type: ignore[arg-type]
+def propose(name: str, trainer: Any, lines: list[Line] | None = None, **rules: float) -> Line:
+    """The answer; `lines`: the log, which is read and written."""
+    log = [] if lines is None else lines
+    campaign = Campaign(Propose(**rules), lines=list(log), write=log.append)  # type: ignore[arg-type]
+    return campaign.propose(name, [], trainer, against="base")
 
 
 def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
-    proposals, nothing = campaign(), Trainer(0.0)
-    assert proposals.propose("good", [], Trainer(0.1), against="base")["word"] == ACCEPTED
-    answer = proposals.propose("same", [], nothing, against="base")
-    assert (answer["word"], answer["pairs"], len(nothing.asked)) == ("not shown", 4, 4)
+    good, same, less = (Trainer(gain) for gain in (0.1, 0.0, 0.1))
+    assert (propose("good", good)["word"], good.asked) == (ACCEPTED, list(range(16)))
+    answer = propose("same", same)
+    assert (answer["word"], answer["pairs"], same.asked) == ("not shown", 4, list(range(4)))
+    assert propose("good", less, gain=0.2)["word"] == "not shown"  # below what is asked for
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
-    lines: list[Line] = []
-    proposals, trainer = campaign(lines), Trainer(0.0)
-    first = proposals.propose("arm", ["a"], trainer, against="base")
-    asked, again = len(trainer.asked), proposals.propose("arm", ["another name"], trainer, against="base")
-    assert (again, len(trainer.asked)) == (first, asked)
-    assert campaign(lines).propose("arm", [], trainer, against="base") == first  # from the log
+    lines, trainer = list[Line](), Trainer(0.0)
+    first, asked = propose("arm", trainer, lines), trainer.asked[:]
+    assert (propose("arm", trainer, lines), trainer.asked) == (first, asked)
 
 
 def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     """Also the baseline's, for every later proposal."""
-    lines: list[Line] = []
-    campaign(lines).propose("first", [], Trainer(0.0), against="base")
-    campaign(lines).propose("second", [], Trainer(0.0, seed=5), against="base")
+    lines = list[Line]()
+    for seed, name in enumerate(("first", "second")):
+        propose(name, Trainer(0.0, seed=seed), lines)
     pairs = [line for line in lines if line["event"] == "pair"]
-    baselines = {
-        arm: [line["baseline"] for line in pairs if line["arm"] == arm] for arm in ("first", "second")
-    }
-    assert baselines["first"] == baselines["second"]
+    baselines = [[line["baseline"] for line in pairs if line["arm"] == arm] for arm in ("first", "second")]
+    assert baselines[0] == baselines[1]
     assert len({line["loss"] for line in pairs}) == 8
 
 
 def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
-    lines: list[Line] = []
-    trainer = Trainer(0.1)
-
-    def dies(seeds: Sequence[int]) -> dict[int, tuple[float, float]]:
-        if 8 in seeds:
-            raise KeyboardInterrupt
-        return trainer(seeds)
-
+    lines, dies, goes_on = list[Line](), Trainer(0.1, dies_at=8), Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
-        campaign(lines).propose("arm", [], dies, against="base")
-    assert campaign(lines).propose("arm", [], trainer, against="base")["word"] == ACCEPTED
-    assert trainer.asked == list(range(16))
+        propose("arm", dies, lines)
+    assert propose("arm", goes_on, lines)["word"] == ACCEPTED
+    assert dies.asked + goes_on.asked == list(range(16))
     assert sum(line["event"] == "proposal" for line in lines) == 1
 
 
 def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gain():
-    answer = campaign().propose(
-        "bad",
-        [],
-        lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds},
-        against="base",
-    )
+    answer = propose("bad", lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds})
     assert (answer["word"], answer["diverged"], answer["gain"]) == ("not shown", True, None)
-    answer = campaign().propose(
-        "arm",
-        [],
-        lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds},
-        against="base",
-    )
+    answer = propose("arm", lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds})
     assert (answer["word"], answer["diverged"]) == ("not shown", False)
 
 
-def test_a_gain_below_what_is_asked_for_is_not_accepted():
-    assert campaign(gain=0.2).propose("arm", [], Trainer(0.1), against="base")["word"] == "not shown"
-
-
 def test_no_more_proposals_than_the_error_budget_was_simulated_for():
-    proposals = campaign()
+    lines = list[Line]()
     for number in range(MOST):
-        proposals.propose(f"arm {number}", [], Trainer(0.0, seed=number), against="base")
+        propose(f"arm {number}", Trainer(0.0, seed=number), lines)
     with pytest.raises(ValueError, match="proposal 201"):
-        proposals.propose("another", [], Trainer(1.0), against="base")
-    assert proposals.propose("arm 7", [], Trainer(1.0), against="base")["word"] == "not shown"
+        propose("another", Trainer(1.0), lines)
+    assert propose("arm 7", Trainer(1.0), lines)["word"] == "not shown"
 
 
-def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing():
-    adversary = load_adversary()
+def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.syspath_prepend(str(REPO / "experiments" / "program_loop"))
+    adversary = importlib.import_module("adversary")
     assert adversary.played("normal", 12)["with_a_false_acceptance"]["share"] == 0
     assert adversary.played("normal", 4, effect=3, share=0.1)["found"] > 0.7
 
@@ -194,79 +176,228 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("proposal", "line"),
+    ("changed", "proposals", "line"),
     [
-        ("seed=3", "seed must be left out of a proposal"),
-        ("trainer.init_from=x", "trainer.init_from must be left out of a proposal"),
-        ("trainer.steps=8", "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens"),
-        ("model.seq_len=16", "model.seq_len"),
-        ("attention=nothing", "attention"),
-        ("'attention=mqa", "quotes in pairs"),
+        ({}, ["attention=mqa", "seed=3"], "seed must be left out of a proposal"),
+        ({}, ["trainer.init_from=x"], "trainer.init_from must be left out of a proposal"),
+        ({}, ["trainer.steps=8"], "trainer.steps × trainer.batch_tokens must be the baseline's 8,192 tokens"),
+        ({}, ["model.seq_len=16"], "model.seq_len"),
+        ({}, ["attention=nothing"], "attention"),
+        ({}, ["'attention=mqa"], "quotes in pairs"),
+        ({}, None, "--propose must be given"),
+        ({"propose": {"gain": -1}}, [], "propose.gain must be"),
+        ({"propose": {"lucky": 1}}, [], "lucky"),
+        ({"propose": None}, [], "claims must have"),
+        (
+            {"propose": {"flops": 1.0}},
+            ["model.n_layer=8"],
+            "FLOPs of a token must be at most 1 of the baseline's",
+        ),
     ],
 )
-def test_a_proposal_that_would_not_be_fair_is_refused_before_anything_runs(
-    study_door: Door, folder: Path, proposal: str, line: str
-):
-    refused = study_door(folder, "--propose", "attention=mqa", proposal)
-    assert (refused.code, refused.out) == (2, "")
-    assert refused.err.startswith("nocap: ")
-    assert line in refused.err
-    assert refused.err.count("\n") == 1
-    assert not (folder / FILE).exists()
-
-
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        ({"propose": {"gain": -1}}, "propose.gain must be"),
-        ({"propose": {"lucky": 1}}, "lucky"),
-        ({"propose": None}, "claims must have"),
-    ],
-)
-def test_a_rule_that_is_none_is_refused(
-    study_door: Door, folder: Path, changed: dict[str, object], line: str
+def test_what_would_not_be_fair_is_refused_before_anything_runs(
+    study_door: Door, folder: Path, changed: dict[str, object], proposals: list[str] | None, line: str
 ):
     (folder / "study.yaml").write_text(json.dumps(STUDY | changed))
-    refused = study_door(folder, "--propose")
-    assert refused.code == 2
+    words = () if proposals is None else ("--propose", *proposals)
+    refused = study_door(folder, *words)
+    assert (refused.code, refused.out, refused.err[:7], refused.err.count("\n")) == (2, "", "nocap: ", 1)
     assert line in refused.err
-    assert refused.err.count("\n") == 1
-
-
-def test_a_study_without_claims_is_for_proposals_alone(study_door: Door, folder: Path):
-    assert "--propose must be given" in study_door(folder).err
-    assert study_door(folder, "--propose").out == ""
-
-
-def test_flops_may_be_limited(study_door: Door, folder: Path):
-    (folder / "study.yaml").write_text(json.dumps(STUDY | {"propose": {"flops": 1.0}}))
-    refused = study_door(folder, "--propose", "model.n_layer=8")
-    assert refused.code == 2
-    assert "FLOPs of a token must be at most 1 of the baseline's" in refused.err
+    assert not (folder / FILE).exists()
 
 
 @pytest.mark.slow
 def test_proposals_from_the_first_to_rules_that_changed(study_door: Door, folder: Path, tmp_path: Path):
     """The answer is JSON on stdout alone; a second time nothing runs, also with the runs deleted."""
-    told = study_door(folder, f"output_dir={tmp_path / 'out'}", "--json", "--propose", "attention=mqa")
-    answer = json.loads(told.out)
-    assert (told.code, answer["overrides"], answer["pairs"], answer["word"]) == (
-        0,
-        ["attention=mqa"],
-        4,
-        "not shown",
-    )
-    again = study_door(
-        folder,
-        f"output_dir={tmp_path / 'other'}",
-        "--json",
-        "--propose",
-        "attention=mqa attention.n_kv_heads=1",
-    )
-    assert {**json.loads(again.out), "overrides": 0} == {**answer, "overrides": 0}
+
+    def told(out: str, proposal: str) -> dict[str, Any]:
+        done = study_door(folder, f"output_dir={tmp_path / out}", "--json", "--propose", proposal)
+        return {"code": done.code, **json.loads(done.out)}
+
+    answer = told("out", "attention=mqa")
+    keys = ("code", "overrides", "pairs", "word")
+    assert [answer[key] for key in keys] == [0, ["attention=mqa"], 4, "not shown"]
+    again = told("other", "attention=mqa attention.n_kv_heads=1")
+    assert {**again, "overrides": 0} == {**answer, "overrides": 0}
     assert not (tmp_path / "other").exists()
     assert "not shown: attention=mqa" in study_door(folder, "--propose").out
     (folder / "study.yaml").write_text(json.dumps(STUDY | {"propose": {"gain": 4.0}}))
     refused = study_door(folder, "--propose", "attention=gqa")
     assert refused.code == 2
     assert "must be what its proposals began with" in refused.err
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, random, sys
+from evaluation import report
+gain, seed = float(sys.argv[1]), int(os.environ["NOCAP_SEED"])
+noise = random.Random(seed).gauss(0, 0.01) + random.Random(f"{gain}{seed}").gauss(0, 0.001)
+report(3 - gain + noise)
+"""
+BASE = f"{sys.executable} train.py 0 {{seed}}"
+PROPOSE = {"gain": 0.01, "command": BASE, "metric": r"val loss (\S+)"}
+
+
+@pytest.fixture
+def beside(tmp_path: Path, study_door: Door) -> Path:
+    """Of the study, beside the script, where one stands."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "evaluation.py").write_text("def report(loss):\n    print('val loss', loss)\n")
+    (tmp_path / "ideas").mkdir()
+    write(tmp_path / "ideas")
+    return tmp_path / "ideas"
+
+
+def write(beside: Path, **more: object) -> None:
+    (beside / "study.yaml").write_text(json.dumps({"question": "does it help?", "propose": PROPOSE | more}))
+
+
+def command(gain: float | str, seed: str = "{seed}") -> str:
+    return f"{sys.executable} train.py {gain} {seed}"
+
+
+def answers(finished: Finished) -> list[dict[str, Any]]:
+    assert finished.code == 0, finished.err
+    return [json.loads(line) for line in finished.out.splitlines()]
+
+
+def commit() -> None:
+    os.environ.setdefault("GIT_CONFIG_GLOBAL", os.devnull)
+    git("init", "-q", "-b", "main")
+    git("add", "--all")
+    git("-c", "user.name=x", "-c", "user.email=x@example.org", "commit", "-q", "-m", "the baseline")
+
+
+def test_a_gain_is_accepted_and_nothing_is_not(study_door: Door, beside: Path):
+    """Also where more is better. A proposal that was answered runs nothing, also with its runs deleted; the
+    baseline's runs are everybody's."""
+    write(beside, better="higher")
+    good, none, bad = answers(
+        study_door(beside, "--json", "--propose", command(-0.1), command(0.1), command("nan"))
+    )
+    keys = ("word", "pairs", "number", "diverged")
+    assert [[answer[key] for key in keys] for answer in (good, none, bad)] == [
+        ["accepted", 16, 1, False],
+        ["not shown", 4, 2, False],
+        ["not shown", 4, 3, True],
+    ]
+    assert good["overrides"] == [sys.executable, "train.py", "-0.1", "{seed}"]
+    assert good["gain"] == pytest.approx(0.1, abs=0.005)
+    assert len(list(Path("outputs/commands").glob("*/result.json"))) == 16 + 16 + 4 + 4
+    assert answers(study_door(beside, "output_dir=elsewhere", "--json", "--propose", command(-0.1))) == [good]
+    assert not Path("elsewhere/commands").exists()
+    assert answers(study_door(beside, "--json", "--propose")) == [good, none, bad]
+    assert f"accepted: {sys.executable} train.py -0.1" in study_door(beside, "--propose").out
+
+
+@pytest.mark.parametrize(
+    ("proposal", "more", "line"),
+    [
+        (command(1, seed=""), {}, "--propose must have {seed}"),
+        ("/no/such/program {seed}", {}, "arm proposal 1 must begin with a program that is there"),
+        ("'train.py {seed}", {}, "--propose must be a command, with quotes in pairs"),
+        (command(1), {"command": "python train.py"}, "propose.command must have {seed}"),
+        (command(1), {"metric": "("}, "propose.metric must be a regular expression"),
+        (command(1), {"metric": ""}, "propose.metric must be given with propose.command"),
+        (command(1), {"command": "", "metric": "", "ref": "main"}, "arms must be given"),
+        (command(1), {"flops": 2.0}, "propose.command must be without what is nocap's own trainer's"),
+        (command(1), {"timeout": "soon"}, "propose.timeout must be a time"),
+        (command(1), {"ref": "main"}, "--ref must be given in a git repository"),
+        (command(1), {"link": ["data"]}, "propose.link must be given with propose.ref"),
+    ],
+)
+def test_what_is_no_proposal_is_refused_before_anything_runs(
+    study_door: Door, beside: Path, proposal: str, more: dict[str, object], line: str
+):
+    write(beside, **more)
+    refused = study_door(beside, "--json", "--propose", proposal)
+    assert (refused.code, refused.out) == (2, "")
+    assert line in refused.err
+    assert refused.err.count("\n") == 1
+    assert not (beside / FILE).exists()
+    assert not Path("outputs/commands").exists()
+
+
+def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_another_proposal(
+    study_door: Door, beside: Path
+):
+    (beside.parent / "lucky.py").write_text("print('val loss', 1)\n")
+    broken = study_door(beside, "--propose", command("nothing"))
+    assert broken.code == 1
+    assert "proposal 1, seed 0: exit code 1" in broken.err
+    assert "ValueError: could not convert string to float: 'nothing'" in broken.err
+    refused = study_door(beside, "--propose", f"{sys.executable} lucky.py {{seed}}")
+    assert refused.code == 2
+    assert "must use its seed: losses of other seeds are equal to rounding, got [1.0]" in refused.err
+    assert answers(study_door(beside, "--json", "--propose", command("0.00")))[0]["number"] == 3
+
+
+def test_a_study_with_a_command_runs_it_for_a_proposal_alone(study_door: Door, beside: Path):
+    (beside.parent / "marks.py").write_text("open('mark', 'w')\nprint('val loss', 1)\n")
+    write(beside, command=f"{sys.executable} marks.py {{seed}}")
+    codes = [study_door(beside, *words).code for words in ((), ("--plan",), ("--judge",), ("--propose",))]
+    assert (codes, Path("mark").exists()) == ([2, 2, 2, 0], False)
+    study_door(beside, "--propose", command(0.1))
+    assert Path("mark").exists()
+
+
+def times() -> dict[Path, int]:
+    """Of the runs that ended."""
+    return {path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")}
+
+
+@pytest.mark.slow
+def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
+    (beside.parent / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(0.5)\n")
+    words = [sys.executable, "-m", "nocap.study", beside, "--json", "--propose", command(0)]
+    pipe = subprocess.PIPE
+    running = subprocess.Popen([*INTERRUPTIBLE, *words], stdout=pipe, stderr=pipe, text=True)
+    wait_until(times, "a run that ended")
+    running.send_signal(signal.SIGINT)
+    said = (*running.communicate(timeout=60), running.returncode)
+    assert said == ("", "nocap: paused; runs that ended are kept, and the same command goes on\n", 75)
+    known = times()
+    assert answers(study_door(beside, "--json", "--propose", command(0)))[0]["number"] == 1
+    assert known.items() <= times().items()
+
+
+@pytest.mark.slow
+def test_files_that_change_need_a_ref_of_the_baseline(study_door: Door, beside: Path):
+    commit()
+    for number, gain in enumerate(("0.00", "0.000"), 1):  # the log is no part of the tree
+        (answer,) = answers(study_door(beside, "--json", "--propose", command(gain)))
+        assert (answer["word"], answer["number"]) == ("not shown", number)
+    (beside.parent / "train.py").write_text(SCRIPT.replace("3 - gain", "2.9 - gain"))
+    refused = study_door(beside, "--propose", command(0.1))
+    assert refused.code == 2
+    assert "must be what its proposals began with (files too, unless propose.ref is given)" in refused.err
+
+
+@pytest.mark.slow
+def test_a_program_that_edits_files_is_answered_against_a_ref(study_door: Door, beside: Path):
+    """What is trained is the tree, in worktrees that go; what is locked stays as it was; an edit that comes
+    again is the same proposal."""
+
+    def proposed(text: str, name: str = "train.py") -> Finished:
+        (beside.parent / name).write_text(text)
+        return study_door(beside, "--json", "--propose", BASE)
+
+    write(beside, ref="main", locked=["evaluation.py"])
+    commit()
+    better, worse = (SCRIPT.replace("3 - gain", f"{base} - gain") for base in (2.9, 3.1))
+    (good,), (bad,) = answers(proposed(better)), answers(proposed(worse))
+    assert (good["word"], good["number"], bad["word"], bad["number"]) == ("accepted", 1, "not shown", 2)
+    assert answers(proposed(better)) == [good]
+    evaluation = (beside.parent / "evaluation.py").read_text()
+    cheated = proposed(evaluation.replace("loss)\n", "loss - 1)\n"), "evaluation.py")
+    (beside.parent / "evaluation.py").write_text(evaluation)
+    same = proposed(SCRIPT)
+    assert (cheated.code, same.code) == (2, 2)
+    assert "--locked must be equal in main and ., got evaluation.py" in cheated.err
+    assert "--ref must differ from main in a file" in same.err
+    worktrees = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert worktrees.count("\n") == 1
+    commit()  # the log: main is another commit
+    assert answers(proposed(better)) == [good]

@@ -1,21 +1,18 @@
-"""The speedrun records: formats read logs of their form and refuse damaged ones, figures come out of a
-repository of logs, the judging agrees with scipy, and the page follows from the committed figures. With
-MODDED_NANOGPT=PATH they are taken again from a checkout."""
+"""The speedrun records: formats read logs of their form and refuse damaged ones, the judging
+agrees with scipy, and the page follows from the committed figures."""
 
 from __future__ import annotations
 
-import csv
 import importlib
 import math
-import os
 import random
 import statistics
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -36,20 +33,11 @@ def records() -> ModuleType:
     return importlib.import_module("records")
 
 
-@pytest.fixture
-def figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    module = importlib.import_module("figures")
-    monkeypatch.setattr(module, "FIGURES", tmp_path / "figures.csv")
-    return module
-
-
 def log(*ends: float, steps: int = 100, ms: int = 5000, seed: int | None = None, gpus: int = 0) -> str:
     """A log of modded-nanogpt's form, made up: a run for each loss at the end."""
     lines = ['print(f"step:{step}/{steps} val_loss:{loss} train_time:{t}ms step_avg:{a}ms")', "=" * 100]
-    lines += [
-        f"|   {gpu}  Some GPU 80GB          On  |   00000000:8D:00.0 Off |                    0 |"
-        for gpu in range(gpus)
-    ]
+    card = "|   {}  Some GPU 80GB          On  |   00000000:8D:00.0 Off |                    0 |"
+    lines += map(card.format, range(gpus))
     for loss in ends:
         lines += [f"Using seed={seed}"] if seed is not None else []
         for step in (0, steps // 2, steps):
@@ -123,194 +111,42 @@ DAMAGED = {  # a format → lines that are cut or damaged, in a log after two go
 }
 
 
-def module_of(name: str) -> Any:
-    return modded if name == "modded" else importlib.import_module(name)
+def read(name: str, path: Path) -> list[dict[str, Any]]:
+    return list((modded if name == "modded" else importlib.import_module(name)).read(path))
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_a_format_reads_a_log_of_its_form(name: str, tmp_path: Path) -> None:
-    text, wanted = LOGS[name]
-    (tmp_path / "log").write_text(text)
-    rows = list(module_of(name).read(tmp_path / "log"))
-    assert [{key: str(x) for key, x in row.items()} for row in rows[-len(wanted) :]] == [
-        {key: str(x) for key, x in row.items()} for row in wanted
-    ]
-    (tmp_path / "log").write_text("" if name != "autoresearch" else text.splitlines()[0])
-    assert list(module_of(name).read(tmp_path / "log")) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "line"), [(name, line) for name, lines in DAMAGED.items() for line in lines]
-)
-def test_a_damaged_log_is_refused_with_its_line(name: str, line: str, tmp_path: Path) -> None:
-    text = "\n".join([*LOGS[name][0].splitlines()[:2], line])
-    (tmp_path / "log").write_text(text)
-    with pytest.raises(ValueError, match="line 3 "):
-        list(module_of(name).read(tmp_path / "log"))
+def test_a_format_reads_a_log_of_its_form_and_refuses_a_damaged_one_with_its_line(
+    name: str, tmp_path: Path
+) -> None:
+    (text, wanted), path = LOGS[name], tmp_path / "log"
+    path.write_text(text)
+    assert list(map(str, read(name, path)[-len(wanted) :])) == list(map(str, wanted))
+    path.write_text("" if name != "autoresearch" else text.splitlines()[0])
+    assert read(name, path) == []
+    for line in DAMAGED[name]:
+        path.write_text("\n".join([*text.splitlines()[:2], line]))
+        with pytest.raises(ValueError, match="line 3 "):
+            read(name, path)
 
 
 def test_a_log_may_have_seconds_and_a_second_loss(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(
-        "step:5/9 val_loss:3.5 val_avg_loss:3.5 val_ema_loss:3.25 train_time:1.500s "
-        "step_avg:1.0ms ema_beta:0\n"
-    )
-    (row,) = modded.read(tmp_path / "log")
+    losses = "val_loss:3.5 val_avg_loss:3.5 val_ema_loss:3.25"
+    (tmp_path / "log").write_text(f"step:5/9 {losses} train_time:1.500s step_avg:1.0ms ema_beta:0\n")
+    (row,) = read("modded", tmp_path / "log")
     assert (row["val_loss"], row["val_ema_loss"], row["train_s"]) == (3.5, 3.25, 1.5)
     assert not row.keys() & {"seed", "hardware"}
-
-
-# --- figures ------------------------------------------------------------------------------------------------
-
-BOARD_1 = """| # | Record time |
-1 | 45 minutes | base | 05/28/24 | none | @a
-2 | 31.4 minutes | [one log](https://x.org) | 06/06/24 | [log](records/track_1_short/two/a.txt) | @b
-2 | 31.9 minutes | timed again | 06/07/24 | [log](records/track_1_short/two/b.txt) | @b
-89 | 1.2 minutes | new | 07/17/26 | [log](records/track_1_short/2026-07-17_FP8DownProjection/this_pr/a.txt),[PR](https://x.org) | @c
-
-## Speedrun track 2: larger
-3 | 1.1 minutes | other | 07/17/26 | [log](records/track_1_short/two/a.txt) | @c
-"""  # noqa: E501
-BOARD_3 = """| # | Steps |
-| 1 | 90(!) | 3.2777 (n=1)x | first | 2026/04/26 | [log](results/alone.txt) | @a |
-| 2 | 95 | 3.2777 (n=1)x | no best | 2026/04/27 | [log](results/alone.txt) | @a |
-| 5 | 50(!) | 3.2782 (n=3)x | second | 2026/04/30 | [log](results/five/a.txt) | @b |
-"""
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    root = tmp_path / "checkout"
-    short, three = "records/track_1_short", "records/track_3_optimization"
-    new = f"{short}/2026-07-17_FP8DownProjection"
-    files = {
-        "README.md": BOARD_1,
-        f"{three}/README.md": BOARD_3,
-        f"{short}/two/a.txt": log(3.27, gpus=8),
-        f"{short}/two/b.txt": log(3.28, ms=4000),
-        f"{short}/two/shorter.txt": log(3.5, steps=50),  # another recipe's
-        f"{short}/two/notes.md": "step:1/1 val_loss:cut",
-        **{
-            f"{new}/{arm}/{name}.txt": log(3.2, ms=ms + i)
-            for arm, ms in (("this_pr", 4000), ("baseline", 5000))
-            for i, name in enumerate("abc")
-        },
-        f"{three}/results/alone.txt": log(3.3, steps=90),
-        f"{three}/results/other.txt": log(3.4, steps=90),
-        f"{three}/results/five/a.txt": log(3.21, 3.22, seed=4),
-        f"{three}/results/five/b.txt": log(3.23, seed=5),
-        f"{three}/results/five/copy.txt": log(3.23, seed=5),
-    }
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    quiet = ["git", "-c", "user.name=x", "-c", "user.email=x@x.org", "-C", str(root)]
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "logs"]):
-        subprocess.run([*quiet, *words], check=True)
-    subprocess.run(["git", "clone", "-q", "--bare", str(root), str(tmp_path / "bare")], check=True)
-    return root
-
-
-def test_figures_come_out_of_a_checkout_with_a_work_tree_or_without(
-    figures: ModuleType, checkout: Path
-) -> None:
-    assert figures.main([str(checkout)]) == 0
-    text = figures.FIGURES.read_text()
-    assert figures.main([str(checkout.parent / "bare")]) == 0
-    assert figures.FIGURES.read_text() == text
-    rows = rows_of(figures.FIGURES)
-    by_arm = {
-        (track, number, arm): [
-            (row["loss"], row["step"], row["train_s"])
-            for row in rows
-            if (row["track"], row["record"], row["arm"]) == (track, number, arm)
-        ]
-        for track, number, arm in {(row["track"], row["record"], row["arm"]): None for row in rows}
-    }
-    times = {
-        arm: [("3.2", "100", str(ms + i / 1000)) for i in range(3)]
-        for arm, ms in (("record", 4.0), ("baseline", 5.0))
-    }
-    assert by_arm == {
-        ("1", "1", "record"): [("", "", "")],
-        ("1", "2", "record"): [("3.27", "100", "5.0"), ("3.28", "100", "4.0")],
-        ("1", "89", "record"): times["record"],
-        ("1", "89", "baseline"): times["baseline"],
-        ("3", "1", "record"): [("3.3", "90", "5.0")],
-        ("3", "5", "record"): [("3.71", "50", "2.5"), ("3.72", "50", "2.5"), ("3.73", "50", "2.5")],
-    }
-    whole = {(row["path"], row["run"]): row for row in rows}
-    assert whole["track_1_short/two/a.txt", "1"]["hardware"] == "8 × Some GPU 80GB"
-    assert whole["track_3_optimization/results/five/a.txt", "2"]["seed"] == "4"
-    commit = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout
-    assert {row["commit"] for row in rows if row["path"]} == {commit[:12]}
-
-
-def test_no_checkout_and_a_damaged_log_are_refused(
-    figures: ModuleType, checkout: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (checkout / "records/track_1_short/two/a.txt").write_text("step:5/9 val_loss:3.5 train_ti")
-    subprocess.run(
-        [
-            "git",
-            "-c",
-            "user.name=x",
-            "-c",
-            "user.email=x@x.org",
-            "-C",
-            str(checkout),
-            "commit",
-            "-qam",
-            "cut",
-        ],
-        check=True,
-    )
-    for path, said in ((checkout.parent / "nowhere", "git directory"), (checkout, "two/a.txt: line 1 ")):
-        with pytest.raises(SystemExit) as ended:
-            figures.main([str(path)])
-        assert (ended.value.code, said in capsys.readouterr().err) == (2, True)
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
-
-
-@pytest.mark.slow
-def test_the_committed_figures_are_those_of_the_repository(figures: ModuleType) -> None:
-    if not (path := os.environ.get("MODDED_NANOGPT")):
-        pytest.skip("MODDED_NANOGPT names no checkout of KellerJordan/modded-nanogpt")
-    commit = importlib.import_module("figures").Checkout(Path(path)).commit
-    kept = [row for row in rows_of(HERE / "figures.csv") if row["track"] in ("1", "3")]
-    if commit not in {row["commit"] for row in kept}:
-        pytest.skip(f"the checkout is at {commit}, the figures are not")
-    assert figures.main([path]) == 0
-    assert rows_of(figures.FIGURES) == kept
 
 
 # --- judging ------------------------------------------------------------------------------------------------
 
 
 def record(
-    records: ModuleType,
-    number: int,
-    steps: int,
-    losses: Sequence[float],
-    *,
-    seeds: Sequence[object] = (),
-    n: int | None = None,
+    records: ModuleType, number: int, steps: int, losses: Sequence[float], *, seeds: str = "", n: int = 0
 ) -> Any:
-    whole = {
-        "record": str(number),
-        "stated": f"{statistics.fmean(losses):.4f}",
-        "stated_n": str(n or len(losses)),
-        "steps": str(steps),
-    }
-    named = seeds or [""] * len(losses)
-    runs = [
-        {"arm": "record", "path": "a", "loss": str(x), "seed": str(seed)}
-        for x, seed in zip(losses, named, strict=True)
-    ]
+    whole = {"record": str(number), "steps": str(steps), "arm": "record", "path": "a"}
+    whole |= {"stated": f"{statistics.fmean(losses):.4f}", "stated_n": str(n or len(losses))}
+    runs = [{"loss": str(x), "seed": seeds[i : i + 1]} for i, x in enumerate(losses)]
     return records.Record(str(number), [{**whole, **run} for run in runs])
 
 
@@ -328,25 +164,22 @@ def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
 
 def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     old, new = [3.279, 3.280, 3.2785, 3.281], [3.2781, 3.2789, 3.2776, 3.2801]  # each 0.0009 to 0.0011 lower
-    paired = records.Step(
-        record(records, 2, 100, new, seeds="0123"), record(records, 1, 100, old, seeds="0123")
-    ).steps()
-    assert (paired.method, records.word(paired)) == ("pairs", "shown")
-    for seeds in ([""] * 4, "4567"):  # none named, none shared
+    twice = [*new, new[0] + 0.0002]  # a seed that ran twice counts once, with its mean
+    for losses, seeds, beside, method, n, word in (
+        (new, "0123", old, "pairs", 4, "shown"),
+        (twice, "01230", old, "pairs", 4, "shown"),
+        (new, "", old, "unpaired (Welch)", 4, "not shown"),
+        (new, "4567", old, "unpaired (Welch)", 4, "not shown"),
+        (new[:2], "", old, "too few runs", 2, "no verdict (n=2)"),
+        (old, "0123", new, "pairs", 4, "worse"),
+    ):
         step = records.Step(
-            record(records, 2, 100, new, seeds=seeds), record(records, 1, 100, old, seeds="0123")
+            record(records, 2, 100, losses, seeds=seeds), record(records, 1, 100, beside, seeds="0123")
         )
-        assert (step.steps().method, records.word(step.steps())) == ("unpaired (Welch)", "not shown")
-    # a seed that ran twice counts once, with its mean
-    again = record(records, 2, 100, [*new, new[0] + 0.0002], seeds="01230")
+        e = step.steps()
+        assert (e.method, e.n, records.word(e), step.judged) == (method, n, word, n > 2)
+    again = record(records, 2, 100, twice, seeds="01230")
     assert again.values("loss") == pytest.approx({0: new[0] + 0.0001, 1: new[1], 2: new[2], 3: new[3]})
-    assert records.Step(again, record(records, 1, 100, old, seeds="0123")).steps().n == 4
-    few = records.Step(record(records, 2, 100, new[:2]), record(records, 1, 100, old))
-    assert (few.judged, records.word(few.steps())) == (False, "no verdict (n=2)")
-    worse = records.Step(
-        record(records, 2, 100, old, seeds="0123"), record(records, 1, 100, new, seeds="0123")
-    )
-    assert records.word(worse.steps()) == "worse"
 
 
 @pytest.mark.parametrize(
@@ -367,68 +200,47 @@ def test_the_boards_own_rule_gives_what_its_page_works_out(
     assert step.precision(rounded=False) == step.precision()  # not all logs are there
 
 
-def values_of(records: ModuleType, number: str, key: str) -> Iterator[list[float]]:
-    (matching,) = [each.record for each in records.beside() if each.record.number == number]
-    for arm in ("record", "baseline"):
-        yield [float(row[key]) for row in matching.runs(arm)]
-
-
 def test_record_89_is_what_an_audit_said(records: ModuleType) -> None:
-    own, base = ([math.log(x) for x in side] for side in values_of(records, "89", "train_s"))
-    ends = stats.ttest_ind(base, own, equal_var=False).confidence_interval(0.95)
-    assert [round(100 * (math.exp(end) - 1), 2) for end in ends] == [1.16, 1.46]
-    own_loss, base_loss = values_of(records, "89", "loss")
-    interval = stats.ttest_ind(own_loss, base_loss, equal_var=False).confidence_interval(0.95)
-    assert [round(end, 4) for end in interval] == [-0.0013, 0.0015]
-    strict = stats.ttest_ind(base, own, equal_var=False).confidence_interval(0.995)
     (judged,) = [each for each in records.beside() if each.record.number == "89"]
-    assert (judged.time.low, judged.time.high) == pytest.approx(
-        (math.exp(strict.low - 0.005), math.exp(strict.high + 0.005))
+    base, own = (
+        {key: [float(row[key]) for row in judged.record.runs(arm)] for key in ("train_s", "loss")}
+        for arm in ("baseline", "record")
     )
-    assert records.p_below(own_loss) == pytest.approx(
-        stats.t.cdf(stats.ttest_1samp(own_loss, 3.28).statistic, len(own_loss) - 1)
-    )
+    times = stats.ttest_ind(*(np.log(side["train_s"]) for side in (base, own)), equal_var=False)
+    ends = times.confidence_interval(0.95)
+    assert [round(100 * (math.exp(end) - 1), 2) for end in ends] == [1.16, 1.46]
+    interval = stats.ttest_ind(own["loss"], base["loss"], equal_var=False).confidence_interval(0.95)
+    assert [round(end, 4) for end in interval] == [-0.0013, 0.0015]
+    strict = times.confidence_interval(0.995)
+    wider = (math.exp(strict.low - 0.005), math.exp(strict.high + 0.005))
+    assert (judged.time.low, judged.time.high) == pytest.approx(wider)
+    p = stats.ttest_1samp(own["loss"], 3.28, alternative="less").pvalue
+    assert records.p_below(own["loss"]) == pytest.approx(p)
 
 
-def test_other_hardware_is_not_compared(records: ModuleType) -> None:
-    rows = [
-        {
-            "record": "1",
-            "arm": arm,
-            "path": "a",
-            "seed": "",
-            "loss": "3.2",
-            "train_s": str(t + i),
-            "hardware": arm if other else "same",
-        }
-        for other in (False, True)
-        for arm, t in (("record", 90), ("baseline", 120))
-        for i in range(3)
-    ]
-    assert [records.Faster(records.Record("1", part)).word for part in (rows[:6], rows[6:])] == [
-        "shown",
-        "other hardware",
-    ]
+@pytest.mark.parametrize(("other", "word"), [(False, "shown"), (True, "other hardware")])
+def test_other_hardware_is_not_compared(records: ModuleType, other: bool, word: str) -> None:
+    plain = {"record": "1", "path": "a", "seed": "", "loss": "3.2", "hardware": "same"}
+    own, base = {**plain, "arm": "record"}, {**plain, "arm": "baseline"}
+    own |= {"hardware": "another"} if other else {}
+    rows = [{**run, "train_s": str(t + i)} for run, t in ((own, 90), (base, 120)) for i in range(3)]
+    assert records.Faster(records.Record("1", rows)).word == word
 
 
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def test_means_of_the_logs_are_those_that_the_board_states(records: ModuleType) -> None:
-    apart = {each.number for each in records.known("3") if not records.whole(each)}
-    assert apart == {"41"}
-    for each in records.known("3"):
-        if each.number not in apart:
-            assert statistics.fmean(each.losses()) == pytest.approx(float(each.stated["stated"]), abs=1.01e-4)
-
-
 def test_the_page_and_its_pictures_follow_from_the_committed_figures(records: ModuleType) -> None:
+    """And the means of the logs are those that the board states."""
     steps, faster = records.chain(), records.beside()
     page = (HERE / "README.md").read_text()
     for mark, rows in records.parts(steps, faster).items():
         assert page.split(f"<!-- {mark} -->")[1].strip().splitlines() == rows
     for name, svg in records.pictures(steps, faster).items():
         assert (HERE / name).read_text() == svg
-    ruled = records.of_the_rule(steps)
-    words = [records.own_rule(step) for step in ruled]
-    assert (len(ruled), words.count("p < .001"), words.count("p < .05")) == (17, 7, 2)  # as an audit counted
+    words = [records.own_rule(step) for step in records.of_the_rule(steps)]
+    assert (len(words), words.count("p < .001"), words.count("p < .05")) == (17, 7, 2)  # as an audit counted
+    assert {each.number for each in records.known("3") if not records.whole(each)} == {"41"}
+    for each in records.known("3"):
+        if records.whole(each):
+            assert statistics.fmean(each.losses()) == pytest.approx(float(each.stated["stated"]), abs=1.01e-4)
