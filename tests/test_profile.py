@@ -33,6 +33,7 @@ from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
 from nocap.store.metrics import MODEL_PARTS, PARTS
+from tests.conftest import Door
 from tests.fuzz.process import answer
 
 NANO = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -102,18 +102,15 @@ def _grown(order: list[str], missing: set[Any], apart: frozenset[Set], chance: r
     return frozenset(name for name, on in state.items() if on)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 30])
+@pytest.mark.parametrize("n", [1, 2, 30])
 def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
     names = [f"idea{i:02}" for i in range(n)]
     apart = frozenset(frozenset(names[i : i + 2]) for i in range(0, n - 1, 5))
     sets = covering(names, apart)
     for a, b in itertools.combinations(names, 2):
-        meetings = {(a in members, b in members) for members in sets}
-        both = frozenset((a, b)) not in apart
-        assert {(True, False), (False, True)} <= meetings
-        assert ((True, True) in meetings) == both
-    assert len(sets) <= 14
-    assert covering(names, apart) == sets
+        meetings = {(a in members, b in members) for members in sets} - {(False, False)}
+        assert len(meetings) == (2 if frozenset((a, b)) in apart else 3)
+    assert (len(sets) <= 14, covering(names, apart)) == (True, sets)
 
 
 def test_every_idea_of_the_shelf_has_its_yaml() -> None:
@@ -167,62 +164,40 @@ def _trains_and_resumes(run: Run, folder: Path) -> None:
     ledger = Ledger(started=0.0)
     job, trainee = trainee_of(run, folder)
     assert all(take_step(job, trainee, ledger, step=step).finite for step in range(2))
-    again = saved_and_loaded(trainee, run, folder, step=2)
-    for step in (2, 3):
-        first, second = (take_step(job, each, ledger, step=step) for each in (trainee, again))
-        assert first.finite
-        assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
-    states = [each.model.state_dict() for each in (trainee, again)]
-    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    losses = [validate(each.model, each.val, run=run, world=job.world) for each in (trainee, again)]
+    both = trainee, saved_and_loaded(trainee, run, folder, step=2)
+    first, second = (take_step(job, each, ledger, step=2) for each in both)
+    assert first.finite
+    assert (first.loss, first.grad_norm) == (second.loss, second.grad_norm)
+    state, again = (each.model.state_dict() for each in both)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in state.items())
+    losses = [validate(each.model, each.val, run=run, world=job.world) for each in both]
     assert losses[0] == losses[1]
 
 
 # --- what `nocap check` runs --------------------------------------------------------------------------------
 
 
-def as_many_as_fit(ideas: Sequence[str] = tuple(IDEAS)) -> list[str]:
+def as_many_as_fit() -> list[str]:
     names: list[str] = []
-    for name in ideas:
+    for name in IDEAS:
         names += [name] * (refusal([*names, name]) is None)
     return names
 
 
-def sets_of_all() -> list[list[str]]:
-    """Each idea that can be used without a key in one set, all of a set together."""
-    left = [name for name in IDEAS if refusal([name]) is None]
-    sets = []
-    while left:
-        sets.append(as_many_as_fit(left))
-        left = [name for name in left if name not in sets[-1]]
-    assert len(sets) <= 4
-    return sets
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "é" * 100], ids=["short", "long"])
-def test_their_run_has_a_folder_that_a_file_system_takes(name: str, tmp_path: Path) -> None:
-    run = compose(
-        [
-            *SMALL,
-            *SHAPE,
-            f"ideas=[{','.join(as_many_as_fit())}]",
-            f"output_dir={tmp_path}",
-            f"seed={2**63 - 1}",
-        ]
-    )
-    planned = plan(run, choices={"model": name})
-    planned.run_dir.mkdir(parents=True)
-    assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
-    assert plan(run, choices={"model": name}).run_dir == planned.run_dir
+def test_their_run_has_a_folder_that_a_file_system_takes(tmp_path: Path) -> None:
+    ideas = f"ideas=[{','.join(as_many_as_fit())}]"
+    run = compose([*SMALL, *SHAPE, ideas, f"output_dir={tmp_path}", f"seed={2**63 - 1}"])
+    for name in ("plain", "é" * 100):
+        planned = plan(run, choices={"model": name})
+        planned.run_dir.mkdir(parents=True)
+        assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
+        assert plan(run, choices={"model": name}).run_dir == planned.run_dir
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
-def test_all_in_sets_pass_what_nocap_check_runs(tmp_path: Path) -> None:
-    for number, names in enumerate(sets_of_all()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        ended = list(results(Trial(group="ideas", name=",".join(names), folder=folder)))
-        assert [line for line in ended if line[0] == "FAIL"] == []
+def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path: Path) -> None:
+    ended = list(results(Trial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path)))
+    assert [line for line in ended if line[0] == "FAIL"] == []
