@@ -77,20 +77,18 @@ class RayError(Exception):
 class Losing:
     """In place of Ray's module: a cluster that loses the first so many tasks, and runs none."""
 
+    exceptions = SimpleNamespace(TaskCancelledError=KeyError, RayTaskError=KeyError, RayError=RayError)
+
     def __init__(self, lose: int, stop_at: int | None = None) -> None:
         self.lose, self.stop_at = lose, stop_at
         self.started, self.stopped = list[str](), list[int]()
-        other = type("Other", (Exception,), {})
-        self.exceptions = SimpleNamespace(TaskCancelledError=other, RayTaskError=other, RayError=RayError)
+        self.cancel = self.stopped.append
 
     def remote(self, **ignored: Any) -> Any:
-        return lambda task: SimpleNamespace(
-            options=lambda name, **need: SimpleNamespace(remote=lambda *words: self._start(name))
-        )
+        def options(name: str, **need: Any) -> Any:
+            return SimpleNamespace(remote=lambda *words: self.started.append(name) or len(self.started))
 
-    def _start(self, name: str) -> int:
-        self.started.append(name)
-        return len(self.started)
+        return lambda task: SimpleNamespace(options=options)
 
     def wait(self, references: list[int], timeout: float) -> tuple[list[int], list[int]]:
         if self.stop_at == len(self.started):
@@ -102,9 +100,6 @@ class Losing:
     def get(self, reference: int) -> None:
         if reference <= self.lose:
             raise RayError("its node died")
-
-    def cancel(self, reference: int) -> None:
-        self.stopped.append(reference)
 
 
 def runner(grid: Grid, ray: Losing, restarts: int = 3) -> Runner:

@@ -151,36 +151,15 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
     assert len({repr(point) for point in first}) == n
 
 
-@pytest.mark.slow
 def test_every_value_of_a_mixed_space_is_reached():
-    points = [params for params, _ in drawn(Search(sampler=Sampler.sobol), MIXED, 128)]
-    values = {key: {point[key] for point in points} for key in ("a", "b", "c", "attention")}
-    assert (values["a"], values["c"]) == (set(range(1, 9)), {0.0, 0.25, 0.5, 0.75})
-    assert (values["attention"], values["b"] >= {1, 2, 3, 4}) == ({"flash", "gqa"}, True)
-    assert 0.4 < np.mean([point["b"] < 8 for point in points]) < 0.6  # by its logarithm
-    assert 0.4 < np.mean([point["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for point in points]) < 0.6
+    points = [params for params, _ in drawn(Search(sampler=Sampler.sobol), MIXED, 64)]
+    values = [{point[key] for point in points} for key in ("a", "c", "attention")]
+    assert values == [set(range(1, 9)), {0.0, 0.25, 0.5, 0.75}, {"flash", "gqa"}]
+    for low in ([point["b"] < 8 for point in points], [point["optimizer.lr"] < 10**-2.5 for point in points]):
+        assert 0.4 < np.mean(low) < 0.6  # by its logarithm
     # what can be typed is what is trained
     assert all(float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"] for point in points)
     assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
-
-
-@pytest.mark.slow
-def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
-    keys = space("x=tag(log, interval(1e-4, 1e-1))", "y=interval(0, 1)", "z=interval(0, 1)")
-
-    def depth(at: Params) -> float:
-        return float((math.log10(at["x"]) + 2.3) ** 2 + (at["y"] - 0.3) ** 2 + (at["z"] - 0.8) ** 2)
-
-    lowest = {
-        sampler: np.median(
-            [
-                min(value for _, value in drawn(Search(sampler=sampler, seed=seed), keys, 40, depth))
-                for seed in range(3)
-            ]
-        )
-        for sampler in (Sampler.tpe, Sampler.random)
-    }
-    assert lowest[Sampler.tpe] < lowest[Sampler.random] / 2
 
 
 def test_a_trial_that_runs_counts_as_bad():
@@ -200,12 +179,11 @@ def test_the_importance_of_a_key_is_what_it_does_to_the_loss():
     """Also where the best lies in the middle, which no correlation sees, and where trials diverged."""
     keys = space(LR, ARM, "optimizer.weight_decay=interval(0, 0.3)")
     drawn = [propose(Search(sampler=Sampler.sobol, trials=40), keys, [({}, None)] * n) for n in range(40)]
-    distance = [abs(math.log10(params["optimizer.lr"]) + 2.5) for params in drawn]
-    ended = [(params, d if d < 1.2 else math.inf) for params, d in zip(drawn, distance, strict=True)]
+    losses = [abs(math.log10(params["optimizer.lr"]) + 2.5) for params in drawn]
+    ended = [(params, loss if loss < 1.2 else math.inf) for params, loss in zip(drawn, losses, strict=True)]
     shares = weights(keys, ended)
-    assert next(iter(shares)) == "optimizer.lr"
+    assert (next(iter(shares)), sum(shares.values())) == ("optimizer.lr", pytest.approx(1))
     assert shares["optimizer.lr"] > 0.6
-    assert sum(shares.values()) == pytest.approx(1)
     assert weights(keys, ended[:11]) == weights(space(LR), ended) == {}
 
 
@@ -423,11 +401,9 @@ def test_the_ends_are_checked_before_the_first_trial(tmp_path: Path, words: tupl
 def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path, fake: Any):
     fake(bowl)
     search = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
-    search.grid.folder.mkdir(parents=True)
+    write_file(search.grid.folder / GRID, b"no JSON")
     with lease.acquire(search.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
         carried(search)
-    assert not (search.grid.folder / GRID).exists()
-    write_file(search.grid.folder / GRID, b"no JSON")
     with pytest.raises(ValueError, match=rf"{GRID} must hold a JSON object"):
         carried(search)
 
@@ -473,51 +449,34 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
 # --- in whole -----------------------------------------------------------------------------------------------
 
 
-def listed(out: Path) -> dict[str, Any]:
-    (folder,) = (out / "grids").iterdir()
-    return dict(json.loads((folder / "grid.json").read_text()))
-
-
 @pytest.mark.slow
-def test_a_search_in_a_pool(tmp_path: Path, door: Door, here: Door):
-    out = tmp_path / "out"
-    words = ("--multirun", *CELL, "search=tpe", "search.trials=3", LR, ARM, "hydra/launcher=pool")
-    words = (*words, f"output_dir={out}")
-    done = door(*words)
-    assert (done.code, done.err) == (0, "")
-    head, *space_, _ = done.out.splitlines()[:4]
-    assert re.fullmatch(r"search-lr-attention-\w{12}: tpe, 3 trials on seed 100", head)
-    assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
-    assert len(trained(done.out)) == 3
-    assert "3 finished; 3 trained now" in done.out
-    assert "chosen on seed 100: what the settings are worth, other seeds tell" in done.out
-    assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {
-        (100, "finished")
-    }
-    written = listed(out)
-    again = here(*words)
-    assert (again.code, again.err, trained(again.out)) == (0, "", [])
-    assert again.out.partition("\ntrial ")[2] == done.out.partition("\ntrial ")[2]
-    assert listed(out) == written
-    compared = here(str(next((out / "grids").iterdir())), module="nocap.compare")
-    assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
-    single = here(*CELL, *written["trials"][0]["overrides"], "seed=100", f"output_dir={out}")
-    assert single.out.startswith("already finished"), single
-
-
-@pytest.mark.slow
-def test_a_broken_trial_stops_nobody_and_only_it_runs_again(tmp_path: Path, here: Door):
-    out = tmp_path / "out"
-    words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, f"output_dir={out}")
-    space_, fixed = space(LR), [*CELL, f"output_dir={out}"]
-    first = Searching(Search(sampler=Sampler.sobol, trials=3), space_, fixed=fixed, compose=composed)
-    cell: Any = first.trial(1, words_of(space_, propose(first.search, space_, []))).cell
+def test_a_search_in_a_pool(tmp_path: Path, here: Door):
+    """One trial of which is broken: it stops nobody, and only it runs again."""
+    words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, ARM, "hydra/launcher=pool")
+    words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
+    keys, fixed = space(LR, ARM), [*CELL, f"output_dir={tmp_path / 'out'}"]
+    first = Searching(Search(sampler=Sampler.sobol, trials=3), keys, fixed=fixed, compose=composed)
+    cell: Any = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = here(*words)
     assert (done.code, len(trained(done.out))) == (1, 3)
     assert done.err.startswith("nocap: not finished: trial 1: optimizer.lr=")
-    assert [trial["status"] for trial in listed(out)["trials"]] == ["finished", "finished", "open"]
+    head, *space_, _ = done.out.splitlines()[:4]
+    assert re.fullmatch(r"search-lr-attention-\w{12}: sobol, 3 trials on seed 100", head)
+    assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
+    (file,) = tmp_path.glob("out/grids/*/grid.json")
+    trials = json.loads(file.read_text())["trials"]
+    assert [trial["status"] for trial in trials] == ["finished", "finished", "open"]
     (cell.plan.run_dir / "checkpoints").unlink()
     again = here(*words)
-    assert (again.code, len(trained(again.out)), len(listed(out)["cells"])) == (0, 1, 3)
+    assert (again.code, len(trained(again.out))) == (0, 1)
+    assert "3 finished; 1 trained now" in again.out
+    assert "chosen on seed 100: what the settings are worth, other seeds tell" in again.out
+    assert {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()} == {
+        (100, "finished")
+    }
+    compared = here(str(file.parent), module="nocap.compare")
+    assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
+    single = here(*CELL, *trials[0]["overrides"], "seed=100", "output_dir=out")
+    assert single.out.startswith("already finished"), single
