@@ -4,8 +4,6 @@ name (`tests/fuzz/judge.py`).
 A failure prints its case; `Bench.run` repeats it. `make fuzz` runs 20,000.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -13,9 +11,7 @@ import random
 import re
 import resource
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +31,7 @@ MEMORY_BYTES = 6 * 2**30  # of address space
 
 
 @pytest.fixture(scope="session")
-def bench(request: Any, cache_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+def bench(request, cache_dir, tmp_path_factory):
     """All doors; or, where a test says so, those to runs and grids."""
     library = tmp_path_factory.mktemp("records") / "library"
     with pytest.MonkeyPatch.context() as patch:
@@ -48,7 +44,7 @@ runs = pytest.mark.parametrize("bench", [False], indirect=True, ids=["runs"])
 
 
 @pytest.fixture
-def bounded_memory() -> Iterator[None]:
+def bounded_memory():
     """What would take the machine's memory raises."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, hard))
@@ -56,9 +52,9 @@ def bounded_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def outcomes(bench: Bench, *, number: int, cases: int) -> set[str]:
+def outcomes(bench, *, number, cases):
     """Of so many random cases; no fault among them."""
-    rng, faults, kinds = random.Random(number), list[str](), set[str]()
+    rng, faults, kinds = random.Random(number), [], set[str]()
     for case in (bench.random_case(rng) for _ in range(cases)):
         verdict = bench.run(case)
         kinds.add(verdict.outcome)
@@ -69,7 +65,7 @@ def outcomes(bench: Bench, *, number: int, cases: int) -> set[str]:
 
 @runs
 @pytest.mark.slow
-def test_damage_is_mended_refused_or_left_out(bench: Bench):
+def test_damage_is_mended_refused_or_left_out(bench):
     assert outcomes(bench, number=0, cases=60) >= {"same", "refused", "left out"}
 
 
@@ -77,12 +73,12 @@ def test_damage_is_mended_refused_or_left_out(bench: Bench):
 @pytest.mark.fuzz
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(1, 41))
-def test_damage_for_an_hour(bench: Bench, number: int, bounded_memory: None):
+def test_damage_for_an_hour(bench, number, bounded_memory):
     outcomes(bench, number=number, cases=int(os.environ.get("CASES", "500")))
 
 
 @pytest.mark.slow
-def test_undamaged_records_give_the_same_answer_again(bench: Bench):
+def test_undamaged_records_give_the_same_answer_again(bench):
     """Else a difference after damage would say nothing."""
     elsewhere = (Wound("outside/canary.txt", "extend", 0),)
     assert {bench.run(Case(name, elsewhere)).outcome for name in bench.doors} == {"same"}
@@ -92,13 +88,13 @@ def test_undamaged_records_give_the_same_answer_again(bench: Bench):
 
 
 @pytest.fixture
-def copied(bench: Bench, tmp_path: Path) -> Iterator[dict[str, Path]]:
+def copied(bench, tmp_path):
     """A copy of the runs, which is the working directory: the folders of the finished run and of the half."""
     with copy_of(bench.library, tmp_path / "copy"), workers_here():
         yield {name: Path("outputs/runs") / RUNS[name][0] for name in ("done", "half")}
 
 
-def refusal(call: Callable[[], object]) -> str:
+def refusal(call):
     """The one line of a door that refuses."""
     said = answer(call)
     assert (said.code, said.crash, said.err.count("\n")) == (2, None, 1), said
@@ -106,7 +102,7 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 @runs
-def test_a_cell_without_a_record_is_named(copied: dict[str, Path]):
+def test_a_cell_without_a_record_is_named(copied):
     (lost, damaged), (grid,) = sorted(RUNS["grid"]), Path("outputs/grids").iterdir()
     shutil.rmtree(Path("outputs/runs") / lost)
     assert any("1 cell without a record" in line and lost in line for line in api.compare(grid)["problems"])
@@ -117,7 +113,7 @@ def test_a_cell_without_a_record_is_named(copied: dict[str, Path]):
 
 
 @runs
-def test_a_cell_that_is_no_more_in_its_grid_is_missed(copied: dict[str, Path]):
+def test_a_cell_that_is_no_more_in_its_grid_is_missed(copied):
     (file,) = Path("outputs/grids").glob("*/grid.json")
     content = json.loads(file.read_text())
     file.write_text(json.dumps({**content, "cells": content["cells"][:1]}))
@@ -126,7 +122,7 @@ def test_a_cell_that_is_no_more_in_its_grid_is_missed(copied: dict[str, Path]):
 
 @runs
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("nowhere"), os.mkfifo])
-def test_a_run_whose_summary_is_no_file_is_named(copied: dict[str, Path], make: Callable[[Path], None]):
+def test_a_run_whose_summary_is_no_file_is_named(copied, make):
     for name in ("manifest.json", "summary.json"):
         (copied["done"] / name).unlink()
     make(copied["done"] / "summary.json")
@@ -135,7 +131,7 @@ def test_a_run_whose_summary_is_no_file_is_named(copied: dict[str, Path], make: 
 
 
 @runs
-def test_a_damaged_record_is_no_silent_gap_in_a_program(copied: dict[str, Path]):
+def test_a_damaged_record_is_no_silent_gap_in_a_program(copied):
     (copied["done"] / "summary.json").write_text("{")
     for call in (api.load, api.frame):
         with pytest.warns(UserWarning, match=f"{copied['done'].name}: left out, .*summary.json"):
@@ -143,7 +139,7 @@ def test_a_damaged_record_is_no_silent_gap_in_a_program(copied: dict[str, Path])
 
 
 @runs
-def test_text_is_not_made_with_another_runs_checkpoint(copied: dict[str, Path]):
+def test_text_is_not_made_with_another_runs_checkpoint(copied):
     shutil.rmtree(copied["done"] / "checkpoints")
     shutil.copytree(copied["half"] / "checkpoints", copied["done"] / "checkpoints")
     words = [f"run={copied['done']}", "max_tokens=2", "threads=1", "device=cpu"]
@@ -152,7 +148,7 @@ def test_text_is_not_made_with_another_runs_checkpoint(copied: dict[str, Path]):
 
 
 @runs
-def test_a_forged_state_is_refused_by_name(copied: dict[str, Path]):
+def test_a_forged_state_is_refused_by_name(copied):
     for state in (copied["half"] / "checkpoints").glob("step-*/state.json"):
         content, sums = json.loads(state.read_text()), state.with_name("manifest.json")
         content["optimizer"]["groups"] = [{"a": 1}]
@@ -162,7 +158,7 @@ def test_a_forged_state_is_refused_by_name(copied: dict[str, Path]):
     assert f"{copied['half'].name}/checkpoints/step-" in refusal(lambda: train(*HALF))
 
 
-def test_results_of_another_form_are_refused_by_name(tmp_path: Path):
+def test_results_of_another_form_are_refused_by_name(tmp_path):
     results = tmp_path / "study" / "results.cpu.x.json"
     results.parent.mkdir()
     results.write_text(json.dumps({"kind": "study", "schema_version": 1, "claims": [], "arms": 5}))
@@ -170,14 +166,14 @@ def test_results_of_another_form_are_refused_by_name(tmp_path: Path):
 
 
 @runs
-def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(copied: dict[str, Path]):
+def test_a_finished_run_whose_rows_and_checkpoint_are_gone_is_refused_by_name(copied):
     (copied["done"] / "metrics.jsonl").write_text("")
     next(copied["done"].glob("checkpoints/step-*/state.json")).write_text("{}")
     line = "metrics.jsonl is not what its digest in summary.json says; there is no valid"
     assert f"{copied['done'].name}: {line}" in refusal(lambda: train(*DONE))
 
 
-def test_a_folder_or_a_pipe_in_place_of_a_file_is_named(tmp_path: Path):
+def test_a_folder_or_a_pipe_in_place_of_a_file_is_named(tmp_path):
     for name in ("README.md", "train.log"):
         os.mkfifo(tmp_path / name)
     for call, line in (

@@ -1,15 +1,12 @@
 """What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as its
 allocator counts it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import SMALL, Door, rows_of, the_run
+from tests.conftest import SMALL, rows_of, the_run
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -26,7 +23,7 @@ CUDA = [word for word in SMALL if not word.startswith("trainer.precision")]
 
 @pytest.mark.parametrize("compiled", ["off", "regional"])
 @pytest.mark.parametrize("attention", KERNELS)
-def test_gpu_learns_what_the_cpu_learns(tmp_path: Path, door: Door, attention: str, compiled: str) -> None:
+def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
     words = (*CUDA, f"attention={attention}")
     gpu = (
         f"trainer.compile={compiled}",
@@ -62,7 +59,7 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path: Path, door: Door, attention: s
         ("attention=sliding", "attention.window=40", "attention.kernel=flex"),
     ],
 )
-def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path: Path, door: Door, words: tuple[str, ...]) -> None:
+def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path, door, words):
     words = (*CUDA, "attention.document_start=98", *words)
     on_cpu = [word for word in words if not word.startswith("attention.kernel")]
     gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
@@ -79,7 +76,7 @@ def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path: Path, door: Door, wor
     assert losses[0] == pytest.approx(losses[1], abs=0.03)
 
 
-def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path: Path, door: Door) -> None:
+def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
     """Checkpoints are written in the background there; atomics make two runs differ in the last digits."""
     from tests.conftest import FAULTS
 
@@ -96,7 +93,7 @@ def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path: Path, door: Door) ->
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
-def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) -> None:
+def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
     """A product of a stack may be summed in another order than that of a matrix, and each of its 15 products
     is rounded to bf16."""
     from nocap.config.compose import compose
@@ -118,7 +115,7 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) ->
     assert (updates[0] - updates[1]).norm() < 0.01 * updates[0].norm()
 
 
-def test_with_cuda_graphs_the_losses_are_the_same(tmp_path: Path, door: Door) -> None:
+def test_with_cuda_graphs_the_losses_are_the_same(tmp_path, door):
     """Atomics in the embedding's backward make two runs differ in the last digits. The graph's memory is in
     the peak."""
     words = (*CUDA, "trainer.device=cuda", "trainer.precision=bf16")

@@ -1,14 +1,10 @@
 """Grids: checked whole, ordered by seed, each cell once, whatever breaks, and the same command goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
 import signal
-from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -16,33 +12,31 @@ from nocap.config.compose import compose, composed
 from nocap.config.flags import asked
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load
-from nocap.launch.grid import Grid, check
+from nocap.launch.grid import check
 from nocap.launch.head import run_facts
 from nocap.launch.multirun import multirun
 from tests.attempts import on_a_terminal, processes, wait_until
-from tests.conftest import EXPLODING, Door
-from tests.grids import CELL, Background, Trained, summaries, trained
+from tests.conftest import EXPLODING
+from tests.grids import CELL, Background, summaries, trained
 from tests.grids import small_grid as small_grid
 from tests.test_tracking import inspect
 
 # --- the whole grid, checked --------------------------------------------------------------------------------
 
 
-def checked(
-    out: Path, *cells: str, swept: Sequence[str] = ("attention", "seed"), said: list[str] | None = None
-) -> Grid:
+def checked(out, *cells, swept=("attention", "seed"), said=None):
     words = [[*CELL, f"output_dir={out}", *cell.split()] for cell in cells]
     return check(words, swept=swept, compose=composed, log=(said if said is not None else []).append)
 
 
-def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path: Path) -> None:
+def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
     arms = [f"attention={a} mlp={m}" for a in ("gqa", "flash") for m in ("relu2", "gelu4x")]
     grid = checked(tmp_path, *(f"{arm} seed={seed}" for arm in arms for seed in (1, 0)))
     assert [cell.label for cell in grid.cells] == [f"{arm} seed={seed}" for seed in (1, 0) for arm in arms]
     assert not list(tmp_path.iterdir())
 
 
-def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
+def test_cells_are_composed_as_single_runs_are(tmp_path):
     """What is remembered from one cell to the next leaves no trace in it, in whatever order they come."""
     arms = (
         "attention=sliding mlp=swiglu",
@@ -60,9 +54,7 @@ def test_cells_are_composed_as_single_runs_are(tmp_path: Path) -> None:
     assert composed(cells[1]).run == expected[1]
 
 
-def test_the_first_cell_decides_the_precision_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_cell_decides_the_precision_for_all(tmp_path, monkeypatch):
     monkeypatch.setattr("nocap.config.hardware.native_bf16", lambda: True)
     shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", f"output_dir={tmp_path}")
     grid = check(
@@ -73,8 +65,8 @@ def test_the_first_cell_decides_the_precision_for_all(
     assert again == [cell.plan.run for cell in grid.cells]
 
 
-def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
+def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path):
+    said = []
     grid = checked(
         tmp_path, "attention=mqa", "attention=gqa attention.n_kv_heads=1", "attention=gqa", said=said
     )
@@ -82,7 +74,7 @@ def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path
     assert said == ["trained once, it is the same run: attention=gqa and attention=mqa"]
 
 
-def test_the_same_runs_are_the_same_grid(tmp_path: Path) -> None:
+def test_the_same_runs_are_the_same_grid(tmp_path):
     first = checked(tmp_path, "attention=flash seed=0", "attention=gqa seed=0")
     first.write()
     again = checked(tmp_path, "seed=0 attention=gqa", "seed=0 attention=flash", swept=("seed", "attention"))
@@ -95,7 +87,7 @@ def test_the_same_runs_are_the_same_grid(tmp_path: Path) -> None:
     ]
 
 
-def test_every_bad_cell_is_named(tmp_path: Path) -> None:
+def test_every_bad_cell_is_named(tmp_path):
     bad = r"^attention=gqq: .*\nattention=gqa seed=-1: seed must be at least 0, got -1\n2 of 3 cells refused"
     with pytest.raises(ValueError, match=bad):
         checked(tmp_path, "attention=gqa", "attention=gqq", "attention=gqa seed=-1")
@@ -103,7 +95,7 @@ def test_every_bad_cell_is_named(tmp_path: Path) -> None:
         checked(tmp_path, f"output_dir={tmp_path / 'a'}", f"output_dir={tmp_path / 'b'}")
 
 
-def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: Door) -> None:
+def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
     done = here("--multirun", *CELL, "model.n_head=3,4", "seed=0,1")
     rule = "model.d_model must be divisible by model.n_head=3, got 64"
     lines = [
@@ -128,28 +120,26 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path: Path, here: 
         ("", "", False, None),
     ],
 )
-def test_flags_may_stand_anywhere(words: str, overrides: str, grid: bool, info: str | None) -> None:
+def test_flags_may_stand_anywhere(words, overrides, grid, info):
     flags = asked(words.split())
     assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
 
 
-def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conf, grids = shutil.copytree(conf_dir(), tmp_path / "conf"), list[Grid]()
+def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, monkeypatch):
+    conf, grids = shutil.copytree(conf_dir(), tmp_path / "conf"), []
     sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"
     (conf / "experiment" / "mine.yaml").write_text(f"# @package _global_\nhydra: {sweep}\n")
     for module in ("config.compose", "outside"):
         monkeypatch.setattr(f"nocap.{module}.conf_dir", lambda: conf)
     words = [*CELL, "experiment=mine", "seed=0", f"output_dir={tmp_path}"]
-    assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    assert multirun(words, look=lambda grid: grids.append(grid) or "") == 0
     runs = [cell.plan.run for cell in grids[0].cells]
     assert len({(run.attention.n_kv_heads, run.norm.kind) for run in runs}) == len(runs) == 4
     assert {run.seed for run in runs} == {0}
 
 
-def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path: Path) -> None:
-    grids = list[Grid]()
+def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
+    grids = []
     words = [
         *CELL,
         "attention=flash,gqa",
@@ -157,7 +147,7 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path: Path) -> None:
         "seed=range(0,2)",
         f"output_dir={tmp_path}",
     ]
-    assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0  # type: ignore[func-returns-value]
+    assert multirun(words, zipped=True, look=lambda grid: grids.append(grid) or "") == 0
     assert [cell.label for cell in grids[0].cells] == [
         f"{arm} seed={seed}"
         for seed in (0, 1)
@@ -170,7 +160,7 @@ def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path: Path) -> None:
 # --- trained, skipped, gone on with -------------------------------------------------------------------------
 
 
-def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid: Trained) -> None:
+def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     printed = small_grid.process.out
     assert trained(printed) == [f"attention={arm} seed={seed}" for seed in (0, 1) for arm in ("flash", "gqa")]
     assert len(re.findall(r"^\[\d/4\] done .* val \d\.\d{4} ", printed, re.M)) == 4
@@ -190,7 +180,7 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid: 
         assert "val" in (run_dir / "train.log").read_text()
 
 
-def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, here: Door) -> None:
+def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):
     before = {path: path.read_bytes() for path in small_grid.out.glob("runs/*/*.json*")}
     done = here(*CELL, "--multirun", "seed=1,0", "attention=gqa,flash", f"output_dir={small_grid.out}")
     assert (done.code, done.err, trained(done.out)) == (0, "", [])
@@ -202,7 +192,7 @@ def test_finished_cells_are_skipped_whoever_ran_them(small_grid: Trained, here: 
 
 
 @pytest.mark.slow
-def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, here: Door) -> None:
+def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     out = tmp_path / "out"
     words = (*CELL, "seed=0,1,2", f"output_dir={out}")
     cells = checked(out, *(f"seed={seed}" for seed in range(3)), swept=("seed",)).cells
@@ -231,7 +221,7 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path: Path, here: 
 
 
 @pytest.mark.slow
-def test_two_processes_train_each_cell_once(tmp_path: Path) -> None:
+def test_two_processes_train_each_cell_once(tmp_path):
     out = tmp_path / "out"
     both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]
     ended = [each.end() for each in both]
@@ -243,7 +233,7 @@ def test_two_processes_train_each_cell_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path):
     out = tmp_path / "out"
     words = (*CELL, "trainer.steps=400", "trainer.val_tokens=1024", "seed=0,1")
     running = Background(out, *words)
@@ -260,7 +250,7 @@ def test_asked_to_stop_the_cell_saves_and_the_same_command_goes_on(tmp_path: Pat
     assert (stopped.code, trained(stopped.out)) == (75, ["seed=0"])
 
 
-def test_diverged_run_is_a_result(tmp_path: Path, here: Door) -> None:
+def test_diverged_run_is_a_result(tmp_path, here):
     words = ("--multirun", *CELL, *EXPLODING, "seed=0", f"output_dir={tmp_path / 'out'}")
     for started in (1, 0):
         done = here(*words)
@@ -270,7 +260,7 @@ def test_diverged_run_is_a_result(tmp_path: Path, here: Door) -> None:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_bar_counts_the_steps(tmp_path: Path) -> None:
+def test_on_a_terminal_a_bar_counts_the_steps(tmp_path):
     code, text = on_a_terminal(
         "-m", "nocap.train", "-m", *CELL, "seed=0", f"output_dir={tmp_path}", cwd=tmp_path
     )
@@ -282,7 +272,7 @@ def test_on_a_terminal_a_bar_counts_the_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path: Path, door: Door) -> None:
+def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     words = [word for word in CELL if not word.startswith("tracker")]
     home = dict.fromkeys(("HOME", "XDG_DATA_HOME", "WANDB_DATA_DIR"), str(tmp_path)) | {
         "WANDB_MODE": "offline"
@@ -298,7 +288,7 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path: Path, d
 
 
 @pytest.mark.slow
-def test_only_the_first_rank_imports_wandb(tmp_path: Path, door: Door) -> None:
+def test_only_the_first_rank_imports_wandb(tmp_path, door):
     words = [word for word in CELL if not word.startswith("tracker")]
     env = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPROFILEIMPORTTIME": "1"}
     done = door(*words, "tracker=wandb", "trainer.devices=2", f"output_dir={tmp_path / 'out'}", env=env)

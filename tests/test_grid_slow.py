@@ -1,25 +1,22 @@
 """A grid of four cells: killed, run again; and what a cell costs beside its training."""
 
-from __future__ import annotations
-
 import random
 import resource
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import SMALL, Door
+from tests.conftest import SMALL
 from tests.grids import CELL, Background, records, summaries, trained
 
 BIG = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa", "seed=0,1")
 
 
 @pytest.fixture(scope="module")
-def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
+def big_grid(tmp_path_factory, cache_dir):
     """Four cells that nobody disturbed. Copy it before changing it."""
     out = tmp_path_factory.mktemp("big") / "out"
     with pytest.MonkeyPatch.context() as patch:
@@ -32,9 +29,7 @@ def big_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(
-    big_grid: Path, tmp_path: Path, door: Door
-) -> None:
+def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(big_grid, tmp_path, door):
     out, chance = tmp_path / "out", random.Random(24)
     for most in (1, 3):  # cells that are done by then: a fast machine is killed earlier
         running = Background(out, *BIG)
@@ -51,7 +46,7 @@ def test_killed_at_random_moments_a_grid_ends_with_the_same_losses(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
+def test_rerun_of_a_finished_grid_is_quick(big_grid, door):
     times = []
     for _ in range(2):  # the better: the machine may be doing something else
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -64,7 +59,7 @@ def test_rerun_of_a_finished_grid_is_quick(big_grid: Path, door: Door) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_overhead_of_a_cell_is_at_most_three_imports_of_torch(big_grid: Path) -> None:
+def test_overhead_of_a_cell_is_at_most_three_imports_of_torch(big_grid):
     began = time.monotonic()
     for _ in range(3):
         subprocess.run([sys.executable, "-c", "import torch"], check=True)
@@ -75,7 +70,7 @@ def test_overhead_of_a_cell_is_at_most_three_imports_of_torch(big_grid: Path) ->
 
 
 @pytest.mark.slow
-def test_cell_on_two_devices_has_processes_of_its_own(tmp_path: Path, door: Door) -> None:
+def test_cell_on_two_devices_has_processes_of_its_own(tmp_path, door):
     out = tmp_path / "out"
     done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
     assert (done.code, done.err) == (0, "")

@@ -1,27 +1,23 @@
 """Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records
 are the same."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch import attempt
 from nocap.launch.plan import plan
 from nocap.launch.runner import Devices, one_at_a_time
 from tests.attempts import wait_until
-from tests.conftest import SMALL, Door
-from tests.grids import ARMS, CELL, Background, Trained, records, summaries
+from tests.conftest import SMALL
+from tests.grids import ARMS, CELL, Background, records, summaries
 from tests.grids import small_grid as small_grid
 from tests.in_process import planned
 from tests.tools import slurm
@@ -31,22 +27,22 @@ needs_submitit = pytest.mark.skipif(
 )
 
 
-def run(*words: str) -> Run:
+def run(*words):
     return compose([*SMALL, *words])
 
 
-def taken(pool: Devices, *runs: Run) -> list[list[str] | None]:
+def taken(pool, *runs):
     """What each of these runs gets, which all go on."""
     units = []
     for each in runs:
         units.append(free := pool.free(each))
         if free is not None:
             attempt = SimpleNamespace(plan=SimpleNamespace(run=each), units=free, over=False)
-            pool.attempts.append(attempt)  # type: ignore[arg-type]
+            pool.attempts.append(attempt)
     return units
 
 
-def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
+def test_a_pool_gives_each_cell_devices_of_its_own():
     single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
     on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
     pool = Devices(units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
@@ -58,7 +54,7 @@ def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "cores", "n"), [(2, 8, 2), (None, 3, 3)])
-def test_a_pool_has_room_for_so_many_jobs(jobs: int | None, cores: int, n: int) -> None:
+def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n):
     """And says why it is a pool of one."""
     pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
     assert pool.at_once(run()) == n
@@ -71,12 +67,10 @@ def test_a_pool_has_room_for_so_many_jobs(jobs: int | None, cores: int, n: int) 
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here")
-def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), list[str | None]()
+def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeypatch):
+    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), []
 
-    def popen(command: object, *, env: dict[str, str], **more: object) -> SimpleNamespace:
+    def popen(command, *, env, **more):
         given.append(env.get("CUDA_VISIBLE_DEVICES"))
         return SimpleNamespace(pid=0)  # this process
 
@@ -106,7 +100,7 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(
     ],
     ids=["jobs", "key", "sweeper", "folder", "detach"],
 )
-def test_refused(tmp_path: Path, here: Door, words: tuple[str, ...], expected: str) -> None:
+def test_refused(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)
     assert (done.code, len(done.err.splitlines()), expected in done.err) == (2, 1, True), done
     assert not list(tmp_path.glob("outputs/runs"))
@@ -114,7 +108,7 @@ def test_refused(tmp_path: Path, here: Door, words: tuple[str, ...], expected: s
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_pool_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: Door) -> None:
+def test_pool_gives_the_same_records(small_grid, tmp_path, door):
     out = tmp_path / "out"
     done = door(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=pool")
     assert (done.code, done.err) == (0, "")
@@ -127,7 +121,7 @@ def test_pool_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: 
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path, monkeypatch):
     """The state of a pretended Slurm."""
     for name, value in slurm.install(tmp_path / "slurm").items():
         monkeypatch.setenv(name, value)
@@ -137,9 +131,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_gives_the_same_records(
-    small_grid: Trained, cluster: Path, tmp_path: Path, door: Door, here: Door
-) -> None:
+def test_slurm_gives_the_same_records(small_grid, cluster, tmp_path, door, here):
     out, slurm = tmp_path / "out", ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two")
     words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *slurm)
     done = door(*words, timeout=300)
@@ -153,9 +145,7 @@ def test_slurm_gives_the_same_records(
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(
-    cluster: Path, tmp_path: Path, door: Door
-) -> None:
+def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path, door):
     out = tmp_path / "out"
     words = (*SMALL, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
     words = (*words, "hydra/launcher=slurm", "hydra.launcher.max_num_timeout=1")
@@ -174,9 +164,7 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(
-    cluster: Path, tmp_path: Path, door: Door
-) -> None:
+def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path, door):
     out = tmp_path / "out"
     words = (*SMALL, "trainer.steps=200", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
     running = Background(out, *words)
@@ -196,9 +184,7 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
-def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(
-    cluster: Path, tmp_path: Path, door: Door
-) -> None:
+def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, tmp_path, door):
     numerics = ("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile")
     small = [word for word in CELL if not word.startswith(numerics)]
     for target, refused in (
@@ -214,7 +200,7 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(
         assert re.search(f"not finished: .* {refused}", done.err), done.err
 
 
-def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path: Path, here: Door) -> None:
+def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path, here):
     words = [word for word in CELL if not word.startswith("trainer.")]
     done = here(
         "--multirun", "--plan", *words, "seed=0", "hydra/launcher=ray", "hydra.launcher.target.name=Other"

@@ -1,7 +1,5 @@
 """`python -m nocap.compare` on logs that other programs wrote."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -9,10 +7,7 @@ import shutil
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import create_autospec
 
 import numpy as np
@@ -20,7 +15,7 @@ import pytest
 from scipy import stats
 
 from nocap import compare as door
-from nocap.judge.compare import Comparison, Outcome, compare
+from nocap.judge.compare import Outcome, compare
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
@@ -29,11 +24,10 @@ from nocap.sources.rows import columns_of
 from tests.test_compare import refusal, write_run
 from tests.test_tracking import environment
 
-Json = dict[str, Any]
 NOISE = np.random.default_rng(3).normal(0, 0.003, (2, 6))
 
 
-def jsonl(path: Path, *, loss: float = 3.0, steps: int = 100, **facts: object) -> Path:
+def jsonl(path, *, loss=3.0, steps=100, **facts):
     """A log whose validations fall linearly from `loss` + 1 to `loss`; a second of training a step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
@@ -44,16 +38,14 @@ def jsonl(path: Path, *, loss: float = 3.0, steps: int = 100, **facts: object) -
     return path
 
 
-def two_arms(
-    root: Path, name: str = "seed{}.jsonl", *, gain: float = 0.05, runs: int = 4, **facts: object
-) -> Path:
+def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
     for number, (arm, effect) in enumerate((("base", 0.0), ("idea", -gain))):
         for seed in range(runs):
             jsonl(root / arm / name.format(seed), loss=3.0 + effect + NOISE[number][seed], **facts)
     return root
 
 
-def compared(*paths: Path | str, target: float | None = None, **options: Any) -> Comparison:
+def compared(*paths, target=None, **options):
     comparison = compare(logs.load([str(path) for path in paths], **options), target_loss=target)
     json.dumps(comparison.json(), allow_nan=False)
     render(comparison)
@@ -61,14 +53,14 @@ def compared(*paths: Path | str, target: float | None = None, **options: Any) ->
     return comparison
 
 
-def arms(comparison: Comparison) -> dict[str, Json]:
+def arms(comparison):
     return {arm["label"]: arm for arm in comparison.json()["arms"]}
 
 
 # --- intervals ----------------------------------------------------------------------------------------------
 
 
-def test_seeds_of_the_names_make_pairs(tmp_path: Path) -> None:
+def test_seeds_of_the_names_make_pairs(tmp_path):
     comparison = compared(two_arms(tmp_path))
     gap = arms(comparison)["idea"]["difference"]
     pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
@@ -80,21 +72,21 @@ def test_seeds_of_the_names_make_pairs(tmp_path: Path) -> None:
     assert {run["imported"]["seed"] for run in comparison.json()["runs"]} == {"name"}
 
 
-def test_runs_without_seeds_are_two_samples(tmp_path: Path) -> None:
+def test_runs_without_seeds_are_two_samples(tmp_path):
     gap = arms(compared(two_arms(tmp_path, "run_{}.jsonl", runs=6)))["idea"]["difference"]
     welch = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False).confidence_interval(0.995)
     assert (gap["low"], gap["high"]) == pytest.approx((welch.low, welch.high))
     assert (gap["n"], gap["method"]) == (6, "unpaired (Welch)")
 
 
-def test_no_difference_is_shown_where_there_is_none(tmp_path: Path) -> None:
+def test_no_difference_is_shown_where_there_is_none(tmp_path):
     assert (
         arms(compared(two_arms(tmp_path, gain=0.0)))["idea"]["difference"]["verdict"] == "no difference shown"
     )
 
 
 @pytest.mark.slow
-def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path: Path) -> None:
+def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
     """400 tables of two equal arms."""
     rng, alarms, table = np.random.default_rng(0), 0, tmp_path / "table.csv"
     for _ in range(400):
@@ -121,7 +113,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(("place", "paths", "paired"), LAYOUTS.values(), ids=LAYOUTS)
-def test_layouts(tmp_path: Path, place: str, paths: list[str], paired: bool) -> None:
+def test_layouts(tmp_path, place, paths, paired):
     jsonl(tmp_path / ".hidden" / "old.jsonl")  # no arm
     for number, arm in enumerate(("base", "idea")):
         for seed in range(3):
@@ -195,7 +187,7 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
 
 
 @pytest.mark.parametrize(("table", "columns", "expected", "said"), TABLES.values(), ids=TABLES)
-def test_tables(tmp_path: Path, table: str, columns: str, expected: Json, said: str) -> None:
+def test_tables(tmp_path, table, columns, expected, said):
     path = tmp_path / "arms" / "table.csv"
     path.parent.mkdir()
     path.write_text(table)
@@ -208,9 +200,9 @@ def test_tables(tmp_path: Path, table: str, columns: str, expected: Json, said: 
     assert not [run for run in comparison.json()["runs"] if "go back" in said and run["train_s"]]
 
 
-def test_a_row_goes_on_with_what_was_said_before(tmp_path: Path) -> None:
+def test_a_row_goes_on_with_what_was_said_before(tmp_path):
     """The config in the first line, seconds (of another unit) and tokens in lines of training."""
-    rows: list[Json] = [
+    rows = [
         {"config": {"seed": 7}, "gpu": "H100"},
         {"step": 1, "time_ms": 2500, "tokens": 64},
         {"step": 1, "val_loss": 3.5},
@@ -222,7 +214,7 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path: Path) -> None:
     assert run["hardware"]["name"] == "H100"
 
 
-def test_a_resumed_run_is_one(tmp_path: Path) -> None:
+def test_a_resumed_run_is_one(tmp_path):
     path, back = tmp_path / "log.csv", "its steps go back to 10: 1 later rows before that are not used"
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
@@ -244,9 +236,7 @@ def test_a_resumed_run_is_one(tmp_path: Path) -> None:
         ({"gpu": "H100"}, {}, "H100", None),
     ],
 )
-def test_times_are_compared_on_the_same_hardware(
-    tmp_path: Path, base: Json, idea: Json, said: str | None, refused: str | None
-) -> None:
+def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, refused):
     for number, (arm, facts, steps) in enumerate((("base", base, 120), ("idea", idea, 100))):
         for seed in range(3):
             jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=3 + NOISE[number][seed], steps=steps, **facts)
@@ -262,7 +252,7 @@ def test_times_are_compared_on_the_same_hardware(
 # --- what every page says -----------------------------------------------------------------------------------
 
 
-def test_every_page_says_that_it_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     """And that a run ends elsewhere than the others."""
     jsonl(two_arms(tmp_path / "logs") / "idea" / "seed3.jsonl", steps=60)
     outs = {kind: tmp_path / f"out.{kind}" for kind in ("html", "json", "csv")}
@@ -317,9 +307,7 @@ BAD = {  # the content of one log beside six good ones, and why it is left out
 
 
 @pytest.mark.parametrize(("content", "why"), BAD.values(), ids=BAD)
-def test_what_cannot_be_read_is_named_with_its_line_and_left_out(
-    tmp_path: Path, content: bytes, why: str
-) -> None:
+def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path, content, why):
     bad = two_arms(tmp_path, runs=2) / "idea" / "seed9.jsonl"
     bad.write_bytes(content)
     comparison = compared(tmp_path)
@@ -342,22 +330,20 @@ CELLS = {
 
 
 @pytest.mark.parametrize(("text", "why"), CELLS.values(), ids=CELLS)
-def test_tables_that_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
-) -> None:
+def test_tables_that_cannot_be_read(tmp_path, capsys, text, why):
     (tmp_path / "t.csv").write_text(text)
     assert f"({tmp_path / 't.csv'}: {why}" in refusal([tmp_path / "t.csv"], capsys)
 
 
 @pytest.mark.parametrize("loss", ["NaN", "Infinity", '"nan"'])
-def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path: Path, loss: str) -> None:
+def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path, loss):
     with (two_arms(tmp_path) / "idea" / "seed2.jsonl").open("a") as file:
         file.write(f'{{"iter": 120, "val": {{"loss": {loss}}}}}\n')
     arm = arms(compared(tmp_path))["idea"]
     assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "no verdict (1 of 4 seeds diverged)")
 
 
-def test_the_same_run_counts_once(tmp_path: Path) -> None:
+def test_the_same_run_counts_once(tmp_path):
     """A copy; and repeats of a trainer that takes no seed, whose times differ."""
     two_arms(tmp_path, "run_{}.jsonl", runs=3)
     copy = shutil.copy(tmp_path / "idea" / "run_0.jsonl", tmp_path / "idea" / "zcopy.jsonl")
@@ -369,7 +355,7 @@ def test_the_same_run_counts_once(tmp_path: Path) -> None:
     assert "base/run_9.jsonl: left out, its losses are those of base/run_0.jsonl" in lines
 
 
-REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
+REFUSALS = {
     "no log": (
         lambda root: [root / "empty"],
         r"empty must hold runs of nocap's own, or logs \(csv, jsonl, .*\), got none",
@@ -427,9 +413,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], list[object]], str]] = {
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSALS.values(), ids=REFUSALS)
-def test_refusals(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: Callable[[Path], list[object]], line: str
-) -> None:
+def test_refusals(tmp_path, capsys, words, line):
     (tmp_path / "empty").mkdir()
     two_arms(tmp_path / "logs")
     write_run(tmp_path / "own")
@@ -441,7 +425,7 @@ def test_refusals(
     assert re.search(line, refusal(words(tmp_path), capsys))
 
 
-def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path: Path) -> None:
+def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path):
     write_run(tmp_path / "own")
     mixed = two_arms(tmp_path / "logs", runs=1)
     (mixed / "table.csv").write_text("val_loss\n3\n")  # of two formats, which would be refused by themselves
@@ -450,7 +434,7 @@ def test_nocap_s_own_runs_are_not_compared_with_logs(tmp_path: Path) -> None:
     assert f"{mixed}: left out, it holds no run of nocap's own" in comparison.problems
 
 
-def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
+def test_a_large_log_is_not_held_in_memory(tmp_path):
     path, row = tmp_path / "log.jsonl", {"train_loss": 3.0, "text": "x" * 4000}
     with path.open("w") as file:
         for step in range(2000):
@@ -467,7 +451,7 @@ def test_a_large_log_is_not_held_in_memory(tmp_path: Path) -> None:
 # --- formats ------------------------------------------------------------------------------------------------
 
 
-def test_a_format_of_one_s_own(tmp_path: Path) -> None:
+def test_a_format_of_one_s_own(tmp_path):
     """What prints `step 50 val loss 3.2`, as docs/own_train.py does."""
     form, root = tmp_path / "printed.py", tmp_path / "logs"
     form.write_text(
@@ -492,7 +476,7 @@ def test_a_format_of_one_s_own(tmp_path: Path) -> None:
         compared(root, format=str(form))
 
 
-def _child(code: str, tmp_path: Path, **extra: str) -> str:
+def _child(code, tmp_path, **extra):
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
@@ -505,7 +489,7 @@ def _child(code: str, tmp_path: Path, **extra: str) -> str:
 
 
 @pytest.mark.slow
-def test_tensorboard_s_csv(tmp_path: Path) -> None:
+def test_tensorboard_s_csv(tmp_path):
     """As its page downloads it: Wall time, Step, Value."""
     _child(
         """
@@ -542,7 +526,7 @@ open("base.csv", "wb").write(answer.data)
 
 
 @pytest.mark.slow
-def test_wandb_s_offline_runs(tmp_path: Path) -> None:
+def test_wandb_s_offline_runs(tmp_path):
     """Written by wandb: two groups, one run that failed; a file that is cut, and one that is damaged."""
     _child(
         """
@@ -579,12 +563,12 @@ for group in ("base", "idea"):
 
 
 @pytest.mark.slow
-def test_wandb_s_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_s_server(monkeypatch):
     """A project, and a group of it: what wandb's client, by its own signatures, is asked, and what is made of
     its answer. Of two groups of two runs the last crashed."""
     wandb = pytest.importorskip("wandb")
 
-    def run(i: int) -> SimpleNamespace:
+    def run(i):
         rows = [{"_step": 10 * n, "val/loss": 4 - n / 2 - (i % 2) / 10 + (i // 2) / 100} for n in range(3)]
         where = {
             "group": ("base", "idea")[i % 2],
@@ -610,7 +594,7 @@ def test_wandb_s_server(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [entry["status"] for entry in content["not_compared"]] == ["crashed"] * (len(labels) - 1)
 
 
-def test_wandb_without_a_login_is_one_line(tmp_path: Path) -> None:
+def test_wandb_without_a_login_is_one_line(tmp_path):
     words, env = (
         [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"],
         environment(tmp_path),

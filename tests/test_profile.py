@@ -1,19 +1,14 @@
 """The profile: what is counted equals arithmetic, what is measured lands where it was planted, and the door
 says it all."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from functools import cache, partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -21,19 +16,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from nocap import profile as command
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
-from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure import profile, roofline, text
-from nocap.measure.parts import MARK, Key, Ranges, busy_ms, profiler, read
+from nocap.measure.parts import MARK, Ranges, busy_ms, profiler, read
 from nocap.measure.profile import measure
-from nocap.measure.roofline import Count, Peak, Work, count
+from nocap.measure.roofline import Peak, Work, count
 from nocap.measure.timed import attention_ms, exponent, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
 from nocap.store.metrics import MODEL_PARTS, PARTS
-from tests.conftest import EXPLODING, Door
+from tests.conftest import EXPLODING
 from tests.fuzz.process import answer
 
 NANO = (
@@ -53,7 +47,7 @@ WHOLE = {"attention", "mlp", "ideas"}
 
 
 @cache
-def counted(*words: str, vocab_size: int = 70) -> tuple[Run, Count]:
+def counted(*words, vocab_size=70):
     run = compose(list(words))
     return run, count(run, vocab_size=vocab_size)
 
@@ -62,7 +56,7 @@ def counted(*words: str, vocab_size: int = 70) -> tuple[Run, Count]:
 
 
 @pytest.mark.parametrize(("attention", "mlp"), [("gqa", "gelu4x"), *(("flash", mlp) for mlp in MLPS)])
-def test_counted_flops_equal_the_arithmetic_part_by_part(attention: str, mlp: str) -> None:
+def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
     run, counts = counted(*NANO, f"attention={attention}", f"mlp={mlp}")
     flops = {
         part: work.flops / 64 for part, work in counts.by_part().items() if work.flops
@@ -73,7 +67,7 @@ def test_counted_flops_equal_the_arithmetic_part_by_part(attention: str, mlp: st
     assert flops_per_token(run, vocab_size=70) == (total, "arithmetic")
 
 
-def test_counted_flops_equal_torchs_counter_where_that_sees_everything() -> None:
+def test_counted_flops_equal_torchs_counter_where_that_sees_everything():
     run, counts = counted(*NANO, "attention=mha")
     with torch.device("meta"):
         model, tokens = GPT(run, vocab_size=70), torch.zeros(2, 32, dtype=torch.long)
@@ -82,7 +76,7 @@ def test_counted_flops_equal_torchs_counter_where_that_sees_everything() -> None
     assert sum(work.flops for work in counts.work.values()) == counter.get_total_flops()
 
 
-def test_bytes_of_a_projection_are_its_operands() -> None:
+def test_bytes_of_a_projection_are_its_operands():
     """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are
     views.)"""
     run, counts = counted(*NANO, "attention=flash")
@@ -98,7 +92,7 @@ def test_bytes_of_a_projection_are_its_operands() -> None:
 
 
 @pytest.mark.slow
-def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
+def test_shares_of_d12_are_those_of_the_arithmetic():
     """The published table for T=1024: q 5.3, k and v 10.6, scores 7.1, out 5.3, MLP 21.3 + 21.3, head 29.0
     per cent of 797.8M."""
     run, counts = counted(*D12, vocab_size=GPT2)
@@ -122,7 +116,7 @@ def test_shares_of_d12_are_those_of_the_arithmetic() -> None:
 
 
 @pytest.mark.slow
-def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
+def test_ceilings_of_d12_are_those_of_the_arithmetic():
     """1.076× for GQA 12→4, 1.119× for a 3× MLP, 1.216× for both, at T=1024; and of a step whose time is its
     FLOPs, the same by the step."""
     _, base = counted(*D12, vocab_size=GPT2)
@@ -138,7 +132,7 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic() -> None:
 
 
 @pytest.mark.slow
-def test_every_option_of_the_tree_is_offered_but_the_runs_own() -> None:
+def test_every_option_of_the_tree_is_offered_but_the_runs_own():
     run = compose([*NANO, "attention=flash", "mlp=gelu4x"])
     words = set(roofline.options(run, lambda more: compose([*NANO, *more])))
     paths = [path for group in ("attention", "mlp") for path in (conf_dir() / group).glob("*.yaml")]
@@ -147,7 +141,7 @@ def test_every_option_of_the_tree_is_offered_but_the_runs_own() -> None:
     assert {"trainer.precision=bf16", "trainer.compile=regional", "model.tie_head=false"} <= words
 
 
-def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio() -> None:
+def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     run, old = counted(*NANO, "attention=mha", vocab_size=257)
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)
     ms = roofline.changed(old, flash, PEAK, dict.fromkeys(MODEL_PARTS, 1000.0))
@@ -170,21 +164,21 @@ class _Slow(torch.autograd.Function):
     """Takes 30 ms forward, 60 ms backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         time.sleep(0.03)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx, *grads):
         time.sleep(0.06)
         return grads[0].clone()
 
 
-def slowed(y: Tensor | Loss) -> Tensor | Loss:
+def slowed(y):
     return Loss(_Slow.apply(y.total), y.parts) if isinstance(y, Loss) else _Slow.apply(y)
 
 
-def watched(model: GPT) -> tuple[dict[Key, float], Ranges, float]:
+def watched(model):
     """What the profiler saw of a step, and the step's milliseconds; the model is as before."""
     ranges, tokens = Ranges(compose(list(NANO))), torch.zeros(2, 32, dtype=torch.long)
     mixers = [block.attention.f.mixer for block in model.blocks]
@@ -198,7 +192,7 @@ def watched(model: GPT) -> tuple[dict[Key, float], Ranges, float]:
 
 
 @pytest.mark.parametrize("place", ["blocks.1.attention.f.mixer", "head"])
-def test_planted_time_is_found_where_it_was_planted(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_time_is_found_where_it_was_planted(place, monkeypatch):
     model = build_model(compose(list(NANO)), vocab_size=70)
     owner, name = model.get_submodule(place.removesuffix(".mixer")), "forward"
     if place.endswith(".mixer"):
@@ -213,7 +207,7 @@ def test_planted_time_is_found_where_it_was_planted(place: str, monkeypatch: pyt
     assert sum(rows.values()) == pytest.approx(step_ms, rel=1e-3)
 
 
-def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
     """Activation checkpointing ends the recomputed forward by an exception: the ranges must survive it."""
     model, key = build_model(compose(list(NANO)), vocab_size=70), ("blocks.0.mlp.f.up", "backward")
     slow = model.get_submodule(key[0])
@@ -226,7 +220,7 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch: pytest.Monkey
     assert ranges.here == "step"
 
 
-def test_measured_memory_equals_what_was_counted() -> None:
+def test_measured_memory_equals_what_was_counted():
     run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
     measured, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
     tokens = {"embedding", "loss", "other"}  # keep token ids, in a batch's storage
@@ -250,7 +244,7 @@ def test_measured_memory_equals_what_was_counted() -> None:
     ("attention", "expected", "heads", "lengths"),
     [("sliding", 1, 4, [512, 1024, 2048, 4096]), ("mha", 2, 1, [256, 512, 1024, 2048])],
 )
-def test_attention_grows_as_promised(attention: str, expected: int, heads: int, lengths: list[int]) -> None:
+def test_attention_grows_as_promised(attention, expected, heads, lengths):
     """Scores and weighted sum alone, forward and backward, on one thread in CPU time; four windows and more.
 
     With one head mha's matrices stay below 32 MB: larger ones are mapped and zeroed anew at each allocation,
@@ -269,9 +263,7 @@ def test_attention_grows_as_promised(attention: str, expected: int, heads: int, 
 # --- on a GPU -----------------------------------------------------------------------------------------------
 
 
-def event(
-    name: str, start: float, end: float, *, on: str = "CPU", device_us: float = 0.0, note: bool = False
-) -> Any:
+def event(name, start, end, *, on="CPU", device_us=0.0, note=False):
     """An event as torch's profiler has it, microseconds from the trace's start."""
     return SimpleNamespace(
         name=name,
@@ -287,7 +279,7 @@ def event(
     )
 
 
-def made_trace() -> Any:
+def made_trace():
     """A step of 100 µs under the profiler: kernels of 10, 15 and 10 µs, the first two at once for 5; a range
     lies over all of it."""
     step = event(MARK + "step", 0, 100, note=True)
@@ -299,31 +291,29 @@ def made_trace() -> Any:
     return SimpleNamespace(events=lambda: [*events, event(MARK + "step", 0, 100, on="CUDA", note=True)])
 
 
-def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once() -> None:
+def test_the_gpus_busy_time_is_that_of_its_kernels_counted_once():
     assert busy_ms(made_trace()) == pytest.approx(0.030)
     ms = read(made_trace(), Ranges(compose(list(NANO))), on_cuda=True)
     expected = {("head", "forward"): 0.025, ("optimizer", "forward"): 0.010}
     assert {key: each for key, each in ms.items() if each} == pytest.approx(expected)
 
 
-def test_the_profilers_own_work_is_no_part_of_a_gpus_step() -> None:
+def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     """Its step takes 50 ms, where 20 are the step's: what no part accounts for, and the busy share, are of
     the 20."""
     run = compose([*NANO, "trainer.batch_tokens=64", "trainer.val_tokens=64"])
     run.trainer.device = Device.cuda
     steps = {"plain": {"wall_ms": 20.0, "cpu_ms": 9.0}, "profiled": {"wall_ms": 50.0, "cpu_ms": 50.0}}
-    measured: Any = SimpleNamespace(between_ms=38.0, steps=steps, ranges=SimpleNamespace(run=run))
+    measured = SimpleNamespace(between_ms=38.0, steps=steps, ranges=SimpleNamespace(run=run))
     assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
     assert profile.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
 
-
-Profiled = tuple[dict[str, Any], str, Path]  # record, what was printed, folder
 
 # --- the door -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
+def profiled(tmp_path_factory):
     """One profile of the command, in this process, with everything that it writes. Its peaks are of small
     products and copies."""
     folder = tmp_path_factory.mktemp("profile")
@@ -341,7 +331,7 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     return {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True}, done.out, folder
 
 
-def test_the_record_says_what_was_measured_and_on_what(profiled: Profiled) -> None:
+def test_the_record_says_what_was_measured_and_on_what(profiled):
     """The parts add up to the step; the table names them; the trace is one that Perfetto reads."""
     record, said, folder = profiled
     assert (record["schema_version"], record["kind"], record["words"][0]) == (1, "profile", "attention=gqa")
@@ -366,7 +356,7 @@ def test_the_record_says_what_was_measured_and_on_what(profiled: Profiled) -> No
     assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= {event.get("name") for event in events}
 
 
-def test_ceilings_and_a_busy_gpu_are_told(profiled: Profiled) -> None:
+def test_ceilings_and_a_busy_gpu_are_told(profiled):
     """Made up: measuring ceilings takes longer than the rest. A step that waits for the host is hinted at."""
     record, plain, _ = profiled
     row = {"label": "attention=gqa", "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
@@ -380,7 +370,7 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled: Profiled) -> None:
 
 
 @pytest.mark.slow
-def test_the_door_measures_bounds(here: Door, tmp_path: Path) -> None:
+def test_the_door_measures_bounds(here, tmp_path):
     flags = ("--ceilings", "--repeats", "1", "--json", "p.json")
     done = here("model=nano", "trainer.device=cpu", *flags, module="nocap.profile")
     table = json.loads((tmp_path / "p.json").read_text())["ceilings"]["table"]
@@ -401,17 +391,15 @@ def test_the_door_measures_bounds(here: Door, tmp_path: Path) -> None:
         ((*NANO, *EXPLODING), "must have a finite loss and gradient"),
     ],
 )
-def test_bad_input_is_refused_in_a_line(
-    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_refused_in_a_line(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(list(words))
     *usage, line = capsys.readouterr().err.splitlines()
     assert (said in line, len(usage) <= 1) == (True, True)  # of argparse
 
 
-def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    def out(*_: Any, **__: Any) -> Any:
+def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch):
+    def out(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
 
     monkeypatch.setattr(profile, "measure_peak", out)
@@ -422,11 +410,11 @@ def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch: pytest.Monke
         profile.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1)
 
 
-def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch: pytest.MonkeyPatch):
+def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
     """bf16 on a CPU without instructions for it: a product of 2,048 rows would take 17 s each time."""
-    sizes, clock = list[int](), [0.0]
+    sizes, clock = [], [0.0]
 
-    def slow(a: Tensor, b: Tensor, *, out: Tensor) -> None:
+    def slow(a, b, *, out):
         sizes.append(len(a))
         clock[0] += 2 * len(a) ** 3 / 1e9
 

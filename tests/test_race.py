@@ -1,7 +1,5 @@
 """Races of commands that are not nocap's, by a script that takes a fraction of a second."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -11,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -48,7 +44,7 @@ THREE_SESSIONS = ("--sessions", "3", "--apart", "0.1s")
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(tmp_path_factory):
     """A repository with a branch `idea`, whose loss is 0.1 lower, and a folder of data that git ignores."""
     folder = tmp_path_factory.mktemp("template")
     (folder / "data").mkdir()
@@ -71,7 +67,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def repo(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repo(template, tmp_path, monkeypatch):
     """A copy of it, which is the working directory; `other.py` has the idea's loss."""
     folder = shutil.copytree(template, tmp_path / "theirs")
     (folder / ".git" / "info" / "exclude").write_text("other.py\n")
@@ -80,16 +76,16 @@ def repo(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     return folder
 
 
-def git(*words: str) -> None:
+def git(*words):
     subprocess.run(["git", *words], check=True, capture_output=True)
 
 
-def commit(message: str) -> None:
+def commit(message):
     git("add", "--all")
     git("commit", "-q", "-m", message)
 
 
-def arms(**commands: str) -> list[str]:
+def arms(**commands):
     return [word for name, command in commands.items() for word in ("--arm", f"{name}={PYTHON} {command}")]
 
 
@@ -97,20 +93,16 @@ ALIKE = [*arms(base="train.py {seed}", idea="train.py {seed}"), *METRIC]  # both
 GAINING = [*arms(base="train.py {seed}", idea="other.py {seed}"), *METRIC]
 
 
-def refs(first: str, second: str, *flags: str, pairs: int = 3) -> list[str]:
+def refs(first, second, *flags, pairs=3):
     named = ["--ref", first, "--ref", second, *flags, *METRIC, "--pairs", str(pairs)]
     return [*named, "--", PYTHON, "train.py", "{seed}"]
 
 
-Answer = dict[str, Any]
-Raced = Callable[..., Answer]
-
-
 @pytest.fixture
-def raced(capsys: pytest.CaptureFixture[str]) -> Raced:
+def raced(capsys):
     """The answer of a race, and what it printed on stderr."""
 
-    def call(*words: str) -> Answer:
+    def call(*words):
         at = words.index("--") if "--" in words else len(words)
         assert race.main([*words[:at], "--json", *words[at:]]) == 0
         out, err = capsys.readouterr()
@@ -120,10 +112,10 @@ def raced(capsys: pytest.CaptureFixture[str]) -> Raced:
 
 
 @pytest.fixture
-def failed(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+def failed(capsys):
     """The exit code of a race that ends without an answer, and what it printed on stderr."""
 
-    def call(*words: str) -> tuple[int, str]:
+    def call(*words):
         with pytest.raises(SystemExit) as end:
             race.main(list(words))
         assert isinstance(end.value.code, int)
@@ -132,31 +124,28 @@ def failed(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]
     return call
 
 
-Failed = Callable[..., tuple[int, str]]
-
-
-def verdict(answer: Answer) -> tuple[str, int]:
+def verdict(answer):
     (row,) = answer["verdicts"]
     return row["word"], row["n"]
 
 
-def costs(answer: Answer) -> dict[str, Any]:
+def costs(answer):
     return dict(answer["verdicts"][0]["costs"])
 
 
-def page_of(answer: Answer) -> str:
+def page_of(answer):
     (folder,) = re.findall(r"^written: (.*?): ", answer["said"], re.M)
     return Path(folder, "result.html").read_text()
 
 
-def ended(repo: Path) -> list[Path]:
+def ended(repo):
     return list(repo.glob("outputs/commands/*/result.json"))
 
 
 # --- versions -----------------------------------------------------------------------------------------------
 
 
-def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo: Path, raced: Raced) -> None:
+def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo, raced):
     words = refs("main", "idea", "--locked", "eval*", pairs=12)
     answer = raced(*words)
     assert verdict(answer) == ("better", 3)
@@ -173,8 +162,8 @@ def test_refs_are_raced_in_worktrees_until_the_answer_is_safe(repo: Path, raced:
     assert worktrees.count("\n") == 1
 
 
-def test_a_race_leaves_the_worktrees_of_another(repo: Path) -> None:
-    def prepare(undo: ExitStack, *refs: str) -> list[Command]:
+def test_a_race_leaves_the_worktrees_of_another(repo):
+    def prepare(undo, *refs):
         commands = [(ref, [PYTHON, "train.py", "{seed}"]) for ref in refs]
         return of_refs(commands, locked=(), links=(), folder=Path("trees"), undo=undo, say=print)[0]
 
@@ -187,7 +176,7 @@ def test_a_race_leaves_the_worktrees_of_another(repo: Path) -> None:
         prepare(undo, "main", "idea")
 
 
-def test_the_working_tree_is_an_arm(repo: Path, raced: Raced) -> None:
+def test_the_working_tree_is_an_arm(repo, raced):
     (repo / "helper.py").write_text("GAIN = 0.2\n")
     assert "changes that no --ref . names" in raced(*refs("main", "idea", pairs=1))["said"]
     answer = raced(*refs("idea", "."))
@@ -195,9 +184,7 @@ def test_the_working_tree_is_an_arm(repo: Path, raced: Raced) -> None:
     assert (repo / "helper.py").read_text() == "GAIN = 0.2\n"
 
 
-def test_what_git_ignores_is_linked_in_and_may_not_be_written(
-    repo: Path, raced: Raced, failed: Failed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_git_ignores_is_linked_in_and_may_not_be_written(repo, raced, failed, monkeypatch):
     words = refs("main", "idea", "--link", "data", pairs=1)
     monkeypatch.setenv("EXTRA", "assert open('data/tokens.bin').read() == 'tokens'")
     raced(*words)
@@ -207,9 +194,7 @@ def test_what_git_ignores_is_linked_in_and_may_not_be_written(
     assert (code, "changed what --link names" in said) == (1, True)
 
 
-def test_a_module_from_another_copy_ends_the_race(
-    repo: Path, failed: Failed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_from_another_copy_ends_the_race(repo, failed, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(repo))
     # as an installed copy comes first
     (repo / "train.py").write_text(f"import sys\nsys.path.reverse()\n{SCRIPT}")
@@ -225,7 +210,7 @@ def test_a_module_from_another_copy_ends_the_race(
 # --- seeds and words ----------------------------------------------------------------------------------------
 
 
-def test_commands_that_ignore_the_seed_count_once(repo: Path, raced: Raced) -> None:
+def test_commands_that_ignore_the_seed_count_once(repo, raced):
     answer = raced(*arms(base="train.py", idea="train.py 5"), *METRIC, "--jobs", "2")
     assert (verdict(answer), answer["paired"], "n=1" in answer["said"]) == (("no verdict", 1), False, True)
     shown = text_of(page_of(answer))
@@ -234,7 +219,7 @@ def test_commands_that_ignore_the_seed_count_once(repo: Path, raced: Raced) -> N
     assert "<svg" not in page_of(answer)
 
 
-def test_commands_that_take_no_seed_are_not_paired(repo: Path, raced: Raced) -> None:
+def test_commands_that_take_no_seed_are_not_paired(repo, raced):
     (repo / "noisy.py").write_text(
         "import sys, time\nprint('METRIC loss=' + str(3 + float(sys.argv[1]) + time.time_ns() % 1000 / 1e5))"
     )
@@ -256,14 +241,14 @@ WORDS = (
 )
 
 
-def test_words(repo: Path, raced: Raced) -> None:
+def test_words(repo, raced):
     """Of six runs, each asked anew."""
     for words, word in WORDS:
         assert verdict(raced(*GAINING, *words, "--pairs", "3")) == (word, 3), words
     assert len(ended(repo)) == 6
 
 
-def test_the_page_of_a_race(repo: Path, raced: Raced) -> None:
+def test_the_page_of_a_race(repo, raced):
     """The tables, the intervals, what was registered and what a reader must be told; in one file without a
     script."""
     words = [*arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}), *METRIC, "--pairs", "3"]
@@ -281,7 +266,7 @@ def test_the_page_of_a_race(repo: Path, raced: Raced) -> None:
 
 
 @pytest.mark.slow
-def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path, raced: Raced) -> None:
+def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced):
     (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
     metric = r"step (?P<step>\d+) val loss (?P<value>\S+)"
     words = [*GAINING[:-1], metric, "--pairs", "3"]
@@ -308,7 +293,7 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo: Path,
         ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
     ],
 )
-def test_a_metric_in_a_file(repo: Path, raced: Raced, name: str, text: str, value: float) -> None:
+def test_a_metric_in_a_file(repo, raced, name, text, value):
     (repo / "write.py").write_text(f"open({name!r}, 'w').write({text!r})\n")
     both = arms(base="write.py", idea="write.py {seed}")
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "1")
@@ -349,15 +334,7 @@ GOOD = "print('final', 3 + noise)"
         (f"print('final 9'); {GOOD}; print('final as it is')", 1, "final must be a number, got 'as'"),
     ],
 )
-def test_what_a_command_does_badly(
-    repo: Path,
-    raced: Raced,
-    failed: Failed,
-    monkeypatch: pytest.MonkeyPatch,
-    extra: str,
-    code: int,
-    line: str,
-) -> None:
+def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code, line):
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
     monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
@@ -375,9 +352,7 @@ def test_what_a_command_does_badly(
         raced(*words, "60s")
 
 
-def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(
-    repo: Path, raced: Raced, failed: Failed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(repo, raced, failed, monkeypatch):
     monkeypatch.setenv("EXTRA", "for i in range(20_000): print(i)")  # more than a pipe takes
     with monkeypatch.context() as full:
         full.setattr(command, "LOG", "/dev/full")
@@ -424,9 +399,7 @@ REFUSALS = (  # words, and what the line begins with
 
 
 @pytest.mark.parametrize(("words", "line"), REFUSALS)
-def test_bad_input_is_refused_before_anything_runs(
-    repo: Path, failed: Failed, words: list[str], line: str
-) -> None:
+def test_bad_input_is_refused_before_anything_runs(repo, failed, words, line):
     git("branch", "twin")
     code, said = failed(*([] if "--" in words else ALIKE[:4]), *words)
     assert code == 2
@@ -434,9 +407,7 @@ def test_bad_input_is_refused_before_anything_runs(
     assert not (repo / "outputs" / "commands").exists()
 
 
-def test_a_race_that_is_killed_goes_on(
-    repo: Path, raced: Raced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_race_that_is_killed_goes_on(repo, raced, monkeypatch, tmp_path):
     """And the command that it was running ends with it."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     pid, nowhere = tmp_path / "pid", subprocess.DEVNULL
@@ -458,9 +429,7 @@ def test_a_race_that_is_killed_goes_on(
     assert {path: path.stat().st_mtime_ns for path in known} == known
 
 
-def test_after_a_failure_nothing_more_begins_and_what_runs_ends(
-    repo: Path, failed: Failed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_failure_nothing_more_begins_and_what_runs_ends(repo, failed, monkeypatch):
     monkeypatch.setenv("EXTRA", "time.sleep(1.5) if 'slow' in sys.argv else sys.exit(5)")
     words = [*arms(base="train.py {seed} slow", idea="train.py {seed}"), *METRIC, "--pairs", "3"]
     code, said = failed(*words, "--jobs", "2")
@@ -470,9 +439,7 @@ def test_after_a_failure_nothing_more_begins_and_what_runs_ends(
 
 
 @pytest.mark.slow
-def test_runs_at_once_share_the_machine_and_have_no_times(
-    repo: Path, raced: Raced, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypatch):
     monkeypatch.setenv("EXTRA", "began = time.time(); time.sleep(0.5); print(began, time.time())")
     answer = raced(*GAINING, "--pairs", "3", "--jobs", "4")
     assert (verdict(answer), [*costs(answer)]) == (("better", 3), ["peak_mib"])
@@ -490,7 +457,7 @@ def test_runs_at_once_share_the_machine_and_have_no_times(
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path, monkeypatch):
     """The state of a pretended Slurm."""
     submitit = pytest.importorskip("submitit", reason="submitit is not installed: pip install 'nocap[slurm]'")
     submitit.SlurmJob.watcher.clear()  # of the jobs of another test's cluster, whose numbers are the same
@@ -500,14 +467,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "slurm" / "state"
 
 
-def submitted(cluster: Path) -> int:
+def submitted(cluster):
     return len(list(cluster.glob("submitted-*")))
 
 
 @pytest.mark.slow
-def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(
-    repo: Path, cluster: Path, raced: Raced, failed: Failed
-) -> None:
+def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(repo, cluster, raced, failed):
     words = ["--ref", "main", "--ref", "idea", *METRIC, "--pairs", "3", "--slurm", "partition=two"]
     command = ["--", PYTHON, "train.py", "{seed}"]
     answer = raced(*words, *command)
@@ -531,7 +496,7 @@ def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(
 
 
 @pytest.mark.slow
-def test_a_race_on_slurm_is_paused(repo: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_on_slurm_is_paused(repo, cluster, monkeypatch):
     words = ["-m", "nocap.race", *GAINING, "--pairs", "3", "--slurm", "partition=two"]
     jobs, nowhere = "outputs/commands/*.job", subprocess.DEVNULL
     monkeypatch.setenv("EXTRA", "time.sleep(30)")  # beyond what a busy machine needs to cancel a job
@@ -540,7 +505,7 @@ def test_a_race_on_slurm_is_paused(repo: Path, cluster: Path, monkeypatch: pytes
     paused.send_signal(signal.SIGINT)
     assert paused.wait(60) == 75
 
-    def states() -> set[str]:
+    def states():
         return {path.read_text() for path in cluster.glob("job-*")}
 
     wait_until(lambda: not {"RUNNING", "PENDING"} & states(), "the end of all jobs")
@@ -552,7 +517,7 @@ def test_a_race_on_slurm_is_paused(repo: Path, cluster: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Raced) -> None:
+def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
     (repo / ".gitignore").unlink()
     (repo / "write.py").write_text(
         "import helper, sys\nopen('out.json', 'w').write('{\"val_loss\": ' + sys.argv[1] + '.5}')\n"
@@ -565,9 +530,7 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo: Path, raced: Raced) -> 
     assert "changes that no --ref" not in raced(*refs("main", "idea", pairs=1))["said"]
 
 
-def test_what_this_process_has_imported_makes_no_other_command(
-    repo: Path, raced: Raced, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_this_process_has_imported_makes_no_other_command(repo, raced, monkeypatch, tmp_path):
     """setuptools puts its own packages on the path of a process that imports it, as torch's compiler does."""
     raced(*ALIKE, "--pairs", "1")
     runs = ended(repo)
@@ -581,7 +544,7 @@ def test_what_this_process_has_imported_makes_no_other_command(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["sh -c '{PYTHON} {own}/it.py'", "{PYTHON} -m its.it"])
-def test_a_program_that_is_edited_is_another_one(repo: Path, raced: Raced, failed: Failed, form: str) -> None:
+def test_a_program_that_is_edited_is_another_one(repo, raced, failed, form):
     """Where git does not see it, too: before a race and, which would mix two programs, while it goes on."""
     own = repo / "its"
     own.mkdir()
@@ -602,10 +565,10 @@ def test_a_program_that_is_edited_is_another_one(repo: Path, raced: Raced, faile
 # --- calibration --------------------------------------------------------------------------------------------
 
 
-def made_race(folder: Path, chance: random.Random, *, gain: float, pairs: int, skewed: bool = False) -> Race:
+def made_race(folder, chance, *, gain, pairs, skewed=False):
     """A race whose commands are drawn: seeds and arms have noise of the same size."""
 
-    def begin(arm: Command, seed: int, place: Path) -> None:
+    def begin(arm, seed, place):
         noise = chance.expovariate(1.0) if skewed else chance.gauss(0, 1)
         place.mkdir(parents=True)
         (place / LOG).write_text(f"0.1\tval loss {9 + 0.01 * (noise - gain * (arm.name == 'idea')):.8f}\n")
@@ -618,7 +581,7 @@ def made_race(folder: Path, chance: random.Random, *, gain: float, pairs: int, s
     )
 
 
-def simulated(tmp_path: Path, *, seed: int, gain: float, skewed: bool = False) -> list[str]:
+def simulated(tmp_path, *, seed, gain, skewed=False):
     """The words of 200 races of twelve pairs that are drawn."""
     chance, words = random.Random(seed), []
     for number in range(200):
@@ -629,15 +592,13 @@ def simulated(tmp_path: Path, *, seed: int, gain: float, skewed: bool = False) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("skewed", [False, True])
-def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(
-    tmp_path: Path, skewed: bool
-) -> None:
+def test_of_200_races_against_oneself_at_most_one_in_twenty_claims_a_difference(tmp_path, skewed):
     words = simulated(tmp_path, seed=7, gain=0.0, skewed=skewed)
     assert words.count("no difference shown") >= 190
 
 
 @pytest.mark.slow
-def test_a_gain_of_three_standard_deviations_is_found_by_twelve_pairs(tmp_path: Path) -> None:
+def test_a_gain_of_three_standard_deviations_is_found_by_twelve_pairs(tmp_path):
     words = simulated(tmp_path, seed=11, gain=3 * 2**0.5)
     assert words.count("better") >= 160
     assert words.count("worse") == 0

@@ -1,30 +1,25 @@
 """Cells as tasks of Ray's: what is asked of it, what is refused, and a grid that outlives a node."""
 
-from __future__ import annotations
-
 import _thread
 import os
 import re
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from nocap.config.compose import compose
 from nocap.config.trainer import Device
 from nocap.launch.cell import CellJob
-from nocap.launch.grid import Grid
 from nocap.launch.runner import Runner
 from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, needs
 from nocap.store.checkpoints import saved_steps
 from tests.attempts import processes, wait_until
-from tests.conftest import SMALL, Door, rows_of
+from tests.conftest import SMALL, rows_of
 from tests.grids import CELL, Background, grid_of, summaries
 
 WHY = "ray is not installed: pip install 'nocap[ray]'"
@@ -33,9 +28,7 @@ WHY = "ray is not installed: pip install 'nocap[ray]'"
 @pytest.mark.parametrize(
     ("device", "threads", "devices", "cpus_and_gpus"), [("cpu", 2, 2, (4, 0)), ("cuda", 1, 2, (2, 2))]
 )
-def test_what_a_cell_has_set_aside(
-    device: str, threads: int, devices: int, cpus_and_gpus: tuple[int, int]
-) -> None:
+def test_what_a_cell_has_set_aside(device, threads, devices, cpus_and_gpus):
     run = compose([*SMALL, f"trainer.threads={threads}"])
     run.trainer.device, run.trainer.devices = Device[device], devices
     assert tuple(needs(run).values()) == cpus_and_gpus
@@ -44,7 +37,7 @@ def test_what_a_cell_has_set_aside(
 @pytest.mark.parametrize(
     ("threads", "told"), [(2, "2 of 3 nodes have the 2 CPUs and 0 GPUs of a cell"), (9, "0 of 3 nodes")]
 )
-def test_which_nodes_have_room_for_a_cell(threads: int, told: str) -> None:
+def test_which_nodes_have_room_for_a_cell(threads, told):
     have = [{"CPU": 8.0, "GPU": 2.0}, {"CPU": 3.0}, {"memory": 1e9}, {"CPU": 9.0}]
     nodes = [{"Resources": each, "Alive": n < 3} for n, each in enumerate(have)]
     tasks = RayTasks(ray=SimpleNamespace(nodes=lambda: nodes), folder=Path(), restarts=0)
@@ -53,7 +46,7 @@ def test_which_nodes_have_room_for_a_cell(threads: int, told: str) -> None:
     assert said.endswith("it waits for one that has") is (threads == 9)
 
 
-def test_a_wrong_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_address_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"^hydra\.launcher\.address must be auto, .*, got nowhere$"):
         Ray(address="nowhere", restarts=0)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:70000")
@@ -61,9 +54,7 @@ def test_a_wrong_address_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         connected("auto")
 
 
-def test_without_ray_the_command_that_installs_it_is_named(
-    here: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_the_command_that_installs_it_is_named(here, monkeypatch):
     monkeypatch.setattr("nocap.options.launcher.ray.find_spec", lambda name: None)
     done = here("--multirun", *CELL, "seed=0", "hydra/launcher=ray")
     line = "nocap: hydra/launcher=ray must find Ray installed: pip install 'nocap[ray]', got none\n"
@@ -79,30 +70,30 @@ class Losing:
 
     exceptions = SimpleNamespace(TaskCancelledError=KeyError, RayTaskError=KeyError, RayError=RayError)
 
-    def __init__(self, lose: int, stop_at: int | None = None) -> None:
+    def __init__(self, lose, stop_at=None):
         self.lose, self.stop_at = lose, stop_at
-        self.started, self.stopped = list[str](), list[int]()
+        self.started, self.stopped = [], []
         self.cancel = self.stopped.append
 
-    def remote(self, **ignored: Any) -> Any:
-        def options(name: str, **need: Any) -> Any:
+    def remote(self, **ignored):
+        def options(name, **need):
             return SimpleNamespace(remote=lambda *words: self.started.append(name) or len(self.started))
 
         return lambda task: SimpleNamespace(options=options)
 
-    def wait(self, references: list[int], timeout: float) -> tuple[list[int], list[int]]:
+    def wait(self, references, timeout):
         if self.stop_at == len(self.started):
             self.stop_at = None
             os.kill(os.getpid(), signal.SIGTERM)
             return [], references
         return references, []
 
-    def get(self, reference: int) -> None:
+    def get(self, reference):
         if reference <= self.lose:
             raise RayError("its node died")
 
 
-def runner(grid: Grid, ray: Losing, restarts: int = 3) -> Runner:
+def runner(grid, ray, restarts=3):
     grid.write()
     (grid.folder / "jobs").mkdir()
     for cell in grid.cells:
@@ -110,9 +101,7 @@ def runner(grid: Grid, ray: Losing, restarts: int = 3) -> Runner:
     return Runner(grid, RayTasks(ray=ray, folder=grid.folder, restarts=restarts))
 
 
-def test_a_lost_cell_goes_on_elsewhere_a_few_times(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_cell_goes_on_elsewhere_a_few_times(tmp_path, capsys):
     for lose, restarts, started, reason in ((2, 3, 3, "it said so"), (9, 1, 2, "RayError: its node died")):
         grid, ray = grid_of(tmp_path / str(lose), ("seed=0",)), Losing(lose=lose)
         ((key, result),) = runner(grid, ray, restarts=restarts).run().items()
@@ -122,7 +111,7 @@ def test_a_lost_cell_goes_on_elsewhere_a_few_times(
     )
 
 
-def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path: Path) -> None:
+def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp_path):
     grid, ray = grid_of(tmp_path, ("seed=0",), ("seed=1",)), Losing(lose=9, stop_at=4)
     running = runner(grid, ray)
     running.run()
@@ -130,7 +119,7 @@ def test_a_request_to_stop_reaches_the_cluster_once_and_starts_nothing_again(tmp
     assert (len(ray.started), len(ray.stopped)) == (4, 2)
 
 
-def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
+def test_a_cancelled_task_lets_its_cell_save(tmp_path):
     """What runs on a node, run here: Ray interrupts the main thread as `interrupt_main` does."""
     code = (
         "import os, signal\nsignal.signal(15, lambda *_: os._exit(75))\n"
@@ -138,7 +127,7 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
     )
     log = tmp_path / "log"
 
-    def interrupt() -> None:
+    def interrupt():
         wait_until(lambda: log.exists() and log.stat().st_size, "a line")
         _thread.interrupt_main()
 
@@ -155,7 +144,7 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cluster(monkeypatch):
     """Three nodes on this machine, with room for one cell each, by the process ids of their raylets."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -176,11 +165,11 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield made
 
 
-def parent(pid: int) -> int:
+def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def caught(out: Path, cluster: Any) -> tuple[Path, Any] | None:
+def caught(out, cluster):
     """A run that has a checkpoint and goes on on another node than the head, its worker stopped, and that
     node."""
     for run_dir in out.glob("runs/*"):
@@ -201,7 +190,7 @@ def caught(out: Path, cluster: Any) -> tuple[Path, Any] | None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
-def test_a_grid_outlives_a_node(cluster: Any, tmp_path: Path) -> None:
+def test_a_grid_outlives_a_node(cluster, tmp_path):
     out, polls = tmp_path / "out", []
     words = (*CELL, "trainer.steps=5", f"seed={','.join(map(str, range(6)))}")
     running = Background(out, *words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")

@@ -1,35 +1,27 @@
 """Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that nobody trained
 for."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
-from nocap.config.compose import Composed, composed
+from nocap.config.compose import composed
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
-from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import (
-    Params,
     Searching,
-    Space,
     asked,
     describe,
     ends,
@@ -41,7 +33,6 @@ from nocap.launch.search import (
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.runs import GRID
-from tests.conftest import Door
 from tests.grids import CELL, summaries, trained
 from tests.in_process import TINY
 
@@ -49,7 +40,7 @@ LR = "optimizer.lr=tag(log, interval(1e-4, 1e-1))"
 ARM = "attention=flash,gqa"
 
 
-def space(*words: str) -> Space:
+def space(*words):
     return space_of(OverridesParser.create().parse_overrides(list(words)))
 
 
@@ -77,7 +68,7 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
         (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
     ],
 )
-def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
+def test_a_wrong_key_or_value_of_a_search(words, reason):
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         asked(words)
 
@@ -97,7 +88,7 @@ def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
         ("a=choice(1, 2, 1)", "1, 2"),
     ],
 )
-def test_hydras_sweeps_are_a_space(word: str, described: str):
+def test_hydras_sweeps_are_a_space(word, described):
     assert [describe(distribution) for distribution in space(word).values()] == [described]
 
 
@@ -114,7 +105,7 @@ def test_hydras_sweeps_are_a_space(word: str, described: str):
         ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
     ],
 )
-def test_what_nothing_can_be_drawn_from(word: str, reason: str):
+def test_what_nothing_can_be_drawn_from(word, reason):
     with pytest.raises(ValueError, match=f"^{reason}"):
         space(word)
 
@@ -124,10 +115,8 @@ def test_what_nothing_can_be_drawn_from(word: str, reason: str):
 MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
 
 
-def drawn(
-    search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0
-) -> list[tuple[Params, float]]:
-    trials: list[tuple[Params, float]] = []
+def drawn(search, space, n, loss=lambda params: 0.0):
+    trials = []
     for _ in range(n):
         params = propose(search, space, trials)
         # which refuses what is not in the space
@@ -137,7 +126,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("sampler", Sampler)
-def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
+def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
     n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
     first, again, other = (
         [
@@ -168,7 +157,7 @@ def test_a_trial_that_runs_counts_as_bad():
     before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
     running = ({"x": 0.5}, None)
 
-    def away(others: Sequence[tuple[Params, float | None]]) -> float:
+    def away(others):
         proposed = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
@@ -201,11 +190,11 @@ OWN = ("optimizer.lr", "seed", "trainer.steps", "trainer.micro_batch", "output_d
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> Composed:
+def _composed(words):
     return composed(words)
 
 
-def quickly(words: Sequence[str]) -> Composed:
+def quickly(words):
     """As `composed` does, in less time where only these keys differ, after the folder."""
     at = next(i for i, word in enumerate(words) if word.startswith("output_dir="))
     own = {name: word.partition("=")[2] for word in words[at:] if (name := word.partition("=")[0]) in OWN}
@@ -229,20 +218,20 @@ class Trainer:
     """In place of the runner and the records: a run's loss is a function of its config, infinite where it
     diverges."""
 
-    def __init__(self, loss: Callable[[Any], float]) -> None:
-        self.loss, self.ends = loss, dict[str, dict[str, Any]]()
+    def __init__(self, loss):
+        self.loss, self.ends = loss, {}
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
-    def outcome(self, plan: Any) -> dict[str, Any] | None:
+    def outcome(self, plan):
         return self.ends.get(plan.identity)
 
-    def __call__(self, grid: Grid, executor: Any, *, more: Any = tuple, total: int = 0) -> Trainer:
+    def __call__(self, grid, executor, *, more=tuple, total=0):
         self.grid, self.more, self.stopping = grid, more, False
         return self
 
-    def run(self) -> dict[str, Any]:
-        waiting: list[Cell] = list(self.grid.cells)
+    def run(self):
+        waiting = list(self.grid.cells)
         while waiting or (waiting := list(self.more())):
             for cell in waiting:
                 if cell.plan.identity not in self.ends:
@@ -260,12 +249,12 @@ class Trainer:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
+def fake(monkeypatch):
     monkeypatch.setattr(
         "nocap.store.identity.source_hashes", lambda *args: {}
     )  # most of a cell's milliseconds
 
-    def made(loss: Callable[[Any], float]) -> Trainer:
+    def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
         monkeypatch.setattr(searching, "sound", trainer.outcome)
@@ -274,22 +263,22 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     return made
 
 
-def a_search(out: Path, search: Search, *words: str, fixed: Sequence[str] = ()) -> Searching:
+def a_search(out, search, *words, fixed=()):
     return Searching(
         search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly
     )
 
 
-def carried(search: Searching, devices: Devices | None = None) -> Searching:
+def carried(search, devices=None):
     search.run(devices or one_at_a_time(), log=lambda line: None)
     return search
 
 
-def bowl(run: Any) -> float:
+def bowl(run):
     return float((math.log10(run.optimizer.lr) + 2.5) ** 2)
 
 
-def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path: Path, fake: Any):
+def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path, fake):
     search = Search(sampler=Sampler.tpe, trials=13)
     fake(bowl)
     whole = [
@@ -309,7 +298,7 @@ def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path
     assert len(trainer.trained) == 15
 
 
-def test_other_questions_are_other_searches(tmp_path: Path):
+def test_other_questions_are_other_searches(tmp_path):
     search = Search(sampler=Sampler.random)
     first, longer, *others = (
         a_search(tmp_path, *words, fixed=fixed).grid.name
@@ -327,7 +316,7 @@ def test_other_questions_are_other_searches(tmp_path: Path):
     assert len({first, *others}) == 5
 
 
-def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake: Any):
+def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
     trainer = fake(lambda run: 1.0 + run.attention.n_kv_heads)
     search = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha"))
     losses = [2.0 if "attention=mqa" in trial.words else 3.0 for trial in search.trials()]
@@ -336,8 +325,8 @@ def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake:
     assert (len(trainer.trained), len(listed["trials"]), len(listed["cells"])) == (2, 6, 2)
 
 
-def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, fake: Any):
-    said: list[str] = []
+def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
+    said = []
     fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
     # of a batch of 64 tokens and a length of 16: not 3
     keys = (LR, "trainer.micro_batch=int(interval(1, 4))")
@@ -360,7 +349,7 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
     assert "Infinity" not in page.partition('id="data">')[2].partition("</script>")[0]
 
 
-def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: Any):
+def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
     trainer, search = fake(bowl), Search(sampler=Sampler.tpe, trials=15)
     pool = Devices(jobs=4, units={device: [] for device in Device})
     whole = [trial.words for trial in carried(a_search(tmp_path / "whole", search), pool).trials()]
@@ -391,14 +380,14 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: A
         ),
     ],
 )
-def test_the_ends_are_checked_before_the_first_trial(tmp_path: Path, words: tuple[str, ...], reason: str):
+def test_the_ends_are_checked_before_the_first_trial(tmp_path, words, reason):
     fixed = [*TINY, f"output_dir={tmp_path}"]
     with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         Searching(Search(sampler=Sampler.tpe), space(*words), fixed=fixed, compose=composed)
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path, fake: Any):
+def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path, fake):
     fake(bowl)
     search = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
     write_file(search.grid.folder / GRID, b"no JSON")
@@ -408,7 +397,7 @@ def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path
         carried(search)
 
 
-def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_multirun_refuses_what_no_search_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words, reason in {
         ("seed=0,1", "optimizer.lr=0.1,0.2"): "seed must be left to search.seed=100",
@@ -428,7 +417,7 @@ def test_only_a_search_imports_optuna():
     assert done.stdout.strip() == "set()", done.stderr
 
 
-def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
+def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     fake(bowl)
     search = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
     search.report()
@@ -450,13 +439,13 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
 
 
 @pytest.mark.slow
-def test_a_search_in_a_pool(tmp_path: Path, here: Door):
+def test_a_search_in_a_pool(tmp_path, here):
     """One trial of which is broken: it stops nobody, and only it runs again."""
     words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, ARM, "hydra/launcher=pool")
     words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
     keys, fixed = space(LR, ARM), [*CELL, f"output_dir={tmp_path / 'out'}"]
     first = Searching(Search(sampler=Sampler.sobol, trials=3), keys, fixed=fixed, compose=composed)
-    cell: Any = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
+    cell = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
     done = here(*words)

@@ -1,15 +1,10 @@
 """`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as, and a real
 bench of seconds."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +14,13 @@ from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.keys import InputError
-from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.judge.compare import difference
-from nocap.judge.interval import Estimate, of_pairs
+from nocap.judge.interval import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms
-from nocap.measure.bench import LIMIT, Times, bench, estimates, interleave, order
+from nocap.measure.bench import LIMIT, bench, estimates, interleave, order
 from nocap.measure.external import external_arm
 from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.training import memory
@@ -41,11 +35,11 @@ NANO = (
 )
 
 
-def verdict(log_ratio: Estimate) -> str:
+def verdict(log_ratio):
     return difference(log_ratio, metric="tokens_per_s").verdict
 
 
-def nano(overrides: str = "") -> Run:
+def nano(overrides=""):
     return compose_arm(NANO, overrides).run
 
 
@@ -53,7 +47,7 @@ def nano(overrides: str = "") -> Run:
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_every_arm_has_every_place_once_in_n_rounds(n: int):
+def test_every_arm_has_every_place_once_in_n_rounds(n):
     for cycle in range(3):
         rounds = np.array([order(n, round_=cycle * n + r) for r in range(n)])
         assert (np.sort(rounds[:, :n], axis=0) == np.arange(n)[:, None]).all()
@@ -70,11 +64,11 @@ def test_neighbours_change_from_cycle_to_cycle():
 class Machine:
     """A clock that only its arms move, on a machine that slows down evenly."""
 
-    def __init__(self, *, drift: float) -> None:
+    def __init__(self, *, drift):
         self.drift, self.blocks = drift, 0
 
-    def arm(self, cost_s: float) -> Callable[[], float]:
-        def block() -> float:
+    def arm(self, cost_s):
+        def block():
             self.blocks += 1
             return cost_s * (1 + self.drift * self.blocks)
 
@@ -96,12 +90,12 @@ def test_an_even_drift_cancels_to_the_last_digit():
 # --- the verdicts -------------------------------------------------------------------------------------------
 
 
-def blocks(logs: np.ndarray[Any, Any]) -> Times:
+def blocks(logs):
     """Times of rounds × instances of log times."""
     return np.exp(np.repeat(logs[:, :, None], 2, axis=2))
 
 
-def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
+def around(*centres, spread=0.01, n=20):
     """Rounds that lie evenly around each instance's log time, the instances' noise unrelated."""
     rng = np.random.default_rng(0)
     steps = np.linspace(-spread, spread, n)
@@ -122,7 +116,7 @@ def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
         (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
     ],
 )
-def test_words(times: Times, control: str, arm: str):
+def test_words(times, control, arm):
     assert [each and verdict(each) for each in estimates(times)] == [control, None, arm]
 
 
@@ -141,16 +135,16 @@ def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms
     assert both.half_width > alone.half_width > 0.02
 
 
-def gauss(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def gauss(rng, shape):
     return rng.normal(size=shape)
 
 
-def contended(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def contended(rng, shape):
     """One block in seven meets a busy neighbour and is slower by far."""
     return rng.normal(size=shape) + (rng.random(shape) < 1 / 7) * rng.exponential(6.0, shape)
 
 
-def resembling(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def resembling(rng, shape):
     """Rounds that resemble the round before (0.3)."""
     noise = rng.normal(size=shape)
     for i in range(1, len(noise)):
@@ -158,9 +152,7 @@ def resembling(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[A
     return noise
 
 
-def stopped(
-    rng: np.random.Generator, noise: Callable[..., np.ndarray[Any, Any]], *, sd: float, effect: float = 0.0
-) -> str:
+def stopped(rng, noise, *, sd, effect=0.0):
     """The verdict on one arm where rounds go on until the intervals are narrow, at most 200."""
     times = blocks(sd * noise(rng, (200, 3)) + np.array([0, 0, effect]))
     narrow = (
@@ -175,7 +167,7 @@ def stopped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [gauss, contended, resembling])
-def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]]):
+def test_level_and_power_by_simulation(noise):
     """At 5%, more than 16 of 200 have a chance of 2%."""
     rng = np.random.default_rng(2)
     assert sum(stopped(rng, noise, sd=0.04) != "no difference shown" for _ in range(200)) <= 16
@@ -196,7 +188,6 @@ KNOWN = {
     "memory_mib": {"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
     "settings": None,
 }
-Block = Callable[[], float]
 LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
 TOP = {"schema_version", "words", "kind", "date", "started", "ended", "hardware", "clock", "limit", "rounds"}
 TOP |= {"spent_s", "peak_flops", "control", "arms", "measurements"}
@@ -208,33 +199,27 @@ class Raced:
     """The command, whose arms take no step: of each the time of a block is given, or an error, once it has
     been timed so often."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder, monkeypatch):
         self.folder, self.patch = folder, monkeypatch
         monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
-    def __call__(
-        self,
-        block: Callable[[str], Block],
-        *flags: str,
-        fails: dict[str, tuple[int, Exception]] | None = None,
-        warm: Block = lambda: 0.0,
-    ) -> tuple[int, dict[str, Any]]:
-        fails, done = fails or {}, dict[str, int]()
+    def __call__(self, block, *flags, fails=None, warm=lambda: 0.0):
+        fails, done = fails or {}, {}
 
-        def tried(arm: TimedArm) -> None:
+        def tried(arm):
             at, error = fails.get(arm.label, (math.inf, None))
             done[arm.label] = done.get(arm.label, -1) + 1
             if error is not None and done[arm.label] >= at:
                 raise error
 
-        def warmed(arm: TimedArm, clock: Clock) -> None:
+        def warmed(arm, clock):
             tried(arm)
-            arm.steps, arm.facts, arm.fake = 1, KNOWN, block(arm.label)  # type: ignore[attr-defined]
+            arm.steps, arm.facts, arm.fake = 1, KNOWN, block(arm.label)
             warm()
 
-        def timed_(arm: TimedArm) -> float:
+        def timed_(arm):
             tried(arm)
-            return float(arm.fake())  # type: ignore[attr-defined]
+            return float(arm.fake())
 
         self.patch.setattr(TimedArm, "warm", warmed)
         self.patch.setattr(TimedArm, "block", timed_)
@@ -246,18 +231,18 @@ class Raced:
 
 
 @pytest.fixture
-def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
+def raced(tmp_path, monkeypatch):
     return Raced(tmp_path, monkeypatch)
 
 
-def still(label: str) -> Block:
+def still(label):
     return lambda: 1.0
 
 
-def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    graphs: list[weakref.ref[torch.Tensor]] = []
+def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
+    graphs = []
 
-    def out_of_memory(self: torch.Tensor) -> None:
+    def out_of_memory(self):
         assert self.grad_fn is not None
         kept = next(fn for fn, _ in self.grad_fn.next_functions if fn is not None)
         graphs.append(weakref.ref(kept.metadata.setdefault("mark", torch.ones(1))))
@@ -270,22 +255,22 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: 
     assert [graph() for graph in graphs] == [None]
 
 
-def test_a_lost_baseline_loses_no_other_arm(raced: Raced):
+def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
     base, *others = result["arms"]
     assert (code, base["status"], base["tokens_per_s"], result["rounds"]) == (1, "does not fit", None, 3)
     assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [(None, pytest.approx(1.0))] * 2
 
 
-def test_a_bench_is_in_its_file_after_each_round(raced: Raced, monkeypatch: pytest.MonkeyPatch):
-    kept = list[int]()
+def test_a_bench_is_in_its_file_after_each_round(raced, monkeypatch):
+    kept = []
     monkeypatch.setattr(command, "write_json", lambda path, content: kept.append(content["rounds"]))
     raced(still, "--rounds", "4")
     assert kept == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_time_ends_a_bench_that_stays_noisy(raced: Raced, monkeypatch: pytest.MonkeyPatch):
+def test_time_ends_a_bench_that_stays_noisy(raced, monkeypatch):
     now, rng = iter(range(10_000)), np.random.default_rng(0)
     monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
     rounds = [
@@ -297,8 +282,8 @@ def test_time_ends_a_bench_that_stays_noisy(raced: Raced, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch: pytest.MonkeyPatch):
-    warmed = list[float]()
+def test_an_arm_whose_turn_comes_too_late_is_left_out(raced, monkeypatch):
+    warmed = []
     # after three of them, 60% of 100 s have passed
     monkeypatch.setattr(measure.time, "monotonic", lambda: 25.0 * len(warmed))
     _, result = raced(still, "--seconds", "100", warm=lambda: warmed.append(0.0) or 0.0)
@@ -307,7 +292,7 @@ def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch:
 
 
 @pytest.mark.slow
-def test_the_result_has_one_schema(raced: Raced, capsys: pytest.CaptureFixture[str]):
+def test_the_result_has_one_schema(raced, capsys):
     """Whatever became of an arm, and strict JSON; an arm that does not fit or fails is a line."""
     big = 0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
     fails = {"mlp=gelu3x": big, "attention=mha": (5, OSError("gone"))}
@@ -368,14 +353,14 @@ def test_the_result_has_one_schema(raced: Raced, capsys: pytest.CaptureFixture[s
         ),
     ],
 )
-def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]):
+def test_refusals(words, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main([*NANO, *words])
     err = capsys.readouterr().err
     assert (said in err, err.count("\n")) == (True, 1), err
 
 
-def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_arms_of_two_devices_are_refused(monkeypatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
     with pytest.raises(ValueError, match=r"trainer\.device must be the same in all arms"):
         bench([TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")], seconds=1)
@@ -388,9 +373,7 @@ def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
     assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
 
 
-def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(monkeypatch):
     monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
     words, arms = ["model=tiny", "trainer.device=cpu"], ["", "model.n_layer=40", "trainer.compile=off"]
@@ -437,22 +420,22 @@ def build(request, *, scale="0"):
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Short blocks, and a peak that is not measured."""
     monkeypatch.setattr(timed, "BLOCK_S", dict.fromkeys(Device, 0.005))
     monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
 
 @pytest.fixture
-def bigram(tmp_path: Path) -> Path:
+def bigram(tmp_path):
     path = tmp_path / "bigram.py"
     path.write_text(BIGRAM)
     return path
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch: pytest.MonkeyPatch):
-    run, read = nano("trainer.steps=5"), list[torch.Tensor]()
+def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram, monkeypatch):
+    run, read = nano("trainer.steps=5"), []
     own, other = TimedArm("", run), external_arm([*NANO, "trainer.steps=5"], str(bigram))
     own.warm(Clock.cpu)
     forward = own.built.forward
@@ -477,9 +460,7 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_is_timed_and_shown_as_the_others(
-    bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_an_external_arm_is_timed_and_shown_as_the_others(bigram, tmp_path, capsys):
     """With its sizes. One that fails later stops no other; a loss that is not finite is no step."""
     reasons = {
         "return 1/0": "ZeroDivisionError, line 25: division by zero",
@@ -542,7 +523,7 @@ BUILD = "\nbuild = lambda request: Step()"
         ),
     ],
 )
-def test_a_mistake_in_an_external_file_fails_its_arm(source: str, said: str, tmp_path: Path):
+def test_a_mistake_in_an_external_file_fails_its_arm(source, said, tmp_path):
     (tmp_path / "x.py").write_text(source)
     arm = external_arm(NANO, str(tmp_path / "x.py"))
     assert math.isnan(arm.tried(lambda: arm.warm(Clock.cpu)))
@@ -563,7 +544,7 @@ def test_a_mistake_in_an_external_file_fails_its_arm(source: str, said: str, tmp
         ("{}", "raise SystemExit(0)", "x.py cannot be run: SystemExit, line 1: 0"),
     ],
 )
-def test_refused_external_arms(words: str, source: str, said: str, tmp_path: Path):
+def test_refused_external_arms(words, source, said, tmp_path):
     (tmp_path / "x.py").write_text(source)
     with pytest.raises(InputError, match=re.escape(said) + "[^\n]*$"):
         external_arm(NANO, words.format(tmp_path / "x.py"))
@@ -580,7 +561,7 @@ def test_the_documented_file_is_the_example():
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -588,7 +569,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_real_bench(tmp_path, capsys):
     """Eight layers against two, and an arm that no memory has room for."""
     giant, path = "model.d_model=1048576", tmp_path / "deep" / "result.json"  # matrices of 4 TB
     arms = [word for words in ("", "model.n_layer=8", giant) for word in ("--arm", words)]
@@ -677,6 +658,6 @@ CHIPS = {
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_a_chip_has_its_own_peak_or_none(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_chip_has_its_own_peak_or_none(monkeypatch, name):
     monkeypatch.setattr(hardware, "cuda_devices", lambda: (name,))
     assert hardware.peak_flops(Device.cuda, Precision.bf16)[0] == CHIPS[name]

@@ -5,12 +5,9 @@ Ideas are on or off: in a few sets, of every two that may stand beside each othe
 is on once without the other.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +19,6 @@ from nocap import outside
 from nocap.checks.contract import results
 from nocap.checks.trial import Trial
 from nocap.config.compose import compose
-from nocap.config.run import Run
 from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
 from nocap.training.ledger import Ledger
@@ -54,16 +50,14 @@ BESIDE = (  # what sets of ideas meet in turn
     ),
 )
 
-Set = frozenset[str]
-
 
 # --- the design ---------------------------------------------------------------------------------------------
 
 
-def covering(names: Iterable[str], apart: frozenset[Set] = frozenset()) -> list[Set]:
+def covering(names, apart=frozenset()):
     """Sets in which every two names that are not kept `apart` meet, and each is once without the other: by
     turns the best of some sets that are drawn."""
-    names, chance, sets = sorted(names), random.Random(0), list[Set]()
+    names, chance, sets = sorted(names), random.Random(0), []
     pairs = itertools.combinations(names, 2)
     missing = {(a, b, *states) for a, b in pairs for states in ((1, 0), (0, 1), (1, 1))}
     missing -= {(*sorted(pair), 1, 1) for pair in apart}
@@ -78,12 +72,12 @@ def covering(names: Iterable[str], apart: frozenset[Set] = frozenset()) -> list[
     return sets
 
 
-def _met(members: Set, names: list[str]) -> set[tuple[str, str, int, int]]:
+def _met(members, names):
     return {(a, b, int(a in members), int(b in members)) for a, b in itertools.combinations(names, 2)}
 
 
-def _grown(names: list[str], apart: frozenset[Set], chance: random.Random) -> Set:
-    members: Set = frozenset()
+def _grown(names, apart, chance):
+    members = frozenset()
     for name in chance.sample(names, len(names)):
         if chance.random() < 0.6 and not any(frozenset((name, other)) in apart for other in members):
             members |= {name}
@@ -91,7 +85,7 @@ def _grown(names: list[str], apart: frozenset[Set], chance: random.Random) -> Se
 
 
 @pytest.mark.parametrize("n", [1, 2, 30])
-def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
+def test_the_design_covers_every_two_in_few_sets(n):
     names = [f"idea{i:02}" for i in range(n)]
     apart = frozenset(frozenset(names[i : i + 2]) for i in range(0, n - 1, 5))
     sets = covering(names, apart)
@@ -101,7 +95,7 @@ def test_the_design_covers_every_two_in_few_sets(n: int) -> None:
     assert (len(sets) <= 16, covering(names, apart)) == (True, sets)
 
 
-def test_every_idea_of_the_shelf_has_its_yaml() -> None:
+def test_every_idea_of_the_shelf_has_its_yaml():
     chosen = [re.findall(r"^kind: (\w+)", path.read_text(), re.M) for path in IDEAS.values()]
     assert set(outside.options("ideas")) == {kind for kinds in chosen for kind in kinds}
 
@@ -110,15 +104,15 @@ def test_every_idea_of_the_shelf_has_its_yaml() -> None:
 
 
 @cache
-def small(*words: str) -> Run:
+def small(*words):
     return compose([*SMALL, *SHAPE, *words])
 
 
-def with_ideas(names: Iterable[str], *words: str) -> Run:
+def with_ideas(names, *words):
     return replace(small(*words), ideas={name: small(f"ideas=[{name}]").ideas[name] for name in names})
 
 
-def refusal(names: Iterable[str], *words: str) -> str | None:
+def refusal(names, *words):
     """The line by which they are refused, as a command prints it; any other error is one."""
     try:
         build_model(with_ideas(names, *words), vocab_size=V)
@@ -129,7 +123,7 @@ def refusal(names: Iterable[str], *words: str) -> str | None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path: Path) -> None:
+def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path):
     # it needs a key: a file, a run
     refused = {frozenset([name]): line for name in IDEAS if (line := refusal([name]))}
     usable = [name for name in IDEAS if frozenset([name]) not in refused]
@@ -147,7 +141,7 @@ def test_ideas_in_sets_train_and_resume_bit_for_bit(tmp_path: Path) -> None:
             raise
 
 
-def _trains_and_resumes(run: Run, folder: Path) -> None:
+def _trains_and_resumes(run, folder):
     folder.mkdir()
     ledger = Ledger(started=0.0)
     job, trainee = trainee_of(run, folder)
@@ -165,15 +159,15 @@ def _trains_and_resumes(run: Run, folder: Path) -> None:
 # --- what `nocap check` runs --------------------------------------------------------------------------------
 
 
-def as_many_as_fit() -> list[str]:
-    names: list[str] = []
+def as_many_as_fit():
+    names = []
     for name in IDEAS:
         names += [name] * (refusal([*names, name]) is None)
     return names
 
 
 @pytest.mark.slow
-def test_their_run_has_a_folder_that_a_file_system_takes(tmp_path: Path) -> None:
+def test_their_run_has_a_folder_that_a_file_system_takes(tmp_path):
     ideas = f"ideas=[{','.join(as_many_as_fit())}]"
     run = compose([*SMALL, *SHAPE, ideas, f"output_dir={tmp_path}", f"seed={2**63 - 1}"])
     for name in ("plain", "é" * 100):
@@ -186,6 +180,6 @@ def test_their_run_has_a_folder_that_a_file_system_takes(tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
-def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path: Path) -> None:
+def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path):
     ended = list(results(Trial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path)))
     assert [line for line in ended if line[0] == "FAIL"] == []
