@@ -97,24 +97,17 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
         (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+        (
+            ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
+            "hydra.launcher.target must state the device of another machine",
+        ),
     ],
-    ids=["jobs", "key", "sweeper", "folder", "detach"],
+    ids=["jobs", "key", "sweeper", "folder", "detach", "target"],
 )
 def test_refused(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)
     assert (done.code, len(done.err.splitlines()), expected in done.err) == (2, 1, True), done
     assert not list(tmp_path.glob("outputs/runs"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_pool_gives_the_same_records(small_grid, tmp_path, door):
-    out = tmp_path / "out"
-    done = door(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=pool")
-    assert (done.code, done.err) == (0, "")
-    cores = len(os.sched_getaffinity(0))
-    assert f"pool: {cores} at once, 1 of {cores} core" in done.out
-    assert records(out) == records(small_grid.out)
 
 
 # --- other machines -----------------------------------------------------------------------------------------
@@ -131,13 +124,17 @@ def cluster(tmp_path, monkeypatch):
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_gives_the_same_records(small_grid, cluster, tmp_path, door, here):
-    out, slurm = tmp_path / "out", ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two")
-    words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *slurm)
-    done = door(*words, timeout=300)
-    assert (done.code, done.err) == (0, "")
-    assert "4 finished; 4 trained now" in done.out
-    assert records(out) == records(small_grid.out)
+def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, door, here):
+    cores = len(os.sched_getaffinity(0))
+    for launcher, said in (
+        (("hydra/launcher=pool",), f"pool: {cores} at once, 1 of {cores} core"),
+        (("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two"), "4 finished; 4 trained now"),
+    ):
+        out = tmp_path / str(len(launcher))
+        words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *launcher)
+        done = door(*words, timeout=300)
+        assert (done.code, done.err, said in done.out) == (0, "", True), done
+        assert records(out) == records(small_grid.out)
     assert "4 cells, 4 done, 0 to train" in here(*words).out
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array, and nothing was handed over again
 
@@ -200,13 +197,8 @@ def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, 
         assert re.search(f"not finished: .* {refused}", done.err), done.err
 
 
-def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path, here):
+def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
     words = [word for word in CELL if not word.startswith("trainer.")]
-    done = here(
-        "--multirun", "--plan", *words, "seed=0", "hydra/launcher=ray", "hydra.launcher.target.name=Other"
-    )
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("nocap: hydra.launcher.target must state the device of another machine")
     with hardware.target("NVIDIA H100", "9.9"):
         parts = plan(compose([*words, "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}).parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}

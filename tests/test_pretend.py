@@ -173,26 +173,6 @@ def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended, cc, chosen):
     assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
 
 
-PEAK = (
-    "from nocap.config import hardware as h, trainer as t; "
-    "print(h.peak_flops(t.Device.cuda, t.Precision.bf16)[0])"
-)
-CHIPS = {
-    "NVIDIA H200": 989e12,
-    "NVIDIA H200 NVL": 835e12,
-    "NVIDIA H200 MIG 1g.18gb": None,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA GeForce RTX 4090 D": None,
-}
-
-
-def test_mfu_is_of_the_chip_that_the_driver_names(pretended):
-    assert {name: pretended.python("-c", PEAK, name=name).out.strip() for name in CHIPS} == {
-        name: str(peak) for name, peak in CHIPS.items()
-    }
-
-
 FP8 = """
 from nocap.config.compose import compose
 try:

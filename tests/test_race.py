@@ -253,36 +253,30 @@ def test_the_page_of_a_race(repo, raced):
     script."""
     words = [*arms(base="train.py {seed}", **{"<b>idea</b>": "other.py {seed}"}), *METRIC, "--pairs", "3"]
     first = raced(*words, "--guard", r"loss (\S+)$ 0.01", "--expect", "0.05..0.2")
-    page = page_of(first)
+    page, again = page_of(first), text_of(page_of(raced(*words)))
     shown = text_of(page)
-    assert not [text for text in ("<b>idea", "<script") if text in page]
-    assert page.count('<svg class="forest"') == 2
-    assert 'class="stated"' in page
-    assert 'class="bound"' in page
+    marks = ('<svg class="forest"', 'class="stated"', 'class="bound"', "<b>idea", "<script")
+    assert [page.count(mark) for mark in marks] == [2, 1, 1, 0, 0]
     for text in ("<b>idea</b>: confirmed", f"{PYTHON} other.py", first["at"], "[0.05, 0.2]"):
         assert text in shown
     assert "exploratory" not in shown
-    assert "exploratory: 6 of its runs were there before it was registered" in text_of(page_of(raced(*words)))
+    assert "exploratory: 6 of its runs were there before it was registered" in again
 
 
 @pytest.mark.slow
 def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced):
     (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
-    metric = r"step (?P<step>\d+) val loss (?P<value>\S+)"
-    words = [*GAINING[:-1], metric, "--pairs", "3"]
+    words = [*GAINING[:-1], r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3"]
     answer = raced(*words, "--target", "2.9", *THREE_SESSIONS)
     assert costs(answer)["steps_to_target"]["verdict"] == "better"
     assert costs(answer)["wall_s"]["verdict"] != "no verdict"
     assert answer["said"].count("waiting") == 2
-    with_rise = [*GAINING[:-1], metric.replace("val loss ", r"val loss -?"), "--pairs", "3"]
-    for way, target in (("--lower", "2.9"), ("--higher", "3.5")):  # no more is better than at the first step
-        risen = costs(raced(*with_rise, way, "--target", target))["steps_to_target"]["mean"]
-        assert (risen is None) == (way == "--higher")
     # none of one session is taken
     assert "waiting" in raced(*words[:-1], "6", *THREE_SESSIONS)["said"]
-    never = raced(*words, "--target", "0.5")
+    for way, target in (("--lower", "0.5"), ("--higher", "3.5")):
+        never = raced(*words[:-2], way, "--target", target, "--pairs", "3")
+        assert costs(never)["steps_to_target"]["mean"] is None
     assert "raced before" in never["exploratory"]
-    assert costs(never)["steps_to_target"]["mean"] is None
 
 
 @pytest.mark.parametrize(
@@ -528,18 +522,6 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
     assert [raced(*words)["said"].count(", seed ") for _ in range(2)] == [2, 0]
     (repo / "out.json").unlink()
     assert "changes that no --ref" not in raced(*refs("main", "idea", pairs=1))["said"]
-
-
-def test_what_this_process_has_imported_makes_no_other_command(repo, raced, monkeypatch, tmp_path):
-    """setuptools puts its own packages on the path of a process that imports it, as torch's compiler does."""
-    raced(*ALIKE, "--pairs", "1")
-    runs = ended(repo)
-    package = tmp_path / "vendored" / "extra-1.0.dist-info"
-    package.mkdir(parents=True)
-    (package / "METADATA").write_text("Name: extra\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(str(package.parent))
-    raced(*ALIKE, "--pairs", "1")
-    assert ended(repo) == runs
 
 
 @pytest.mark.slow
