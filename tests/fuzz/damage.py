@@ -128,6 +128,10 @@ YAMLS = (
 )
 
 
+MORE = (b"\n", b"{}", b"\x00" * 100, b"garbage\n", b'{"step": 17, "tok')
+NOTHING = (b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n")
+
+
 # --- bytes --------------------------------------------------------------------------------------------------
 
 
@@ -152,16 +156,6 @@ def flip(content: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def cut(content: bytes, rng: random.Random) -> bytes:
-    return content[: rng.randrange(len(content) + 1)]
-
-
-def extend(content: bytes, rng: random.Random) -> bytes:
-    return content + rng.choice(
-        (b"\n", b"{}", b"\x00" * 100, b"garbage\n", rng.randbytes(50), content, b'{"step": 17, "tok')
-    )
-
-
 def lines(content: bytes, rng: random.Random) -> bytes:
     """Lines doubled, lost, reordered, reversed."""
     parts = content.splitlines(keepends=True)
@@ -184,10 +178,6 @@ def replaced(content: bytes, rng: random.Random) -> bytes:
         + rng.choice((b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r"))
         + content[at + n :]
     )
-
-
-def emptied(content: bytes, rng: random.Random) -> bytes:
-    return rng.choice((b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n", b"\x00" * len(content)))
 
 
 # --- a path -------------------------------------------------------------------------------------------------
@@ -484,11 +474,11 @@ def stamped(operator: Operator) -> Operator:
 FORGED = ("forged-tensors", "forged-state")
 OPERATORS: dict[str, Operator] = {
     "flip": on_content(flip),
-    "cut": on_content(cut),
-    "extend": on_content(extend),
+    "cut": on_content(lambda content, rng: content[: rng.randrange(len(content) + 1)]),
+    "extend": on_content(lambda content, rng: content + rng.choice((*MORE, rng.randbytes(50), content))),
     "lines": on_content(lines),
     "replace": on_content(replaced),
-    "empty": on_content(emptied),
+    "empty": on_content(lambda content, rng: rng.choice((*NOTHING, b"\x00" * len(content)))),
     "delete": instead(lambda path, rng: None),
     "folder": instead(_folder),
     "file": instead(lambda path, rng: path.write_text("a note\n")),
