@@ -6,6 +6,7 @@ import re
 import time
 from functools import cache, partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from nocap import outside
 from nocap import profile as command
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
@@ -189,9 +191,10 @@ def test_planted_time_is_found_where_it_was_planted(place, monkeypatch):
         name = "mixer"
     original = getattr(owner, name)
     monkeypatch.setattr(owner, name, lambda *x: slowed(original(*x)))
-    rows, _, step_ms = watched(model)
+    (rows, _, step_ms), (again, *_) = watched(model), watched(model)
     for direction, planted_ms in (("forward", 30), ("backward", 60)):
-        ms = {path: ms for (path, d), ms in rows.items() if d == direction}
+        # the less of two times: the machine may be busy in one
+        ms = {path: min(ms, again[path, d]) for (path, d), ms in rows.items() if d == direction}
         assert ms.pop(place) >= planted_ms
         assert all(other < planted_ms for other in ms.values())
     assert sum(rows.values()) == pytest.approx(step_ms, rel=1e-3)
@@ -381,7 +384,6 @@ def test_the_door_measures_bounds(here, tmp_path):
         (("--repeats", "0"), "--repeats must be at least 1, got 0"),
         (("attention.n_kv_heads=3",), "attention.n_kv_heads must divide model.n_head=4, got 3"),
         (("trainer.devices=2", "trainer.batch_tokens=8192"), "trainer.devices must be 1 for nocap.profile"),
-        ((*NANO, *EXPLODING), "must have a finite loss and gradient"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(words, said, capsys):
@@ -391,16 +393,20 @@ def test_bad_input_is_refused_in_a_line(words, said, capsys):
     assert (said in line, len(usage) <= 1) == (True, True)  # of argparse
 
 
-def test_memory_that_runs_out_on_the_way_is_a_line_too(monkeypatch):
-    def out(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
+def test_memory_that_runs_out_and_a_step_that_diverges_are_a_line_too(monkeypatch):
+    def profiled(*words):
+        run = compose([*NANO, *words])
+        return profile.profile(run, [], lambda more: compose([*NANO, *more]), repeats=1)
 
+    out = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore"))
     monkeypatch.setattr(profile, "measure_peak", out)
-    with pytest.raises(
-        ValueError,
-        match=r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$",
-    ):
-        profile.profile(compose(list(NANO)), [], lambda more: compose([*NANO, *more]), repeats=1)
+    line = r"must fit into the device's memory; lower trainer.micro_batch=2 \(CUDA out .* 2.00 GiB\.\)$"
+    with pytest.raises(ValueError, match=line):
+        profiled()
+    monkeypatch.setattr(profile, "measure_peak", Mock(return_value=PEAK))
+    outside.use([EXPLODING[1]])
+    with pytest.raises(ValueError, match="must have a finite loss and gradient"):
+        profiled(EXPLODING[2])
 
 
 def test_the_peak_of_a_slow_precision_takes_seconds(monkeypatch):
