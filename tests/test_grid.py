@@ -287,15 +287,3 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     said = [(row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"]
     assert [group for group, _ in said] == [grid.name] * 3
     assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
-
-
-@pytest.mark.slow
-def test_only_the_first_rank_imports_wandb(tmp_path, door):
-    words = [word for word in CELL if not word.startswith("tracker")]
-    env = {"HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPROFILEIMPORTTIME": "1"}
-    done = door(*words, "tracker=wandb", "trainer.devices=2", f"output_dir={tmp_path / 'out'}", env=env)
-    assert done.code == 0
-    counts = {
-        name: len(re.findall(rf"\| +{name}$", done.err, re.M)) for name in ("nocap.training.loop", "wandb")
-    }
-    assert counts == {"nocap.training.loop": 2, "wandb": 1}
