@@ -280,7 +280,7 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
         "WANDB_MODE": "offline"
     }
     words += ["tracker=wandb", "attention=flash,gqa", f"output_dir={tmp_path / 'out'}"]
-    done = door("--multirun", *words, env=home)
+    done = door("--multirun", *words, env=home, timeout=300)
     assert done.code == 0, done.err
     (grid,) = (tmp_path / "out" / "grids").iterdir()
     rows = [row for folder in (grid, *tmp_path.glob("out/runs/*")) for row in inspect(folder)]
