@@ -363,6 +363,7 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_door_measures_bounds(here, tmp_path):
     """Of every option of the tree but the run's own."""
     flags = ("--ceilings", "--repeats", "1", "--json", "p.json")
