@@ -133,14 +133,14 @@ def as_many_as_fit():
 
 
 @pytest.mark.slow
-def test_their_run_has_a_folder_that_a_file_system_takes(tmp_path):
+@pytest.mark.parametrize("name", ["plain", "é" * 100], ids=["short", "long"])
+def test_their_run_has_a_folder_that_a_file_system_takes(name, tmp_path):
     ideas = f"ideas=[{','.join(as_many_as_fit())}]"
     run = compose([*SMALL, *SHAPE, ideas, f"output_dir={tmp_path}", f"seed={2**63 - 1}"])
-    for name in ("plain", "é" * 100):
-        planned = plan(run, choices={"model": name})
-        planned.run_dir.mkdir(parents=True)
-        assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
-        assert plan(run, choices={"model": name}).run_dir == planned.run_dir
+    planned = plan(run, choices={"model": name})
+    planned.run_dir.mkdir(parents=True)
+    assert planned.run_dir.name.endswith(f"-s{run.seed}-{planned.identity}")
+    assert plan(run, choices={"model": name}).run_dir == planned.run_dir
 
 
 @pytest.mark.slow
