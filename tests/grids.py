@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from nocap.config.compose import composed
-from nocap.launch.grid import Cell, Grid
-from nocap.launch.plan import plan
+from nocap.launch.grid import Grid, check
 from tests.attempts import spawn, steady
 from tests.conftest import SMALL, Finished, called
 
@@ -63,21 +64,14 @@ class Trained:
 
 def grid_of(tmp_path: Path, *cells: tuple[str, ...]) -> Grid:
     """A grid whose cells nobody has trained."""
-    made = [composed([*SMALL, f"output_dir={tmp_path}", *words]) for words in cells]
-    planned = [
-        Cell(
-            overrides=composition.overrides,
-            label=" ".join(words),
-            plan=plan(composition.run, choices=composition.choices),
-        )
-        for composition, words in zip(made, cells, strict=True)
-    ]
-    return Grid(name="g", folder=tmp_path / "grids" / "g", swept=(), cells=tuple(planned))
+    words = [[*SMALL, f"output_dir={tmp_path}", *cell] for cell in cells]
+    return check(words, swept=("seed",), compose=composed, log=print)
 
 
-def train_small_grid(out: Path, cache_dir: Path) -> Trained:
-    """Two arms, two seeds, trained one at a time, in this process."""
-    env = {"NOCAP_CACHE": str(cache_dir)}
+@pytest.fixture(scope="session")
+def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
+    """Two arms, two seeds, trained one at a time, in this process. Copy it before changing it."""
+    out, env = tmp_path_factory.mktemp("grid") / "out", {"NOCAP_CACHE": str(cache_dir)}
     done = called(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", cwd=out.parent, env=env)
     assert (done.code, done.err) == (0, "")
     return Trained(out, done)

@@ -1,15 +1,12 @@
 """What only a GPU shows: kernels by name, losses that agree with the CPU's, compilation, memory as its
 allocator counts it."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from tests.conftest import SMALL, Door, rows_of, the_run
+from tests.conftest import FAULTS, SMALL, rows_of, the_run
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -24,31 +21,28 @@ KERNELS = {
 CUDA = [word for word in SMALL if not word.startswith("trainer.precision")]
 
 
+def trained(door, out, *words, env=None):
+    """What the command printed, and the run's folder."""
+    done = door(*words, f"output_dir={out}", timeout=280, env=env)
+    assert done.code == 0, done.err
+    return done.out, the_run(out)
+
+
+def losses(run_dir, key="val/loss"):
+    return [row[key] for row in rows_of(run_dir) if key in row]
+
+
 @pytest.mark.parametrize("compiled", ["off", "regional"])
 @pytest.mark.parametrize("attention", KERNELS)
-def test_gpu_learns_what_the_cpu_learns(tmp_path: Path, door: Door, attention: str, compiled: str) -> None:
+def test_gpu_learns_what_the_cpu_learns(tmp_path, door, attention, compiled):
     words = (*CUDA, f"attention={attention}")
-    gpu = (
-        f"trainer.compile={compiled}",
-        "trainer.device=cuda",
-        "trainer.precision=bf16",
-        "trainer.val_precision=bf16",
-    )
-    done = door(*words, *gpu, f"output_dir={tmp_path / 'gpu'}", timeout=280)
-    assert done.code == 0, done.err
-    assert (
-        door(*words, "trainer.device=cpu", "trainer.precision=fp32", f"output_dir={tmp_path / 'cpu'}").code
-        == 0
-    )
-    on_gpu, on_cpu = (
-        {row["step"]: row["val/loss"] for row in rows_of(the_run(tmp_path / where)) if "val/loss" in row}
-        for where in ("gpu", "cpu")
-    )
-    assert on_gpu == pytest.approx(on_cpu, abs=0.03)  # bf16 has three digits
-    summary = json.loads((the_run(tmp_path / "gpu") / "summary.json").read_text())
+    bf16 = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.val_precision=bf16")
+    _, on_gpu = trained(door, tmp_path / "gpu", *words, *bf16, f"trainer.compile={compiled}")
+    _, on_cpu = trained(door, tmp_path / "cpu", *words, "trainer.device=cpu", "trainer.precision=fp32")
+    assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)  # bf16 has three digits
+    summary, config = json.loads((on_gpu / "summary.json").read_text()), (on_gpu / "config.yaml").read_text()
     assert summary["memory_notes"]["peak"] == "allocated on the GPU after warm-up"
     assert 0 < summary["memory_mib"]["model"] == summary["memory_mib"]["peak"] < 2000
-    config = (the_run(tmp_path / "gpu") / "config.yaml").read_text()
     for key, kernel in KERNELS[attention].items():
         assert f"  {key}: {kernel}\n" in config or f"  {key}: fused\n" in config
     assert summary["mfu"] is None or 0 < summary["mfu"] < 1
@@ -62,41 +56,28 @@ def test_gpu_learns_what_the_cpu_learns(tmp_path: Path, door: Door, attention: s
         ("attention=sliding", "attention.window=40", "attention.kernel=flex"),
     ],
 )
-def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path: Path, door: Door, words: tuple[str, ...]) -> None:
+def test_documents_on_a_gpu_are_those_on_the_cpu(tmp_path, door, words):
     words = (*CUDA, "attention.document_start=98", *words)
-    on_cpu = [word for word in words if not word.startswith("attention.kernel")]
+    plain = [word for word in words if not word.startswith("attention.kernel")]
     gpu = ("trainer.device=cuda", "trainer.precision=bf16", "trainer.compile=regional")
-    for name, asked in (
-        ("gpu", (*words, *gpu)),
-        ("cpu", (*on_cpu, "trainer.device=cpu", "trainer.precision=fp32")),
-    ):
-        done = door(*asked, f"output_dir={tmp_path / name}", timeout=280)
-        assert done.code == 0, done.err
-    losses = [
-        [row["val/loss"] for row in rows_of(the_run(tmp_path / name)) if "val/loss" in row]
-        for name in ("gpu", "cpu")
-    ]
-    assert losses[0] == pytest.approx(losses[1], abs=0.03)
+    _, on_gpu = trained(door, tmp_path / "gpu", *words, *gpu)
+    _, on_cpu = trained(door, tmp_path / "cpu", *plain, "trainer.device=cpu", "trainer.precision=fp32")
+    assert losses(on_gpu) == pytest.approx(losses(on_cpu), abs=0.03)
 
 
-def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path: Path, door: Door) -> None:
+def test_killed_on_a_gpu_it_ends_within_tolerance(tmp_path, door):
     """Checkpoints are written in the background there; atomics make two runs differ in the last digits."""
-    from tests.conftest import FAULTS
-
     words = (*CUDA, "trainer.device=cuda")
-    assert door(*words, f"output_dir={tmp_path / 'clean'}").code == 0
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    env = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@10", "NOCAP_FAULT_DIR": str(faults)}
-    done = door(*words, f"output_dir={tmp_path / 'out'}", env=env)
-    assert done.code == 0, done.err
-    assert "resuming from step 8" in done.out or "resuming from step 4" in done.out
-    last, clean = (rows_of(the_run(tmp_path / name))[-1]["val/loss"] for name in ("out", "clean"))
-    assert last == pytest.approx(clean, abs=1e-3)
+    _, clean = trained(door, tmp_path / "clean", *words)
+    (tmp_path / "faults").mkdir()
+    env = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@10", "NOCAP_FAULT_DIR": str(tmp_path / "faults")}
+    said, killed = trained(door, tmp_path / "out", *words, env=env)
+    assert "resuming from step 8" in said or "resuming from step 4" in said
+    assert losses(killed)[-1] == pytest.approx(losses(clean)[-1], abs=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (768, 3072)])
-def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) -> None:
+def test_muon_in_stacks_is_torchs_own_within_rounding(shape):
     """A product of a stack may be summed in another order than that of a matrix, and each of its 15 products
     is rounded to bf16."""
     from nocap.config.compose import compose
@@ -118,17 +99,12 @@ def test_muon_in_stacks_is_torchs_own_within_rounding(shape: tuple[int, int]) ->
     assert (updates[0] - updates[1]).norm() < 0.01 * updates[0].norm()
 
 
-def test_with_cuda_graphs_the_losses_are_the_same(tmp_path: Path, door: Door) -> None:
+def test_with_cuda_graphs_the_losses_are_the_same(tmp_path, door):
     """Atomics in the embedding's backward make two runs differ in the last digits. The graph's memory is in
     the peak."""
     words = (*CUDA, "trainer.device=cuda", "trainer.precision=bf16")
-    rows, peaks = [], []
-    for name, on in (("plain", "false"), ("graphed", "true")):
-        done = door(*words, f"trainer.cuda_graphs={on}", f"output_dir={tmp_path / name}", timeout=280)
-        assert done.code == 0, done.err
-        rows.append([row["train/loss"] for row in rows_of(the_run(tmp_path / name)) if "train/loss" in row])
-        peaks.append(
-            json.loads((the_run(tmp_path / name) / "summary.json").read_text())["memory_mib"]["peak"]
-        )
-    assert rows[1] == pytest.approx(rows[0], abs=5e-3)
+    runs = [trained(door, tmp_path / on, *words, f"trainer.cuda_graphs={on}")[1] for on in ("false", "true")]
+    plain, graphed = (losses(run, "train/loss") for run in runs)
+    peaks = [json.loads((run / "summary.json").read_text())["memory_mib"]["peak"] for run in runs]
+    assert graphed == pytest.approx(plain, abs=5e-3)
     assert peaks[1] > 0.8 * peaks[0]

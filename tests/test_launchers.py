@@ -1,27 +1,24 @@
 """Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records
 are the same."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch import attempt
 from nocap.launch.plan import plan
 from nocap.launch.runner import Devices, one_at_a_time
 from tests.attempts import wait_until
-from tests.conftest import SMALL, Door
-from tests.grids import ARMS, CELL, Background, Trained, records, summaries, train_small_grid
+from tests.conftest import SMALL
+from tests.grids import ARMS, CELL, Background, records, summaries
+from tests.grids import small_grid as small_grid
 from tests.in_process import planned
 from tests.tools import slurm
 
@@ -30,22 +27,22 @@ needs_submitit = pytest.mark.skipif(
 )
 
 
-def run(*words: str) -> Run:
+def run(*words):
     return compose([*SMALL, *words])
 
 
-def taken(pool: Devices, *runs: Run) -> list[list[str] | None]:
+def taken(pool, *runs):
     """What each of these runs gets, which all go on."""
     units = []
     for each in runs:
         units.append(free := pool.free(each))
         if free is not None:
             attempt = SimpleNamespace(plan=SimpleNamespace(run=each), units=free, over=False)
-            pool.attempts.append(attempt)  # type: ignore[arg-type]
+            pool.attempts.append(attempt)
     return units
 
 
-def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
+def test_a_pool_gives_each_cell_devices_of_its_own():
     single, two, on_gpus = run("trainer.threads=1"), run("trainer.threads=2"), run()
     on_gpus.trainer.device, on_gpus.trainer.devices = Device.cuda, 2
     pool = Devices(units={Device.cpu: ["0", "1", "2", "5", "6"], Device.cuda: ["3", "4", "GPU-ab", "7", "8"]})
@@ -57,28 +54,24 @@ def test_a_pool_gives_each_cell_devices_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "cores", "n"), [(2, 8, 2), (None, 3, 3)])
-def test_a_pool_has_room_for_so_many_jobs(jobs: int | None, cores: int, n: int) -> None:
+def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n):
+    """And says why it is a pool of one."""
     pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
     assert pool.at_once(run()) == n
     assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
     assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == ([[], None], None)
-
-
-def test_pool_says_why_it_is_a_pool_of_one() -> None:
-    pool = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
+    two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
-    assert pool.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
-    assert pool.describe([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
+    assert two.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
+    assert two.describe([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no process can be kept on a core here")
-def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), list[dict[str, str]]()
+def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeypatch):
+    this, before, given = planned(tmp_path / "out"), os.sched_getaffinity(0), []
 
-    def popen(command: object, *, env: dict[str, str], **more: object) -> SimpleNamespace:
-        given.append(env)
+    def popen(command, *, env, **more):
+        given.append(env.get("CUDA_VISIBLE_DEVICES"))
         return SimpleNamespace(pid=0)  # this process
 
     monkeypatch.setattr(attempt, "subprocess", SimpleNamespace(Popen=popen))
@@ -93,8 +86,7 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(
         this.run.trainer.device = Device.cuda
         for units in (["GPU-ab", "7"], []):
             attempt.Attempt(this, lease, units=units).start(0.0)
-    assert os.sched_getaffinity(0) == before
-    assert [env.get("CUDA_VISIBLE_DEVICES") for env in given] == [None, "GPU-ab,7", None]
+    assert (os.sched_getaffinity(0), given) == (before, [None, "GPU-ab,7", None])
 
 
 @pytest.mark.parametrize(
@@ -104,38 +96,25 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(
         (("hydra/launcher=pool", "hydra.launcher.jbs=1"), "hydra.launcher.jbs is no key"),
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
+        (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+        (
+            ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
+            "hydra.launcher.target must state the device of another machine",
+        ),
     ],
-    ids=["jobs", "key", "sweeper", "folder"],
+    ids=["jobs", "key", "sweeper", "folder", "detach", "target"],
 )
-def test_refused(tmp_path: Path, door: Door, words: tuple[str, ...], expected: str) -> None:
-    done = door("--multirun", *CELL, "seed=0,1", *words)
-    assert (done.code, len(done.err.splitlines())) == (2, 1), done
-    assert expected in done.err
+def test_refused(tmp_path, here, words, expected):
+    done = here("--multirun", *CELL, "seed=0,1", *words)
+    assert (done.code, len(done.err.splitlines()), expected in done.err) == (2, 1, True), done
     assert not list(tmp_path.glob("outputs/runs"))
-
-
-@pytest.fixture(scope="module")
-def small_grid(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Trained:
-    """Copy it before changing it."""
-    return train_small_grid(tmp_path_factory.mktemp("grid") / "out", cache_dir)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_pool_gives_the_same_records(small_grid: Trained, tmp_path: Path, door: Door) -> None:
-    out = tmp_path / "out"
-    done = door(*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", "hydra/launcher=pool")
-    assert (done.code, done.err) == (0, "")
-    cores = len(os.sched_getaffinity(0))
-    assert f"pool: {cores} at once, 1 of {cores} core" in done.out
-    assert records(out) == records(small_grid.out)
 
 
 # --- other machines -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cluster(tmp_path, monkeypatch):
     """The state of a pretended Slurm."""
     for name, value in slurm.install(tmp_path / "slurm").items():
         monkeypatch.setenv(name, value)
@@ -145,32 +124,25 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_gives_the_same_records(small_grid: Trained, cluster: Path, tmp_path: Path, door: Door) -> None:
-    out = tmp_path / "out"
-    words = (
-        *CELL,
-        ARMS,
-        "--multirun",
-        "seed=0,1",
-        f"output_dir={out}",
-        "hydra/launcher=submitit_slurm",
-        "hydra.launcher.partition=two",
-    )
-    done = door(*words, timeout=300)
-    assert (done.code, done.err) == (0, "")
-    assert "4 finished; 4 trained now" in done.out
-    assert records(out) == records(small_grid.out)
-    again = door(*words)
-    assert "4 cells, 4 done, 0 to train" in again.out
+def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, door, here):
+    cores = len(os.sched_getaffinity(0))
+    for launcher, said in (
+        (("hydra/launcher=pool",), f"pool: {cores} at once, 1 of {cores} core"),
+        (("hydra/launcher=submitit_slurm", "hydra.launcher.partition=two"), "4 finished; 4 trained now"),
+    ):
+        out = tmp_path / str(len(launcher))
+        words = (*CELL, ARMS, "--multirun", "seed=0,1", f"output_dir={out}", *launcher)
+        done = door(*words, timeout=300)
+        assert (done.code, done.err, said in done.out) == (0, "", True), done
+        assert records(out) == records(small_grid.out)
+    assert "4 cells, 4 done, 0 to train" in here(*words).out
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array, and nothing was handed over again
 
 
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(
-    cluster: Path, tmp_path: Path, door: Door
-) -> None:
+def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path, door):
     out = tmp_path / "out"
     words = (*SMALL, "trainer.steps=100", "trainer.val_every=0", "trainer.checkpoint_every=50", "seed=0,1")
     words = (*words, "hydra/launcher=slurm", "hydra.launcher.max_num_timeout=1")
@@ -189,9 +161,7 @@ def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(
-    cluster: Path, tmp_path: Path, door: Door
-) -> None:
+def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path, door):
     out = tmp_path / "out"
     words = (*SMALL, "trainer.steps=200", "trainer.val_tokens=1024", "seed=0,1", "hydra/launcher=slurm")
     running = Background(out, *words)
@@ -206,79 +176,31 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(
     assert (done.code, "2 finished" in done.out) == (0, True), done
     assert {s["attempts"] for s in summaries(out).values()} == {1}
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
-    refused = door("--multirun", "--detach", *CELL, "seed=0", f"output_dir={out}")
-    assert (
-        refused.code,
-        refused.err.startswith("nocap: --detach must be given with hydra/launcher=slurm"),
-    ) == (2, True)
 
 
 @needs_submitit
 @pytest.mark.slow
 @pytest.mark.skipif(bool(hardware.cuda_devices()), reason="the GPU is here")
-def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(
-    cluster: Path, tmp_path: Path, door: Door
-) -> None:
-    out = tmp_path / "out"
-    small = [
-        word
-        for word in CELL
-        if not word.startswith(("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile"))
-    ]
-    target = (
-        "hydra.launcher.target.device=cuda",
-        "hydra.launcher.target.name='NVIDIA H100'",
-        "hydra.launcher.target.torch='9.9'",
-    )
-    words = ("--multirun", *small, "seed=0", f"output_dir={out}", "hydra/launcher=slurm")
-    done = door(*words, *target)
-    assert (done.code, "1 not started" in done.out) == (1, True), done
-    assert re.search(
-        r"not finished: the only cell|not finished: .* \(trainer\.device=cuda must have a ", done.err
-    ), done.err
-    cpu = [
-        f"hydra.launcher.target.{word}"
-        for word in ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off")
-    ]
-    done = door(*words, *cpu)
-    assert (done.code, "1 not started" in done.out) == (1, True), done
-    assert re.search(
-        r"hydra\.launcher\.target must be the machine where the job runs \(.*, 1\), got .*, Another, 1",
-        done.err,
-    ), done.err
-    done = door(*words, *cpu[:1], *cpu[2:])
-    assert (done.code, done.err) == (0, ""), done
-    done = door(*words, *cpu[2:], "trainer.steps=4", "hydra.launcher.partition=three")
-    assert (done.code, "1 not started" in done.out) == (1, True), done
-    assert "Invalid partition name specified" in done.err
+def test_a_job_that_lands_on_another_machine_is_refused_and_names_both(cluster, tmp_path, door):
+    numerics = ("trainer.threads", "trainer.device", "trainer.precision", "trainer.compile")
+    small = [word for word in CELL if not word.startswith(numerics)]
+    for target, refused in (
+        (("device=cuda", "name='NVIDIA H100'", "torch='9.9'"), r"\(trainer\.device=cuda must have a "),
+        (
+            ("device=cpu", "name=Another", "threads=1", "precision=fp32", "compile=off"),
+            r"\(.*hydra\.launcher\.target must be the machine where the job runs .*, 1\), got .*, Another, 1",
+        ),
+    ):
+        words = (*(f"hydra.launcher.target.{word}" for word in target), f"output_dir={tmp_path / 'out'}")
+        done = door("--multirun", *small, "seed=0", "hydra/launcher=slurm", *words)
+        assert (done.code, "1 not started" in done.out) == (1, True), done
+        assert re.search(f"not finished: .* {refused}", done.err), done.err
 
 
-def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path: Path, here: Door) -> None:
-    words = (
-        "--multirun",
-        "--plan",
-        *(word for word in CELL if not word.startswith("trainer.")),
-        "seed=0",
-        "hydra/launcher=ray",
-    )
-    done = here(*words, "hydra.launcher.target.name=Other")
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("nocap: hydra.launcher.target must state the device of another machine")
+def test_a_target_plans_for_a_machine_that_is_not_here(tmp_path):
+    words = [word for word in CELL if not word.startswith("trainer.")]
     with hardware.target("NVIDIA H100", "9.9"):
-        parts = plan(
-            compose(
-                [
-                    "model=nano",
-                    "tracker=none",
-                    "data=synthetic",
-                    "trainer.device=cuda",
-                    f"output_dir={tmp_path}",
-                ]
-            ),
-            choices={},
-        ).parts
+        parts = plan(compose([*words, "trainer.device=cuda", f"output_dir={tmp_path}"]), choices={}).parts
     assert parts["environment"] == {"torch": "9.9", "device": "NVIDIA H100", "threads": None}
-    assert (parts["config"]["trainer"]["precision"], parts["config"]["trainer"]["compile"]) == (
-        "bf16",
-        "regional",
-    )
+    trainer = parts["config"]["trainer"]
+    assert (trainer["precision"], trainer["compile"]) == ("bf16", "regional")

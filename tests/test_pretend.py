@@ -1,16 +1,12 @@
 """CUDA paths on a pretended GPU (tests/pretend.py): that they run, and what they choose and count. Nothing
 numeric is asserted."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import REPO
-from tests.pretend import COUNTS, Pretended
+from tests.pretend import COUNTS
 
 pytestmark = pytest.mark.pretend
 
@@ -30,7 +26,7 @@ print("peak memory consumption: 9829 MiB")
 
 
 @pytest.mark.timeout(1500)
-def test_the_steps_of_a_gpu_day(tmp_path: Path, pretended: Pretended) -> None:
+def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     """Small, one after the other. cuDNN, NCCL and cuSOLVER are not pretended: what needs them is *not on this
     machine*, and stops nothing. Nothing computes, so that what is compared is wrong."""
     (tmp_path / "challenge").mkdir()
@@ -96,7 +92,7 @@ print(torch.cuda.memory_allocated() // 2**20, "MiB")
 """
 
 
-def test_an_arm_that_does_not_fit_leaves_nothing(pretended: Pretended) -> None:
+def test_an_arm_that_does_not_fit_leaves_nothing(pretended):
     done = pretended.python("-c", BENCH, gb=4)
     statuses, left = done.out.splitlines()
     assert statuses == "measured, does not fit, measured", done.err
@@ -132,7 +128,7 @@ print(torch.cuda.memory_allocated() // 2**20, "MiB")
 """
 
 
-def test_an_external_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretended: Pretended) -> None:
+def test_an_external_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretended):
     (pretended.folder / "hungry.py").write_text(HUNGRY)
     done = pretended.python("-c", RACE, str(REPO / "experiments" / "peers" / "bigram.py"), gb=10)
     assert done.code == 0, done.err
@@ -154,7 +150,7 @@ for arm in study["arms"].values():
 """
 
 
-def test_the_longest_sequences_of_the_sliding_study_fit(pretended: Pretended) -> None:
+def test_the_longest_sequences_of_the_sliding_study_fit(pretended):
     done = pretended.python("-c", SLIDING, str(REPO / "experiments" / "sliding" / "study.yaml"), gb=80)
     assert done.code == 0, done.err
 
@@ -172,29 +168,9 @@ for words in ([], ["attention.kernel=flash"], ["attention.kernel=cudnn"]):
 
 
 @pytest.mark.parametrize(("cc", "chosen"), [(80, "flash"), (89, "flash"), (90, "cudnn"), (100, "cudnn")])
-def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended: Pretended, cc: int, chosen: str) -> None:
+def test_the_baseline_gets_the_kernel_that_torch_chooses(pretended, cc, chosen):
     done = pretended.python("-c", KERNELS, cc=cc)
     assert done.out.splitlines() == [f"{chosen} efficient", "flash efficient", "cudnn efficient"], done.err
-
-
-PEAK = (
-    "from nocap.config import hardware as h, trainer as t; "
-    "print(h.peak_flops(t.Device.cuda, t.Precision.bf16)[0])"
-)
-CHIPS = {
-    "NVIDIA H200": 989e12,
-    "NVIDIA H200 NVL": 835e12,
-    "NVIDIA H200 MIG 1g.18gb": None,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA GeForce RTX 4090 D": None,
-}
-
-
-def test_mfu_is_of_the_chip_that_the_driver_names(pretended: Pretended) -> None:
-    assert {name: pretended.python("-c", PEAK, name=name).out.strip() for name in CHIPS} == {
-        name: str(peak) for name, peak in CHIPS.items()
-    }
 
 
 FP8 = """
@@ -208,7 +184,7 @@ except ValueError as error:
 """
 
 
-def test_an_fp8_head_is_for_gpus_that_have_it(pretended: Pretended) -> None:
+def test_an_fp8_head_is_for_gpus_that_have_it(pretended):
     assert (
         pretended.python("-c", FP8, cc=80).out
         == "model.fp8_head must be false on a GPU before capability 8.9, as this of 8.0, got True\n"
@@ -234,7 +210,7 @@ print(counters["stats"]["unique_graphs"])
 """
 
 
-def test_flexattention_stays_compiled_beyond_eight_shapes(pretended: Pretended) -> None:
+def test_flexattention_stays_compiled_beyond_eight_shapes(pretended):
     done = pretended.python("-c", FLEX)
     assert done.out == "10\n", done.err
     assert "flex_attention" not in done.err  # torch warns where it materialises the scores
@@ -277,7 +253,7 @@ print(json.dumps({"warm": warm, "graphs": graphs, "steps": seen, "cuda_graphs": 
 )
 
 
-def steps_of(pretended: Pretended, *words: str) -> dict[str, Any]:
+def steps_of(pretended, *words):
     """Graphs after the warm-up and after six steps; launches, waits and copies of each step."""
     done = pretended.python("-c", STEPS, *words)
     assert done.code == 0, done.err
@@ -286,7 +262,7 @@ def steps_of(pretended: Pretended, *words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("compile_", ["regional", "full"])
-def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compile_: str) -> None:
+def test_a_warm_step_compiles_nothing_and_waits_once(pretended, compile_):
     """Graphs: blocks and head, each also for validation; or the model, twice. A step waits for the device
     once, and copies once."""
     counts = steps_of(pretended, f"trainer.compile={compile_}")
@@ -305,7 +281,7 @@ def test_a_warm_step_compiles_nothing_and_waits_once(pretended: Pretended, compi
         ("attention=sliding",),
     ],
 )
-def test_documents_of_each_batch_compile_nothing_more(pretended: Pretended, words: tuple[str, ...]) -> None:
+def test_documents_of_each_batch_compile_nothing_more(pretended, words):
     """A mask is made of each micro-batch's tokens, and neither compiled anew nor waited for."""
     counts = steps_of(pretended, "trainer.compile=regional", "attention.document_start=256", *words)
     assert counts["graphs"] == counts["warm"]
@@ -313,7 +289,7 @@ def test_documents_of_each_batch_compile_nothing_more(pretended: Pretended, word
     assert set(waits) == set(copies) == {1}
 
 
-def test_the_tuned_step_compiles_nothing_more(pretended: Pretended, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tuned_step_compiles_nothing_more(pretended, monkeypatch):
     """Its choices for products cut to cuBLAS: Triton's would take many minutes."""
     monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN")
     counts = steps_of(pretended, "trainer.compile=max")
@@ -323,7 +299,7 @@ def test_the_tuned_step_compiles_nothing_more(pretended: Pretended, monkeypatch:
 # --- CUDA graphs
 
 
-def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended: Pretended) -> None:
+def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended):
     """Of a step of four micro-batches without a compiler."""
     words = ("trainer.compile=off", "trainer.micro_batch=2")
     plain, graphed = steps_of(pretended, *words), steps_of(pretended, *words, "trainer.cuda_graphs=true")
@@ -335,7 +311,7 @@ def test_a_cuda_graph_is_recorded_once_and_launched_once_a_micro_batch(pretended
     assert graphed["unseen_mib"] > 1  # what the forward keeps, which the allocator has forgotten
 
 
-def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended: Pretended) -> None:
+def test_a_compiled_step_in_a_cuda_graph_compiles_nothing_more(pretended):
     counts = steps_of(pretended, "trainer.compile=regional", "trainer.cuda_graphs=true")
     assert counts["graphs"] == counts["warm"] == 4
     assert counts["cuda_graphs"] == [1, 6]
@@ -360,9 +336,7 @@ SHORT += (
 )
 
 
-def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(
-    tmp_path: Path, pretended: Pretended
-) -> None:
+def test_a_run_with_cuda_graphs_validates_in_fp32_and_goes_on_from_its_checkpoint(tmp_path, pretended):
     done = pretended.python("-m", "nocap.train", *SHORT, "output_dir=one")
     assert done.code == 0, done.err
     rows = [
@@ -393,7 +367,7 @@ print(*(arm["status"] + ": " + str(arm["reason"]) for arm in bench(arms, seconds
 """
 
 
-def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretended: Pretended) -> None:
+def test_a_forward_that_reads_from_the_device_is_refused_in_a_cuda_graph(pretended):
     """A capture that fails spoils nothing: the other arm is timed after it."""
     done = pretended.python("-c", READS)
     plain, graphed = done.out.splitlines()
@@ -423,6 +397,6 @@ os._exit(0)  # gloo's teardown aborts now and then
 """
 
 
-def test_ddp_cuts_no_compiled_region(pretended: Pretended) -> None:
+def test_ddp_cuts_no_compiled_region(pretended):
     """NCCL is not pretended: gloo's ranks, whose tensors are on the GPU."""
     assert [pretended.python("-c", RANKS, ranks).out for ranks in "01"] == ["2\n", "2\n"]

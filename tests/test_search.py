@@ -1,36 +1,25 @@
 """Searches: what is proposed, what a kill leaves, and what is told of a trial; on losses that nobody trained
 for."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
-from typing import Any
+from functools import cache
 
 import numpy as np
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from optuna.trial import create_trial
 
-from nocap.config.compose import Composed, composed
+from nocap.config.compose import composed
 from nocap.config.trainer import Device, Sampler, Search
 from nocap.launch import search as searching
-from nocap.launch.grid import Cell, Grid
 from nocap.launch.multirun import multirun
 from nocap.launch.runner import Devices, one_at_a_time
 from nocap.launch.search import (
-    Params,
     Searching,
-    Space,
     asked,
     describe,
     ends,
@@ -42,16 +31,14 @@ from nocap.launch.search import (
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.store.runs import GRID
-from tests.attempts import wait_until
-from tests.conftest import Door
-from tests.grids import CELL, Background, records, summaries, trained
+from tests.grids import CELL, summaries, trained
 from tests.in_process import TINY
 
 LR = "optimizer.lr=tag(log, interval(1e-4, 1e-1))"
 ARM = "attention=flash,gqa"
 
 
-def space(*words: str) -> Space:
+def space(*words):
     return space_of(OverridesParser.create().parse_overrides(list(words)))
 
 
@@ -59,9 +46,8 @@ def space(*words: str) -> Space:
 
 
 def test_the_words_of_a_search_are_taken_from_a_grids():
-    search, others = asked(["attention=gqa", "search=sobol", LR, "search.trials=40", "search.seed=7"])
-    assert search == Search(sampler=Sampler.sobol, trials=40, seed=7)
-    assert others == ["attention=gqa", LR]
+    words = ["attention=gqa", "search=sobol", LR, "search.trials=40", "search.seed=7"]
+    assert asked(words) == (Search(sampler=Sampler.sobol, trials=40, seed=7), ["attention=gqa", LR])
     assert asked(["attention=gqa,mha"]) == (None, ["attention=gqa,mha"])
     assert asked(["search=tpe"])[0] == Search(sampler=Sampler.tpe)
 
@@ -74,20 +60,15 @@ def test_the_words_of_a_search_are_taken_from_a_grids():
         (["search=tpe", "search.trialz=3"], "search.trialz is no key of search (did you mean trials?)"),
         (["search=tpe", "search.trials=0"], "search.trials must be at least 1, got 0"),
         (
-            ["search=tpe,random"],
-            "search.sampler: Invalid value 'tpe,random', expected one of [tpe, random, sobol]",
-        ),
-        (
             ["search=tpe", "search.seed=[1]"],
             "search.seed: Value '[1]' of type 'ListConfig' could not be converted to Integer",
         ),
         (["search=tpe", "search.seed=-1"], "search.seed must be at least 0, got -1"),
     ],
 )
-def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
-    with pytest.raises(ValueError) as refused:
+def test_a_wrong_key_or_value_of_a_search(words, reason):
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
         asked(words)
-    assert str(refused.value) == reason
 
 
 @pytest.mark.parametrize(
@@ -105,7 +86,7 @@ def test_a_wrong_key_or_value_of_a_search(words: list[str], reason: str):
         ("a=choice(1, 2, 1)", "1, 2"),
     ],
 )
-def test_hydras_sweeps_are_a_space(word: str, described: str):
+def test_hydras_sweeps_are_a_space(word, described):
     assert [describe(distribution) for distribution in space(word).values()] == [described]
 
 
@@ -122,7 +103,7 @@ def test_hydras_sweeps_are_a_space(word: str, described: str):
         ("a=range(1, 2, 0)", "a must be a range of numbers with a step"),
     ],
 )
-def test_what_nothing_can_be_drawn_from(word: str, reason: str):
+def test_what_nothing_can_be_drawn_from(word, reason):
     with pytest.raises(ValueError, match=f"^{reason}"):
         space(word)
 
@@ -132,10 +113,8 @@ def test_what_nothing_can_be_drawn_from(word: str, reason: str):
 MIXED = space(LR, "a=int(interval(1, 8))", "b=int(tag(log, interval(1, 64)))", "c=range(0, 1, 0.25)", ARM)
 
 
-def drawn(
-    search: Search, space: Space, n: int, loss: Callable[[Params], float] = lambda params: 0.0
-) -> list[tuple[Params, float]]:
-    trials: list[tuple[Params, float]] = []
+def drawn(search, space, n, loss=lambda params: 0.0):
+    trials = []
     for _ in range(n):
         params = propose(search, space, trials)
         # which refuses what is not in the space
@@ -145,52 +124,29 @@ def drawn(
 
 
 @pytest.mark.parametrize("sampler", Sampler)
-def test_a_seed_gives_the_same_trials_bit_for_bit(sampler: Sampler):
-    def params(seed: int) -> list[dict[str, Any]]:
-        return [
+def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
+    n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
+    first, again, other = (
+        [
             params
             for params, _ in drawn(Search(sampler=sampler, seed=seed), MIXED, n, lambda trial: trial["a"])
         ]
-
-    n = 12 if sampler is Sampler.tpe else 5  # TPE's first ten are random
-    first = params(1)
-    assert params(1) == first
-    assert all(a != b for a, b in zip(first, params(2), strict=True))
+        for seed in (1, 1, 2)
+    )
+    assert again == first
+    assert all(a != b for a, b in zip(first, other, strict=True))
     assert len({repr(point) for point in first}) == n
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", [Sampler.random, Sampler.sobol])
-def test_every_value_of_a_mixed_space_is_reached(sampler: Sampler):
-    points = [params for params, _ in drawn(Search(sampler=sampler), MIXED, 128)]
-    assert {point["a"] for point in points} == set(range(1, 9))
-    assert {point["c"] for point in points} == {0.0, 0.25, 0.5, 0.75}
-    assert {point["attention"] for point in points} == {"flash", "gqa"}
-    assert {point["b"] for point in points} >= {1, 2, 3, 4}  # by its logarithm half of the trials are below 8
-    assert 0.4 < np.mean([point["b"] < 8 for point in points]) < 0.6
-    assert 0.4 < np.mean([point["optimizer.lr"] < math.sqrt(1e-4 * 1e-1) for point in points]) < 0.6
+def test_every_value_of_a_mixed_space_is_reached():
+    points = [params for params, _ in drawn(Search(sampler=Sampler.sobol), MIXED, 64)]
+    values = [{point[key] for point in points} for key in ("a", "c", "attention")]
+    assert values == [set(range(1, 9)), {0.0, 0.25, 0.5, 0.75}, {"flash", "gqa"}]
+    for low in ([point["b"] < 8 for point in points], [point["optimizer.lr"] < 10**-2.5 for point in points]):
+        assert 0.4 < np.mean(low) < 0.6  # by its logarithm
     # what can be typed is what is trained
     assert all(float(f"{point['optimizer.lr']:.6g}") == point["optimizer.lr"] for point in points)
     assert words_of(MIXED, {**points[0], "optimizer.lr": 1e-4})[0] == "optimizer.lr=0.0001"
-
-
-@pytest.mark.slow
-def test_tpe_finds_the_bottom_of_a_bowl_better_than_chance():
-    bowl = space("x=tag(log, interval(1e-4, 1e-1))", "y=interval(0, 1)", "z=interval(0, 1)")
-
-    def depth(params: Params) -> float:
-        return float(
-            (math.log10(params["x"]) + 2.3) ** 2 + (params["y"] - 0.3) ** 2 + (params["z"] - 0.8) ** 2
-        )
-
-    def lowest(sampler: Sampler) -> float:
-        ends = [
-            min(value for _, value in drawn(Search(sampler=sampler, seed=seed), bowl, 40, depth))
-            for seed in range(5)
-        ]
-        return float(np.median(ends))
-
-    assert lowest(Sampler.tpe) < lowest(Sampler.random) / 2
 
 
 def test_a_trial_that_runs_counts_as_bad():
@@ -199,7 +155,7 @@ def test_a_trial_that_runs_counts_as_bad():
     before = drawn(search, line, 12, lambda params: float((params["x"] - 0.5) ** 2))
     running = ({"x": 0.5}, None)
 
-    def away(others: Sequence[tuple[Params, float | None]]) -> float:
+    def away(others):
         proposed = [propose(replace(search, seed=seed), line, [*before, *others])["x"] for seed in range(20)]
         return float(np.median([abs(x - 0.5) for x in proposed]))
 
@@ -210,12 +166,11 @@ def test_the_importance_of_a_key_is_what_it_does_to_the_loss():
     """Also where the best lies in the middle, which no correlation sees, and where trials diverged."""
     keys = space(LR, ARM, "optimizer.weight_decay=interval(0, 0.3)")
     drawn = [propose(Search(sampler=Sampler.sobol, trials=40), keys, [({}, None)] * n) for n in range(40)]
-    distance = [abs(math.log10(params["optimizer.lr"]) + 2.5) for params in drawn]
-    ended = [(params, d if d < 1.2 else math.inf) for params, d in zip(drawn, distance, strict=True)]
+    losses = [abs(math.log10(params["optimizer.lr"]) + 2.5) for params in drawn]
+    ended = [(params, loss if loss < 1.2 else math.inf) for params, loss in zip(drawn, losses, strict=True)]
     shares = weights(keys, ended)
-    assert next(iter(shares)) == "optimizer.lr"
+    assert (next(iter(shares)), sum(shares.values())) == ("optimizer.lr", pytest.approx(1))
     assert shares["optimizer.lr"] > 0.6
-    assert sum(shares.values()) == pytest.approx(1)
     assert weights(keys, ended[:11]) == weights(space(LR), ended) == {}
 
 
@@ -233,11 +188,11 @@ OWN = ("optimizer.lr", "seed", "trainer.steps", "trainer.micro_batch", "output_d
 
 
 @cache
-def _composed(words: tuple[str, ...]) -> Composed:
+def _composed(words):
     return composed(words)
 
 
-def quickly(words: Sequence[str]) -> Composed:
+def quickly(words):
     """As `composed` does, in less time where only these keys differ, after the folder."""
     at = next(i for i, word in enumerate(words) if word.startswith("output_dir="))
     own = {name: word.partition("=")[2] for word in words[at:] if (name := word.partition("=")[0]) in OWN}
@@ -261,20 +216,20 @@ class Trainer:
     """In place of the runner and the records: a run's loss is a function of its config, infinite where it
     diverges."""
 
-    def __init__(self, loss: Callable[[Any], float]) -> None:
-        self.loss, self.ends = loss, dict[str, dict[str, Any]]()
+    def __init__(self, loss):
+        self.loss, self.ends = loss, {}
         self.trained: list[str] = []
         self.kill_at: int | None = None
 
-    def outcome(self, plan: Any) -> dict[str, Any] | None:
+    def outcome(self, plan):
         return self.ends.get(plan.identity)
 
-    def __call__(self, grid: Grid, executor: Any, *, more: Any = tuple, total: int = 0) -> Trainer:
+    def __call__(self, grid, executor, *, more=tuple, total=0):
         self.grid, self.more, self.stopping = grid, more, False
         return self
 
-    def run(self) -> dict[str, Any]:
-        waiting: list[Cell] = list(self.grid.cells)
+    def run(self):
+        waiting = list(self.grid.cells)
         while waiting or (waiting := list(self.more())):
             for cell in waiting:
                 if cell.plan.identity not in self.ends:
@@ -292,115 +247,98 @@ class Trainer:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
-    def made(loss: Callable[[Any], float]) -> Trainer:
+def fake(monkeypatch):
+    monkeypatch.setattr(
+        "nocap.store.identity.source_hashes", lambda *args: {}
+    )  # most of a cell's milliseconds
+
+    def made(loss):
         trainer = Trainer(loss)
         monkeypatch.setattr(searching, "Runner", trainer)
         monkeypatch.setattr(searching, "sound", trainer.outcome)
-        # most of a cell's milliseconds
-        monkeypatch.setattr("nocap.store.identity.source_hashes", lambda *args: {})
         return trainer
 
     return made
 
 
-def a_search(out: Path, search: Search, *words: str, fixed: Sequence[str] = ()) -> Searching:
+def a_search(out, search, *words, fixed=()):
     return Searching(
         search, space(*(words or (LR,))), fixed=[*TINY, *fixed, f"output_dir={out}"], compose=quickly
     )
 
 
-def carried(search: Searching, devices: Devices | None = None) -> Searching:
+def carried(search, devices=None):
     search.run(devices or one_at_a_time(), log=lambda line: None)
     return search
 
 
-def bowl(run: Any) -> float:
+def bowl(run):
     return float((math.log10(run.optimizer.lr) + 2.5) ** 2)
 
 
-def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path: Path, fake: Any):
+def test_a_killed_search_goes_on_with_the_trials_that_it_would_have_had(tmp_path, fake):
     search = Search(sampler=Sampler.tpe, trials=13)
     fake(bowl)
-    whole = carried(a_search(tmp_path / "whole", search)).trials()
+    whole = [
+        (trial.words, trial.val_loss) for trial in carried(a_search(tmp_path / "whole", search)).trials()
+    ]
+    assert [loss for _, loss in whole] == sorted(loss for _, loss in whole)
     trainer = fake(bowl)
-    for kill_at in (0, 12):
-        trainer.kill_at = kill_at
-        with pytest.raises(Kill):
+    for trainer.kill_at in (0, 12, None):
+        with pytest.raises(Kill) if trainer.kill_at is not None else nullcontext():
             carried(a_search(tmp_path / "cut", search))
-    trainer.kill_at = None
-    again = carried(a_search(tmp_path / "cut", search)).trials()
-    assert [trial.words for trial in again] == [trial.words for trial in whole]
-    assert (
-        [trial.val_loss for trial in again]
-        == [trial.val_loss for trial in whole]
-        == sorted(trial.val_loss or 0.0 for trial in whole)
-    )
+    again = a_search(tmp_path / "cut", search).trials()
+    assert [(trial.words, trial.val_loss) for trial in again] == whole
     # each once
     assert sorted(int(label.split()[1].rstrip(":")) for label in trainer.trained) == list(range(1, 14))
     # more trials are the same search
     assert len(carried(a_search(tmp_path / "cut", replace(search, trials=15))).trials()) == 15
     assert len(trainer.trained) == 15
-    # as it is read
-    assert [old.words for old in a_search(tmp_path / "cut", replace(search, trials=15)).trials()][:1] == [
-        whole[0].words
-    ]
 
 
-def test_other_questions_are_other_searches(tmp_path: Path):
+def test_other_questions_are_other_searches(tmp_path):
     search = Search(sampler=Sampler.random)
-    first = a_search(tmp_path, search).grid
-    assert first.name.startswith("search-lr-")
-    assert a_search(tmp_path, replace(search, trials=3)).grid == first
-    others = [
-        a_search(tmp_path, replace(search, sampler=Sampler.sobol)),
-        a_search(tmp_path, replace(search, seed=1)),
-        a_search(tmp_path, search, "optimizer.lr=interval(1e-4, 1e-1)"),
-        a_search(tmp_path, search, fixed=["mlp=relu2"]),
-    ]
-    assert len({first.name, *(other.grid.name for other in others)}) == 5
-    assert not (tmp_path / "grids").exists()
-
-
-def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path: Path, fake: Any):
-    trainer, said = fake(lambda run: 1.0 + run.attention.n_kv_heads), list[str]()
-    search = a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha")
-    search.run(one_at_a_time(), log=said.append)
-    trials = search.trials()
-    assert len(trainer.trained) == 2
-    assert [trial.val_loss for trial in trials] == sorted(
-        [2.0 if "attention=mqa" in tried.words else 3.0 for tried in trials]
-    )
-    assert said == []
-    listed = json.loads((search.grid.folder / GRID).read_text())
-    assert (len(listed["trials"]), len(listed["cells"])) == (6, 2)
-
-
-def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, fake: Any):
-    said: list[str] = []
-    fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
-    search = Search(sampler=Sampler.sobol, trials=16)
-    # of a batch of 64 tokens and a length of 16: not 3
-    searched = a_search(tmp_path, search, LR, "trainer.micro_batch=int(interval(1, 4))")
-    searched.run(one_at_a_time(), log=said.append)
-    trials = searched.trials()
-    status = {trial.number: trial.status for trial in trials}
-    assert {"finished", "diverged", "refused"} == set(status.values())
-    for trial in trials:
-        lr, batch = float(trial.words[0].partition("=")[2]), trial.words[1]
-        assert trial.status == (
-            "refused" if batch == "trainer.micro_batch=3" else "diverged" if lr > 1e-2 else "finished"
+    first, longer, *others = (
+        a_search(tmp_path, *words, fixed=fixed).grid.name
+        for words, fixed in (
+            ((search,), ()),
+            ((replace(search, trials=3),), ()),
+            ((replace(search, sampler=Sampler.sobol),), ()),
+            ((replace(search, seed=1),), ()),
+            ((search, "optimizer.lr=interval(1e-4, 1e-1)"), ()),
+            ((search,), ["mlp=relu2"]),
         )
+    )
+    assert first.startswith("search-lr-")
+    assert longer == first
+    assert len({first, *others}) == 5
+
+
+def test_the_same_trial_twice_is_one_run_and_both_are_told(tmp_path, fake):
+    trainer = fake(lambda run: 1.0 + run.attention.n_kv_heads)
+    search = carried(a_search(tmp_path, Search(sampler=Sampler.random, trials=6), "attention=mqa,mha"))
+    losses = [2.0 if "attention=mqa" in trial.words else 3.0 for trial in search.trials()]
+    assert [trial.val_loss for trial in search.trials()] == sorted(losses)
+    listed = json.loads((search.grid.folder / GRID).read_text())
+    assert (len(trainer.trained), len(listed["trials"]), len(listed["cells"])) == (2, 6, 2)
+
+
+def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path, fake):
+    said = []
+    fake(lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr)
+    # of a batch of 64 tokens and a length of 16: not 3
+    keys = (LR, "trainer.micro_batch=int(interval(1, 4))")
+    searched = a_search(tmp_path, Search(sampler=Sampler.sobol, trials=16), *keys)
+    searched.run(one_at_a_time(), log=said.append)
+    order = ["finished", "diverged", "refused"]
+    status = [trial.status for trial in searched.trials()]
+    assert (set(status), status) == (set(order), sorted(status, key=order.index))
+    for trial in searched.trials():
+        lr, refused = float(trial.words[0].partition("=")[2]), trial.words[1] == "trainer.micro_batch=3"
+        assert trial.status == order[2 if refused else int(lr > 1e-2)]
         assert (trial.val_loss == lr) == (trial.status == "finished")
-    assert [trial.status for trial in trials] == sorted(
-        status.values(), key=["finished", "diverged", "refused"].index
-    )
-    reasons = [line.partition(" cannot be trained, which is its result: ")[2] for line in said]
-    assert len(reasons) == list(status.values()).count("refused")
-    assert all(
-        reason.startswith("trainer.batch_tokens must be divisible by trainer.micro_batch × ")
-        for reason in reasons
-    )
+    rule = "cannot be trained, which is its result: trainer.batch_tokens must be divisible by "
+    assert [rule in line for line in said] == [True] * status.count("refused")
     names, rows = searched.table()
     assert (names, len(rows)) == (["trial", "val loss", "optimizer.lr", "trainer.micro_batch", ""], 16)
     assert rows[-1][-1].startswith("cannot be trained: trainer.batch_tokens must")
@@ -409,22 +347,16 @@ def test_diverged_and_impossible_trials_are_the_worst_and_named(tmp_path: Path, 
     assert "Infinity" not in page.partition('id="data">')[2].partition("</script>")[0]
 
 
-def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: Any):
-    trainer, search, pool = (
-        fake(bowl),
-        Search(sampler=Sampler.tpe, trials=15),
-        Devices(jobs=4, units={device: [] for device in Device}),
-    )
-    whole = carried(a_search(tmp_path / "whole", search), pool).trials()
-    assert len(trainer.trained) == len({trial.words for trial in whole}) == 15
-    assert all(trial.status == "finished" for trial in whole)
+def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path, fake):
+    trainer, search = fake(bowl), Search(sampler=Sampler.tpe, trials=15)
+    pool = Devices(jobs=4, units={device: [] for device in Device})
+    whole = [trial.words for trial in carried(a_search(tmp_path / "whole", search), pool).trials()]
+    assert len(trainer.trained) == len(set(whole)) == 15
     trainer = fake(bowl)
     for trainer.kill_at in (2, 13, None):
         with pytest.raises(Kill) if trainer.kill_at else nullcontext():
             carried(a_search(tmp_path / "cut", search), pool)
-    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == [
-        trial.words for trial in whole
-    ]
+    assert [trial.words for trial in a_search(tmp_path / "cut", search).trials()] == whole
 
 
 @pytest.mark.parametrize(
@@ -446,51 +378,37 @@ def test_a_pool_asks_for_batches_and_a_kill_changes_none(tmp_path: Path, fake: A
         ),
     ],
 )
-def test_the_ends_are_checked_before_the_first_trial(tmp_path: Path, words: tuple[str, ...], reason: str):
-    with pytest.raises(ValueError) as refused:
-        Searching(
-            Search(sampler=Sampler.tpe),
-            space(*words),
-            fixed=[*TINY, f"output_dir={tmp_path}"],
-            compose=composed,
-        )
-    assert str(refused.value) == reason
+def test_the_ends_are_checked_before_the_first_trial(tmp_path, words, reason):
+    fixed = [*TINY, f"output_dir={tmp_path}"]
+    with pytest.raises(ValueError, match=f"^{re.escape(reason)}$"):
+        Searching(Search(sampler=Sampler.tpe), space(*words), fixed=fixed, compose=composed)
     assert not list(tmp_path.iterdir())
 
 
-def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path: Path, fake: Any):
+def test_one_process_carries_out_a_search_and_its_file_is_its_own(tmp_path, fake):
     fake(bowl)
     search = a_search(tmp_path, Search(sampler=Sampler.random, trials=1))
-    search.grid.folder.mkdir(parents=True)
+    write_file(search.grid.folder / GRID, b"no JSON")
     with lease.acquire(search.grid.folder), pytest.raises(lease.HeldError, match="must have one writer"):
         carried(search)
-    assert not (search.grid.folder / GRID).exists()
-    write_file(search.grid.folder / GRID, b"no JSON")
     with pytest.raises(ValueError, match=rf"{GRID} must hold a JSON object"):
         carried(search)
 
 
-def test_a_multirun_refuses_what_no_search_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    for words, reason in {
-        ("seed=0,1", "optimizer.lr=0.1,0.2"): "seed must be left to search.seed=100",
-        ("attention=gqa", "hydra/launcher=ray"): "hydra/launcher must be basic or pool in a search",
-    }.items():
-        with pytest.raises(ValueError, match=f"^{reason}"):
-            multirun([*TINY, "search=tpe", *words])
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("seed=0,1", "optimizer.lr=0.1,0.2"), "seed must be left to search.seed=100"),
+        (("attention=gqa", "hydra/launcher=ray"), "hydra/launcher must be basic or pool in a search"),
+    ],
+)
+def test_a_multirun_refuses_what_no_search_takes(words, reason, tmp_path):
+    with pytest.raises(ValueError, match=f"^{reason}"):
+        multirun([*TINY, "search=tpe", f"output_dir={tmp_path}", *words])
     assert not list(tmp_path.iterdir())
 
 
-def test_only_a_search_imports_optuna():
-    code = (
-        "import sys, nocap.train, nocap.launch.multirun, nocap.study.__main__; "
-        "print({'torch', 'optuna'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()", done.stderr
-
-
-def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
+def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     fake(bowl)
     search = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=4)))
     search.report()
@@ -498,108 +416,47 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path: Path, fake: Any):
     written = json.loads((search.grid.folder / "grid.json").read_text())
     assert written["search"] == {"sampler": "sobol", "trials": 4, "seed": 100, "seeds": [100]}
     assert written["space"] == {"optimizer.lr": "0.0001 to 0.1, log"}
-    assert [cell["seed"] for cell in written["cells"]] == [100] * 4
-    assert [cell["overrides"][-1] for cell in written["cells"]] == [
-        trial["overrides"][0] for trial in written["trials"]
+    cells, trials = written["cells"], written["trials"]
+    assert [(cell["seed"], cell["overrides"][-1]) for cell in cells] == [
+        (100, trial["overrides"][0]) for trial in trials
     ]
-    losses = [trial["val_loss"] for trial in written["trials"]]
-    assert losses == sorted(losses)
     page = (search.grid.folder / "report.html").read_text()
+    words = set(page.partition("<main>")[2].partition("<script")[0].split())
     assert "4 trials; the lowest loss is" in page
-    assert not {"confirmed", "refuted", "Better", "verdict"} & set(
-        page.partition("<main>")[2].partition("<script")[0].split()
-    )
+    assert not {"confirmed", "refuted", "Better", "verdict"} & words
 
 
 # --- in whole -----------------------------------------------------------------------------------------------
 
 
-def listed(out: Path) -> dict[str, Any]:
-    (folder,) = (out / "grids").iterdir()
-    return dict(json.loads((folder / "grid.json").read_text()))
-
-
 @pytest.mark.slow
-def test_a_search_in_a_pool(tmp_path: Path, door: Door):
-    out = tmp_path / "out"
-    words = (
-        "--multirun",
-        *CELL,
-        "search=tpe",
-        "search.trials=3",
-        LR,
-        ARM,
-        "hydra/launcher=pool",
-        f"output_dir={out}",
-    )
-    words = (*words, "trainer.steps=6", "trainer.threads=1")
-    done = door(*words)
-    assert (done.code, done.err) == (0, "")
-    head, *space_, _ = done.out.splitlines()[:4]
-    assert re.fullmatch(r"search-lr-attention-\w{12}: tpe, 3 trials on seed 100", head)
-    assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
-    assert len(trained(done.out)) == 3
-    assert "3 finished; 3 trained now" in done.out
-    assert "chosen on seed 100: what the settings are worth, other seeds tell" in done.out
-    assert {(summary["seed"], summary["status"]) for summary in summaries(out).values()} == {
-        (100, "finished")
-    }
-    written = listed(out)
-    assert (len(written["cells"]), len(written["trials"])) == (3, 3)
-    again = door(*words)
-    assert (again.code, again.err, trained(again.out)) == (0, "", [])
-    assert again.out.partition("\ntrial ")[2] == done.out.partition("\ntrial ")[2]
-    assert listed(out) == written
-    compared = door(str(next((out / "grids").iterdir())), module="nocap.compare")
-    assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
-    shape = ("trainer.steps=6", "trainer.threads=1", f"output_dir={out}")
-    single = door(*CELL, *shape, *written["trials"][0]["overrides"], "seed=100")
-    assert single.out.startswith("already finished"), single
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_killed_at_two_moments_a_search_repeats_nothing(tmp_path: Path, door: Door):
-    words = (*CELL, "search=random", "search.trials=4", LR, ARM)
-    words = (*words, "trainer.steps=60", "trainer.val_tokens=1024", "trainer.checkpoint_every=10")
-    whole = door("--multirun", *words, f"output_dir={tmp_path / 'whole'}", timeout=300)
-    assert (whole.code, whole.err) == (0, "")
-    out = tmp_path / "out"
-
-    def trains(after: int) -> bool:
-        ended, saved = (
-            len([*out.glob("runs/*/summary.json")]),
-            {path.parents[1] for path in out.glob("runs/*/checkpoints/step-*")},
-        )
-        return ended == after and len(saved) > after
-
-    for ended in (1, 3):  # in the middle of the second trial, and of the last
-        running = Background(out, *words)
-        wait_until(partial(trains, ended), "a trial that has saved something")
-        assert running.end(signal.SIGKILL).code == -signal.SIGKILL
-    done = door("--multirun", *words, f"output_dir={out}", timeout=300)
-    assert (done.code, done.err, len(trained(done.out))) == (0, "", 1)
-    assert [trial["overrides"] for trial in listed(out)["trials"]] == [
-        trial["overrides"] for trial in listed(tmp_path / "whole")["trials"]
-    ]
-    assert records(out) == records(tmp_path / "whole")
-    assert sorted(summary["attempts"] for summary in summaries(out).values()) == [1, 1, 2, 2]
-
-
-@pytest.mark.slow
-def test_a_broken_trial_stops_nobody_and_only_it_runs_again(tmp_path: Path, door: Door):
-    out = tmp_path / "out"
-    words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, f"output_dir={out}")
-    space_, fixed = space(LR), [*CELL, f"output_dir={out}"]
-    first = Searching(Search(sampler=Sampler.sobol, trials=3), space_, fixed=fixed, compose=composed)
-    cell = first.trial(1, words_of(space_, propose(first.search, space_, []))).cell
-    assert cell is not None
+def test_a_search_in_a_pool(tmp_path, here):
+    """One trial of which is broken: it stops nobody, and only it runs again."""
+    words = ("--multirun", *CELL, "search=sobol", "search.trials=3", LR, ARM, "hydra/launcher=pool")
+    words = (*words, "hydra.launcher.jobs=1", "output_dir=out")
+    keys, fixed = space(LR, ARM), [*CELL, f"output_dir={tmp_path / 'out'}"]
+    first = Searching(Search(sampler=Sampler.sobol, trials=3), keys, fixed=fixed, compose=composed)
+    cell = first.trial(1, words_of(keys, propose(first.search, keys, []))).cell
     cell.plan.run_dir.mkdir(parents=True)
     (cell.plan.run_dir / "checkpoints").write_text("a file where the worker makes a folder")
-    done = door(*words)
+    done = here(*words)
     assert (done.code, len(trained(done.out))) == (1, 3)
     assert done.err.startswith("nocap: not finished: trial 1: optimizer.lr=")
-    assert [trial["status"] for trial in listed(out)["trials"]] == ["finished", "finished", "open"]
+    head, *space_, _ = done.out.splitlines()[:4]
+    assert re.fullmatch(r"search-lr-attention-\w{12}: sobol, 3 trials on seed 100", head)
+    assert space_ == ["  optimizer.lr: 0.0001 to 0.1, log", "  attention: flash, gqa"]
+    (file,) = tmp_path.glob("out/grids/*/grid.json")
+    trials = json.loads(file.read_text())["trials"]
+    assert [trial["status"] for trial in trials] == ["finished", "finished", "open"]
     (cell.plan.run_dir / "checkpoints").unlink()
-    again = door(*words)
-    assert (again.code, len(trained(again.out)), len(listed(out)["cells"])) == (0, 1, 3)
+    again = here(*words)
+    assert (again.code, len(trained(again.out))) == (0, 1)
+    assert "3 finished; 1 trained now" in again.out
+    assert "chosen on seed 100: what the settings are worth, other seeds tell" in again.out
+    assert {(each["seed"], each["status"]) for each in summaries(tmp_path / "out").values()} == {
+        (100, "finished")
+    }
+    compared = here(str(file.parent), module="nocap.compare")
+    assert (compared.code, "3 arms from 3 runs" in compared.out) == (0, True), compared
+    single = here(*CELL, *trials[0]["overrides"], "seed=100", "output_dir=out")
+    assert single.out.startswith("already finished"), single

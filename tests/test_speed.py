@@ -1,15 +1,11 @@
 """`nocap.bench`: the order of blocks, the verdicts' level, what a planted difference comes out as, and a real
 bench of seconds."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from itertools import count
 
 import numpy as np
 import pytest
@@ -19,14 +15,13 @@ from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.keys import InputError
-from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.judge.compare import difference
-from nocap.judge.interval import Estimate, of_pairs
+from nocap.judge.interval import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms
-from nocap.measure.bench import LIMIT, Times, bench, estimates, interleave, order
+from nocap.measure.bench import LIMIT, bench, estimates, interleave, order
 from nocap.measure.external import external_arm
 from nocap.measure.timed import Clock, DivergedError, TimedArm
 from nocap.training import memory
@@ -41,72 +36,46 @@ NANO = (
 )
 
 
-def verdict(log_ratio: Estimate) -> str:
+def verdict(log_ratio):
     return difference(log_ratio, metric="tokens_per_s").verdict
 
 
-def nano(overrides: str = "") -> Run:
+def nano(overrides=""):
     return compose_arm(NANO, overrides).run
 
 
 # --- the order ----------------------------------------------------------------------------------------------
 
 
-def test_two_arms_go_a_b_b_a_then_b_a_a_b():
-    assert [order(2, round_=r) for r in range(2)] == [[0, 1, 1, 0], [1, 0, 0, 1]]
-
-
 @pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_every_arm_has_every_place_once_in_n_rounds(n: int):
+def test_every_arm_has_every_place_once_in_n_rounds(n):
     for cycle in range(3):
         rounds = np.array([order(n, round_=cycle * n + r) for r in range(n)])
         assert (np.sort(rounds[:, :n], axis=0) == np.arange(n)[:, None]).all()
         assert (rounds[:, :n] == rounds[:, : n - 1 : -1]).all()  # and back
 
 
-def test_neighbours_change_from_cycle_to_cycle():
-    pairs = {
-        pair for r in range(60) for pair in zip(order(4, round_=r), order(4, round_=r)[1:], strict=False)
-    }
-    assert len([pair for pair in pairs if pair[0] != pair[1]]) == 4 * 3
-
-
-class Machine:
-    """A clock that only its arms move, on a machine that slows down evenly."""
-
-    def __init__(self, *, drift: float) -> None:
-        self.drift, self.blocks = drift, 0
-
-    def arm(self, cost_s: float) -> Callable[[], float]:
-        def block() -> float:
-            self.blocks += 1
-            return cost_s * (1 + self.drift * self.blocks)
-
-        return block
-
-
 def test_an_even_drift_cancels_to_the_last_digit():
-    machine = Machine(drift=0.01)  # 60% slower within a round's neighbours of ten rounds
-    times = interleave([machine.arm(s) for s in (1.0, 1.0, 1.1, 0.8)], enough=lambda times: len(times) == 10)
-    control, base, slow, fast = estimates(times)
+    at = count(1)  # 60% slower within a round's neighbours of ten rounds
+    blocks = [lambda s=s: s * (1 + 0.01 * next(at)) for s in (1.0, 1.0, 1.1, 0.8)]
+    control, base, *arms = estimates(interleave(blocks, enough=lambda times: len(times) == 10))
     assert base is None
-    assert control is not None
-    assert slow is not None
-    assert fast is not None
     assert (control.mid, control.half_width) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
-    assert [slow.exp().mid, fast.exp().mid] == [pytest.approx(1 / 1.1), pytest.approx(1 / 0.8)]
-    assert [verdict(estimate) for estimate in (slow, fast)] == ["worse", "better"]
+    assert [(arm.exp().mid, verdict(arm)) for arm in arms] == [
+        (pytest.approx(1 / 1.1), "worse"),
+        (pytest.approx(1 / 0.8), "better"),
+    ]
 
 
 # --- the verdicts -------------------------------------------------------------------------------------------
 
 
-def blocks(logs: np.ndarray[Any, Any]) -> Times:
+def blocks(logs):
     """Times of rounds × instances of log times."""
     return np.exp(np.repeat(logs[:, :, None], 2, axis=2))
 
 
-def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
+def around(*centres, spread=0.01, n=20):
     """Rounds that lie evenly around each instance's log time, the instances' noise unrelated."""
     rng = np.random.default_rng(0)
     steps = np.linspace(-spread, spread, n)
@@ -127,45 +96,35 @@ def around(*centres: float, spread: float = 0.01, n: int = 20) -> Times:
         (around(0, 0, 0.1, n=2), "no verdict (n=2)", "no verdict (n=2)"),
     ],
 )
-def test_words(times: Times, control: str, arm: str):
-    first, _, other = estimates(times)
-    assert first is not None
-    assert other is not None
-    assert (verdict(first), verdict(other)) == (control, arm)
+def test_words(times, control, arm):
+    assert [each and verdict(each) for each in estimates(times)] == [control, None, arm]
 
 
 def test_an_arm_that_failed_has_no_estimate_and_spoils_no_other():
     times = around(0, 0, 0.1, 0)
     times[5:, 3] = np.nan
-    estimated = estimates(times)
-    assert estimated[3] is None
-    assert estimated[2] is not None
-    assert verdict(estimated[2]) == "worse"
+    assert [each and verdict(each) for each in estimates(times)[2:]] == ["worse", None]
 
 
 def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms():
     times = around(0, 0.02, 0.1, 0.1)
     logs = np.log(times.mean(axis=2))
-    estimate = estimates(times)[2]
-    assert estimate == of_pairs(
-        logs[:, 1] - logs[:, 2], bias=float(abs((logs[:, 1] - logs[:, 0]).mean())), comparisons=2
-    )
-    alone = estimates(times[:, :3])[2]
-    assert estimate is not None
-    assert alone is not None
-    assert estimate.half_width > alone.half_width > 0.02
+    bias = float(abs((logs[:, 1] - logs[:, 0]).mean()))
+    both, alone = estimates(times)[2], estimates(times[:, :3])[2]
+    assert both == of_pairs(logs[:, 1] - logs[:, 2], bias=bias, comparisons=2)
+    assert both.half_width > alone.half_width > 0.02
 
 
-def gauss(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def gauss(rng, shape):
     return rng.normal(size=shape)
 
 
-def contended(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def contended(rng, shape):
     """One block in seven meets a busy neighbour and is slower by far."""
     return rng.normal(size=shape) + (rng.random(shape) < 1 / 7) * rng.exponential(6.0, shape)
 
 
-def resembling(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def resembling(rng, shape):
     """Rounds that resemble the round before (0.3)."""
     noise = rng.normal(size=shape)
     for i in range(1, len(noise)):
@@ -173,9 +132,7 @@ def resembling(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray[A
     return noise
 
 
-def stopped(
-    rng: np.random.Generator, noise: Callable[..., np.ndarray[Any, Any]], *, sd: float, effect: float = 0.0
-) -> str:
+def stopped(rng, noise, *, sd, effect=0.0):
     """The verdict on one arm where rounds go on until the intervals are narrow, at most 200."""
     times = blocks(sd * noise(rng, (200, 3)) + np.array([0, 0, effect]))
     narrow = (
@@ -190,7 +147,7 @@ def stopped(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", [gauss, contended, resembling])
-def test_level_and_power_by_simulation(noise: Callable[..., np.ndarray[Any, Any]]):
+def test_level_and_power_by_simulation(noise):
     """At 5%, more than 16 of 200 have a chance of 2%."""
     rng = np.random.default_rng(2)
     assert sum(stopped(rng, noise, sd=0.04) != "no difference shown" for _ in range(200)) <= 16
@@ -211,41 +168,38 @@ KNOWN = {
     "memory_mib": {"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
     "settings": None,
 }
-Block = Callable[[], float]
 LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
+TOP = {"schema_version", "words", "kind", "date", "started", "ended", "hardware", "clock", "limit", "rounds"}
+TOP |= {"spent_s", "peak_flops", "control", "arms", "measurements"}
+ARM = {"label", "status", "reason", "verdict", "speed", "tokens_per_s", "step_ms", "speed_by_flops", "mfu"}
+ARM |= {"config", "seconds_per_token"}
 
 
 class Raced:
     """The command, whose arms take no step: of each the time of a block is given, or an error, once it has
     been timed so often."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder, monkeypatch):
         self.folder, self.patch = folder, monkeypatch
         monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
-    def __call__(
-        self,
-        block: Callable[[str], Block],
-        *flags: str,
-        fails: dict[str, tuple[int, Exception]] | None = None,
-        warm: Block = lambda: 0.0,
-    ) -> tuple[int, dict[str, Any]]:
-        fails, done = fails or {}, dict[str, int]()
+    def __call__(self, block, *flags, fails=None, warm=lambda: 0.0):
+        fails, done = fails or {}, {}
 
-        def tried(arm: TimedArm) -> None:
+        def tried(arm):
             at, error = fails.get(arm.label, (math.inf, None))
             done[arm.label] = done.get(arm.label, -1) + 1
             if error is not None and done[arm.label] >= at:
                 raise error
 
-        def warmed(arm: TimedArm, clock: Clock) -> None:
+        def warmed(arm, clock):
             tried(arm)
-            arm.steps, arm.facts, arm.fake = 1, KNOWN, block(arm.label)  # type: ignore[attr-defined]
+            arm.steps, arm.facts, arm.fake = 1, KNOWN, block(arm.label)
             warm()
 
-        def timed_(arm: TimedArm) -> float:
+        def timed_(arm):
             tried(arm)
-            return float(arm.fake())  # type: ignore[attr-defined]
+            return float(arm.fake())
 
         self.patch.setattr(TimedArm, "warm", warmed)
         self.patch.setattr(TimedArm, "block", timed_)
@@ -257,56 +211,18 @@ class Raced:
 
 
 @pytest.fixture
-def raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Raced:
+def raced(tmp_path, monkeypatch):
     return Raced(tmp_path, monkeypatch)
 
 
-def still(label: str) -> Block:
+def still(label):
     return lambda: 1.0
 
 
-@pytest.mark.slow
-def test_a_planted_tenth_comes_out_exactly(raced: Raced, capsys: pytest.CaptureFixture[str]):
-    machine, costs = Machine(drift=0.001), {"mlp=gelu4x": 1e-5, "mlp=gelu3x": 1.1e-5, "attention=mha": 1e-5}
-    _, result = raced(lambda label: machine.arm(costs[label]))
-    base, slower, same = result["arms"]
-    assert (slower["speed"]["ratio"], slower["verdict"]) == (pytest.approx(1 / 1.1), "worse")
-    assert (same["speed"]["ratio"], same["verdict"]) == (pytest.approx(1), "no difference shown")
-    assert (result["control"]["speed"]["ratio"], result["control"]["verdict"]) == (
-        pytest.approx(1),
-        "no difference shown",
-    )
-    assert (base["verdict"], base["speed"]) == (None, None)
-    assert base["step_ms"] == pytest.approx(2.56 * (1 + 0.001 * machine.blocks / 2), rel=1e-2)
-    assert result["rounds"] == 3  # the first look is enough
-    assert np.shape(base["seconds_per_token"]) == (3, 2)
-    assert re.search(
-        r"\nmlp=gelu3x .* 9\.1% slower \[8\.6% to 9\.5% slower\] .* worse\n", capsys.readouterr().out
-    )
+def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
+    graphs = []
 
-
-@pytest.mark.slow
-def test_an_arm_that_does_not_fit_or_fails_is_a_line(raced: Raced, capsys: pytest.CaptureFixture[str]):
-    big = 0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
-    code, result = raced(
-        still, "--rounds", "8", fails={"mlp=gelu3x": big, "attention=mha": (5, OSError("gone"))}
-    )
-    assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == [
-        ("measured", None),
-        ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
-        ("failed", "OSError: gone"),
-    ]
-    assert code == 1  # one failed
-    assert (
-        "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in capsys.readouterr().out
-    )
-    assert raced(still, fails={"mlp=gelu3x": big})[0] == 0
-
-
-def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    graphs: list[weakref.ref[torch.Tensor]] = []
-
-    def out_of_memory(self: torch.Tensor) -> None:
+    def out_of_memory(self):
         assert self.grad_fn is not None
         kept = next(fn for fn, _ in self.grad_fn.next_functions if fn is not None)
         graphs.append(weakref.ref(kept.metadata.setdefault("mark", torch.ones(1))))
@@ -319,94 +235,66 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch: 
     assert [graph() for graph in graphs] == [None]
 
 
-def test_a_lost_baseline_loses_no_other_arm(raced: Raced, capsys: pytest.CaptureFixture[str]):
+def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
-    assert code == 1
     base, *others = result["arms"]
-    assert (base["status"], base["tokens_per_s"], result["rounds"]) == ("does not fit", None, 3)
+    assert (code, base["status"], base["tokens_per_s"], result["rounds"]) == (1, "does not fit", None, 3)
     assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [(None, pytest.approx(1.0))] * 2
-    assert "\nmlp=gelu4x: does not fit: no more\n" in capsys.readouterr().out
 
 
-def test_a_bench_is_in_its_file_after_each_round(raced: Raced, monkeypatch: pytest.MonkeyPatch):
-    kept = list[dict[str, Any]]()
-    monkeypatch.setattr(command, "write_json", lambda path, content: kept.append(content))
-    _, result = raced(still, "--rounds", "4")
-    assert [content["rounds"] for content in kept] == [1, 2, 3, 4]
-    assert kept[-1]["arms"] == result["arms"]
+def test_a_bench_is_in_its_file_after_each_round(raced, monkeypatch):
+    kept = []
+    monkeypatch.setattr(command, "write_json", lambda path, content: kept.append(content["rounds"]))
+    raced(still, "--rounds", "4")
+    assert kept == [1, 2, 3, 4]
 
 
 @pytest.mark.slow
-def test_time_ends_a_bench_that_stays_noisy(raced: Raced, monkeypatch: pytest.MonkeyPatch):
-    now = iter(range(10_000))
+def test_time_ends_a_bench_that_stays_noisy(raced, monkeypatch):
+    now, rng = iter(range(10_000)), np.random.default_rng(0)
     monkeypatch.setattr(measure.time, "monotonic", lambda: float(next(now)))
-    rng = np.random.default_rng(0)
-
-    def noise(label: str) -> Block:
-        return lambda: float(np.exp(rng.normal()))
-
-    _, result = raced(noise, "--seconds", "100")
-    assert 3 < result["rounds"] < 100
-    assert raced(noise, "--seconds", "1", "--rounds", "9")[1]["rounds"] == 9
+    rounds = [
+        raced(lambda label: lambda: float(np.exp(rng.normal())), "--seconds", *words)[1]["rounds"]
+        for words in (("100",), ("1", "--rounds", "9"))
+    ]
+    assert 3 < rounds[0] < 100
+    assert rounds[1] == 9
 
 
 @pytest.mark.slow
-def test_an_arm_whose_turn_comes_too_late_is_left_out(raced: Raced, monkeypatch: pytest.MonkeyPatch):
-    clock = {"now": 0.0}
-    monkeypatch.setattr(measure.time, "monotonic", lambda: clock["now"])
-
-    def late() -> float:
-        clock["now"] += 25  # s: after three of them, 60% of 100 s have passed
-        return 0.0
-
-    _, result = raced(still, "--seconds", "100", warm=late)
+def test_an_arm_whose_turn_comes_too_late_is_left_out(raced, monkeypatch):
+    warmed = []
+    # after three of them, 60% of 100 s have passed
+    monkeypatch.setattr(measure.time, "monotonic", lambda: 25.0 * len(warmed))
+    _, result = raced(still, "--seconds", "100", warm=lambda: warmed.append(0.0) or 0.0)
     assert [arm["status"] for arm in result["arms"]] == ["measured", "measured", "not measured"]
     assert result["arms"][2]["reason"] == "the arms before it took 75 s of 100 s to warm up"
 
 
 @pytest.mark.slow
-def test_the_result_has_one_schema(raced: Raced):
-    """Whatever became of an arm, and strict JSON."""
-    _, result = raced(still, fails={"attention=mha": (0, MemoryError("no more"))})
-    top = {
-        "schema_version",
-        "words",
-        "kind",
-        "date",
-        "started",
-        "ended",
-        "hardware",
-        "clock",
-        "limit",
-        "rounds",
-        "spent_s",
-    }
-    assert set(result) == top | {"peak_flops", "control", "arms", "measurements"}
-    keys = {
-        "label",
-        "status",
-        "reason",
-        "verdict",
-        "speed",
-        "tokens_per_s",
-        "step_ms",
-        "speed_by_flops",
-        "mfu",
-        "config",
-    }
-    assert all(set(arm) == keys | set(KNOWN) | {"seconds_per_token"} for arm in result["arms"])
+def test_the_result_has_one_schema(raced, capsys):
+    """Whatever became of an arm, and strict JSON; an arm that does not fit or fails is a line."""
+    big = 0, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
+    fails = {"mlp=gelu3x": big, "attention=mha": (5, OSError("gone"))}
+    code, result = raced(still, "--rounds", "8", fails=fails)
+    assert code == 1  # one failed
+    assert set(result) == TOP
+    assert all(set(arm) == ARM | set(KNOWN) for arm in result["arms"])
+    assert [(arm["status"], arm["reason"]) for arm in result["arms"]] == [
+        ("measured", None),
+        ("does not fit", "CUDA out of memory. Tried to allocate 6 GiB"),
+        ("failed", "OSError: gone"),
+    ]
+    out = capsys.readouterr().out
+    assert "\nmlp=gelu3x: does not fit: CUDA out of memory. Tried to allocate 6 GiB\n" in out
     assert result["hardware"]["name"] == hardware.device_name(Device.cpu)
     seconds = result["arms"][0]["seconds_per_token"]
-    first = {
-        "arm": "mlp=gelu4x",
-        "repeat": 0,
-        "metric": "tokens_per_s",
-        "unit": "tokens/s",
-        "better": "higher",
-        "ending": "measured",
-    }
-    assert result["measurements"][0].items() >= {**first, "value": 2 / sum(seconds[0])}.items()
+    first = {"arm": "mlp=gelu4x", "repeat": 0, "metric": "tokens_per_s", "unit": "tokens/s"}
+    first |= {"better": "higher", "ending": "measured", "value": 2 / sum(seconds[0])}
+    assert result["measurements"][0].items() >= first.items()
     assert json.loads(json.dumps(result, allow_nan=False)) == result
+    code, result = raced(still, fails={"mlp=gelu3x": big})
+    assert (code, result["rounds"]) == (0, 3)  # the first look is enough
 
 
 # --- arms and refusals --------------------------------------------------------------------------------------
@@ -420,16 +308,8 @@ def test_the_result_has_one_schema(raced: Raced):
             "--arm must be given at least twice, the baseline first (once beside "
             "--arm-external), got 0 of them",
         ),
-        (
-            ("--arm-external", "x.py"),
-            "--arm must be given at least twice, the baseline first (once beside "
-            "--arm-external), got 0 of them",
-        ),
-        (
-            ("--arm", "mlp=gelu3x"),
-            "--arm must be given at least twice, the baseline first (once beside "
-            "--arm-external), got 1 of them",
-        ),
+        (("--arm-external", "x.py"), "--arm must be given at least twice, the baseline first (once beside "),
+        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice"),
         (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': attention/nope is no option"),
         (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
         (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
@@ -453,47 +333,37 @@ def test_the_result_has_one_schema(raced: Raced):
         ),
     ],
 )
-def test_refusals(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit) as left:
+def test_refusals(words, said, capsys):
+    with pytest.raises(SystemExit, match="2"):
         command.main([*NANO, *words])
-    assert left.value.code == 2
     err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
+    assert (said in err, err.count("\n")) == (True, 1), err
 
 
-def test_arms_of_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_arms_of_two_devices_are_refused(monkeypatch):
     monkeypatch.setattr(hardware, "check_device", lambda device, devices: None)
-    arms = [TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")]
-    with pytest.raises(
-        ValueError,
-        match=r"trainer\.device must be the same in all arms: they share a clock, got cpu and cuda",
-    ):
-        bench(arms, seconds=1)
+    with pytest.raises(ValueError, match=r"trainer\.device must be the same in all arms"):
+        bench([TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")], seconds=1)
 
 
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
-    # a training of it would be compiled
-    small = compose_arm(["model=small", "trainer.device=cpu"], "").run.trainer
-    assert (small.threads, small.compile) == (1, Compile.off)
-    assert (
-        compose_arm(["model=small", "trainer.device=cpu"], "trainer.compile=regional").run.trainer.compile
-        is Compile.regional
-    )
+    words = ["model=small", "trainer.device=cpu"]  # a training of it would be compiled
+    asked = [compose_arm(words, more).run.trainer for more in ("", "trainer.compile=regional")]
+    assert [(each.threads, each.compile) for each in asked] == [(1, Compile.off), (1, Compile.regional)]
     assert [Clock.of(Device.cpu, threads) for threads in (1, 2)] == [Clock.cpu, Clock.wall]
 
 
-def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decides_for_all_arms(monkeypatch):
     monkeypatch.setattr(hardware, "native_bf16", lambda: False)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
-    words, arms = ["model=tiny", "trainer.device=cpu"], ["", "model.n_layer=40", "trainer.compile=off"]
-    assert [run.trainer.compile.value for run in compose_arms(words, arms[:2]).values()] == ["off", "off"]
-    lasting = compose_arms([*words, "trainer.steps=100000"], arms)
-    assert [run.trainer.compile.value for run in lasting.values()] == ["full", "full", "off"]
-    (plain,) = compose_arms([*words, "trainer.steps=100000", "model.n_layer=60"], [""]).values()
-    assert plain.trainer.compile is Compile.regional  # 11.8 million weights
+    arms, lasting = ["", "model.n_layer=40"], ["trainer.steps=100000"]
+    for words, labels, chosen in (
+        ([], arms, ["off", "off"]),
+        (lasting, [*arms, "trainer.compile=off"], ["full", "full", "off"]),
+        ([*lasting, "model.n_layer=60"], [""], ["regional"]),  # 11.8 million weights
+    ):
+        runs = compose_arms(["model=tiny", "trainer.device=cpu", *words], labels)
+        assert [run.trainer.compile.value for run in runs.values()] == chosen
 
 
 # --- external arms ------------------------------------------------------------------------------------------
@@ -532,22 +402,22 @@ def build(request, *, scale="0"):
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Short blocks, and a peak that is not measured."""
     monkeypatch.setattr(timed, "BLOCK_S", dict.fromkeys(Device, 0.005))
     monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
 
 
 @pytest.fixture
-def bigram(tmp_path: Path) -> Path:
+def bigram(tmp_path):
     path = tmp_path / "bigram.py"
     path.write_text(BIGRAM)
     return path
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch: pytest.MonkeyPatch):
-    run, read = nano("trainer.steps=5"), list[torch.Tensor]()
+def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram, monkeypatch):
+    run, read = nano("trainer.steps=5"), []
     own, other = TimedArm("", run), external_arm([*NANO, "trainer.steps=5"], str(bigram))
     own.warm(Clock.cpu)
     forward = own.built.forward
@@ -561,98 +431,50 @@ def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram: Path, monkeypatch
         own.step()
     batches = other.built.seen
     assert len(batches) == 1 + 3 + 8
-    assert all(torch.equal(a, b) for a, b in zip(batches, read, strict=False))
-    assert batches[0].dtype is torch.int64
+    assert all(torch.equal(a, b) and a.dtype is torch.int64 for a, b in zip(batches, read, strict=False))
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)
     other.close()
-    facts, table = other.facts, 257**2 * 4 / 2**20
-    assert (facts["params"], facts["flops_per_token"], facts["settings"]) == (
-        257**2,
-        None,
-        {"model": "bigram", "precision": "fp32"},
-    )
-    assert [facts["memory_mib"][part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx(
-        [table] * 3
-    )
-    # the logits, kept for the backward
-    assert facts["memory_mib"]["peak"] > 3 * table + 256 * 257 * 4 / 2**20
+    mib, table = other.facts["memory_mib"], 257**2 * 4 / 2**20
+    assert (other.facts["params"], other.facts["flops_per_token"]) == (257**2, None)
+    assert [mib[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx([table] * 3)
+    assert mib["peak"] > 3 * table + 256 * 257 * 4 / 2**20  # the logits, kept for the backward
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_is_timed_and_shown_as_the_others(
-    bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """With the sizes of the baseline."""
-    external = ["--arm-external", f"{bigram} scale=1 trainer.precision=bf16"]
-    assert (
-        command.main(
-            [
-                *NANO,
-                "--arm",
-                "model.seq_len=64",
-                *external,
-                "--rounds",
-                "8",
-                "--json",
-                str(tmp_path / "r.json"),
-            ]
-        )
-        == 0
-    )
-    printed = capsys.readouterr()
-    assert "bigram.py scale=1 trainer.precision=bf16: model bigram, precision bf16" in printed.out
-    assert "what a file prints" not in printed.out
-    own, other = json.loads((tmp_path / "r.json").read_text())["arms"]
+def test_an_external_arm_is_timed_and_shown_as_the_others(bigram, tmp_path, capsys):
+    """With its sizes. One that fails later stops no other; a loss that is not finite is no step."""
+    reasons = {
+        "return 1/0": "ZeroDivisionError, line 25: division by zero",
+        "return float('nan')": "a step must have a finite loss, got nan after ",
+    }
+    words = ["--arm", "model.seq_len=64", "--arm-external", f"{bigram} scale=1 trainer.precision=bf16"]
+    for n, last in enumerate(reasons):
+        later = f"if len(self.seen) < 9: return loss.detach()\n        {last}"
+        (tmp_path / f"fails{n}.py").write_text(BIGRAM.replace("return loss.detach()", later))
+        words += ["--arm-external", str(tmp_path / f"fails{n}.py")]
+    assert command.main([*NANO, *words, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 1
+    out = capsys.readouterr().out
+    assert "bigram.py scale=1 trainer.precision=bf16: model bigram, precision bf16" in out
+    assert "fails0.py: failed: " in out
+    assert "what a file prints" not in out
+    own, other, *failed = json.loads((tmp_path / "r.json").read_text())["arms"]
+    assert all(reason in arm["reason"] for reason, arm in zip(reasons.values(), failed, strict=True))
+    assert [arm["status"] for arm in (own, other, *failed)] == ["measured"] * 2 + ["failed"] * 2
     assert set(own) == set(other)
-    assert other["status"] == "measured"
-    assert other["speed"]["low"] > 2
     assert (own["settings"], other["settings"]) == (None, {"model": "bigram", "precision": "bf16"})
-    assert (other["mfu"], other["speed_by_flops"], other["kernel"]) == (
-        {"nominal": None, "measured": None},
-        None,
-        None,
-    )
+    none = {"nominal": None, "measured": None}
+    assert (other["mfu"], other["speed_by_flops"], other["kernel"]) == (none, None, None)
     config = other["config"]["external"]
     assert (config["file"], config["options"]) == ("bigram.py", {"scale": "1"})
-    asked = {
-        "n_layer": 2,
-        "d_model": 64,
-        "n_head": 4,
-        "vocab_size": 257,
-        "seq_len": 64,
-        "micro_batch": 2,
-        "batch_tokens": 256,
-        "threads": 1,
-    }
-    assert config["request"] == {
-        **asked,
-        "device": "cpu",
-        "precision": "bf16",
-        "compile": "off",
-        "seed": 0,
-        "microbatches": 2,
-    }
+    assert config["request"] == REQUEST
 
 
+REQUEST = {"n_layer": 2, "d_model": 64, "n_head": 4, "vocab_size": 257, "seq_len": 64, "micro_batch": 2}
+REQUEST |= {"batch_tokens": 256, "microbatches": 2, "threads": 1, "device": "cpu", "precision": "bf16"}
+REQUEST |= {"compile": "off", "seed": 0}
 STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def __call__(self, tokens): "
 BUILD = "\nbuild = lambda request: Step()"
-
-
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("x = 1", "x.py must define a function build(request), got none"),
-        ("1/0", "x.py cannot be run: ZeroDivisionError, line 1: division by zero"),
-        ("def build(", "x.py cannot be run: SyntaxError: "),
-        ("raise SystemExit(0)", "x.py cannot be run: SystemExit, line 1: 0"),
-    ],
-)
-def test_a_file_that_cannot_be_run_is_refused(source: str, said: str, tmp_path: Path):
-    (tmp_path / "x.py").write_text(source)
-    with pytest.raises(InputError, match=re.escape(said)) as refused:
-        external_arm(NANO, str(tmp_path / "x.py"))
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -683,57 +505,31 @@ def test_a_file_that_cannot_be_run_is_refused(source: str, said: str, tmp_path: 
         ),
     ],
 )
-def test_a_mistake_in_an_external_file_fails_its_arm(source: str, said: str, tmp_path: Path):
+def test_a_mistake_in_an_external_file_fails_its_arm(source, said, tmp_path):
     (tmp_path / "x.py").write_text(source)
     arm = external_arm(NANO, str(tmp_path / "x.py"))
     assert math.isnan(arm.tried(lambda: arm.warm(Clock.cpu)))
-    assert arm.status == "failed"
-    assert arm.reason is not None
-    assert arm.reason.startswith(said)
+    assert (arm.status, str(arm.reason)[: len(said)]) == ("failed", said)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "source", "said"),
     [
-        ("", "--arm-external '': "),
-        ("/nowhere/x.py", "--arm-external '/nowhere/x.py': [Errno 2] No such file"),
-        ("{} nope", "an option of the file must be name=value, got nope"),
-        ("{} trainer.precision=fp8", "trainer.precision"),
-        ("{} '", "No closing quotation"),
+        ("", "", "--arm-external '': "),
+        ("/nowhere/x.py", "", "--arm-external '/nowhere/x.py': [Errno 2] No such file"),
+        ("{} nope", BIGRAM, "an option of the file must be name=value, got nope"),
+        ("{} trainer.precision=fp8", BIGRAM, "trainer.precision"),
+        ("{} '", BIGRAM, "No closing quotation"),
+        ("{}", "x = 1", "x.py must define a function build(request), got none"),
+        ("{}", "1/0", "x.py cannot be run: ZeroDivisionError, line 1: division by zero"),
+        ("{}", "def build(", "x.py cannot be run: SyntaxError: "),
+        ("{}", "raise SystemExit(0)", "x.py cannot be run: SystemExit, line 1: 0"),
     ],
 )
-def test_refused_external_arms(words: str, said: str, bigram: Path):
-    with pytest.raises(InputError, match=re.escape(said)):
-        external_arm(NANO, words.format(bigram))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_that_fails_later_is_a_line(
-    bigram: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    """It stops no other, and a loss that is not finite is no step."""
-    reasons = {
-        "return 1/0": "ZeroDivisionError, line 25: division by zero",
-        "return float('nan')": "a step must have a finite loss, got nan after ",
-    }
-    files = []
-    for n, last in enumerate(reasons):
-        files.append(tmp_path / f"fails{n}.py")
-        files[-1].write_text(
-            BIGRAM.replace(
-                "return loss.detach()", f"if len(self.seen) < 9: return loss.detach()\n        {last}"
-            )
-        )
-    words = [word for file in files for word in ("--arm-external", str(file))]
-    assert (
-        command.main([*NANO, "--arm", "", *words, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 1
-    )
-    base, *failed = json.loads((tmp_path / "r.json").read_text())["arms"]
-    assert base["status"] == "measured"
-    assert [arm["status"] for arm in failed] == ["failed"] * 2
-    assert all(reason in arm["reason"] for reason, arm in zip(reasons.values(), failed, strict=True))
-    assert "fails0.py: failed: " in capsys.readouterr().out
+def test_refused_external_arms(words, source, said, tmp_path):
+    (tmp_path / "x.py").write_text(source)
+    with pytest.raises(InputError, match=re.escape(said) + "[^\n]*$"):
+        external_arm(NANO, words.format(tmp_path / "x.py"))
 
 
 def test_the_documented_file_is_the_example():
@@ -747,7 +543,7 @@ def test_the_documented_file_is_the_example():
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -755,28 +551,24 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_real_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_real_bench(tmp_path, capsys):
     """Eight layers against two, and an arm that no memory has room for."""
-    giant = "model.d_model=1048576"  # matrices of 4 TB
+    giant, path = "model.d_model=1048576", tmp_path / "deep" / "result.json"  # matrices of 4 TB
     arms = [word for words in ("", "model.n_layer=8", giant) for word in ("--arm", words)]
-    assert (
-        command.main([*NANO, *arms, "--rounds", "8", "--json", str(tmp_path / "deep" / "result.json")]) == 0
-    )
-    out = capsys.readouterr().out
-    result = json.loads((tmp_path / "deep" / "result.json").read_text())
+    assert command.main([*NANO, *arms, "--rounds", "8", "--json", str(path)]) == 0
+    result = json.loads(path.read_text())
     two, eight, none = result["arms"]
     assert (result["schema_version"], result["clock"]) == (1, "process CPU time, one thread")
     assert none["status"] == "does not fit"
-    assert f"{giant}: does not fit: " in out
+    assert f"{giant}: does not fit: " in capsys.readouterr().out
     assert eight["speed"]["high"] < 0.8
     assert eight["tokens_per_s"] == pytest.approx(eight["tokens_per_step"] / eight["step_ms"] * 1e3)
     assert [arm["config"]["model"]["n_layer"] for arm in (two, eight)] == [2, 8]
-    assert eight["mfu"]["nominal"] is None
     assert 0 < eight["mfu"]["measured"] < 1
-    memory_mib = eight["memory_mib"]
-    assert memory_mib["parameters"] == pytest.approx(4 * eight["params"] / 2**20, rel=1e-3)
-    assert memory_mib["optimizer"] == pytest.approx(2 * memory_mib["parameters"], rel=1e-3)
-    assert memory_mib["peak"] == pytest.approx(sum(mib for part, mib in memory_mib.items() if part != "peak"))
+    mib = eight["memory_mib"]
+    assert mib["parameters"] == pytest.approx(4 * eight["params"] / 2**20, rel=1e-3)
+    assert mib["optimizer"] == pytest.approx(2 * mib["parameters"], rel=1e-3)
+    assert mib["peak"] == pytest.approx(sum(mib.values()) - mib["peak"])
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -806,23 +598,6 @@ def test_memory_that_is_not_there_is_refused_at_once():
     assert not memory.ran_out(RuntimeError("shapes cannot be multiplied"))
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="times a GPU, and there is none")
-def test_a_real_bench_on_a_gpu():
-    arms = compose_arms(
-        ["model=small", "trainer.device=cuda", "trainer.compile=off"], ["", "model.n_layer=12"]
-    )
-    result = bench([TimedArm(label, run) for label, run in arms.items()], seconds=60, rounds=8)
-    base, two = result["arms"]
-    assert result["clock"] == "CUDA events"
-    assert two["speed"]["high"] < 0.9
-    assert (
-        two["memory_mib"]["peak"]
-        > base["memory_mib"]["peak"]
-        > sum(base["memory_mib"][part] for part in ("parameters", "optimizer"))
-    )
-
-
 # --- peaks --------------------------------------------------------------------------------------------------
 
 CHIPS = {
@@ -848,6 +623,6 @@ CHIPS = {
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_a_chip_has_its_own_peak_or_none(monkeypatch: pytest.MonkeyPatch, name: str):
+def test_a_chip_has_its_own_peak_or_none(monkeypatch, name):
     monkeypatch.setattr(hardware, "cuda_devices", lambda: (name,))
     assert hardware.peak_flops(Device.cuda, Precision.bf16)[0] == CHIPS[name]

@@ -128,37 +128,32 @@ YAMLS = (
 )
 
 
+MORE = (b"\n", b"{}", b"\x00" * 100, b"garbage\n", b'{"step": 17, "tok')
+NOTHING = (b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n")
+
+
 # --- bytes --------------------------------------------------------------------------------------------------
+
+
+def on_file(change: Callable[[Path, random.Random], object]) -> Operator:
+    """What is done to the content of a file."""
+    return lambda path, rng: path.is_file() and change(path, rng) is not False
 
 
 def on_content(change: Callable[[bytes, random.Random], bytes]) -> Operator:
     def operator(path: Path, rng: random.Random) -> bool:
-        if not path.is_file():
-            return False
         before = path.read_bytes()
-        after = change(before, rng)
-        path.write_bytes(after)
+        path.write_bytes(after := change(before, rng))
         return after != before
 
-    return operator
+    return on_file(operator)
 
 
 def flip(content: bytes, rng: random.Random) -> bytes:
     changed = bytearray(content)
-    for _ in range(rng.choice((1, 1, 1, 8))):
-        if changed:
-            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    for at in rng.choices(range(len(changed)), k=rng.choice((1, 1, 1, 8))) if changed else ():
+        changed[at] ^= 1 << rng.randrange(8)
     return bytes(changed)
-
-
-def cut(content: bytes, rng: random.Random) -> bytes:
-    return content[: rng.randrange(len(content) + 1)]
-
-
-def extend(content: bytes, rng: random.Random) -> bytes:
-    return content + rng.choice(
-        (b"\n", b"{}", b"\x00" * 100, b"garbage\n", rng.randbytes(50), content, b'{"step": 17, "tok')
-    )
 
 
 def lines(content: bytes, rng: random.Random) -> bytes:
@@ -183,10 +178,6 @@ def replaced(content: bytes, rng: random.Random) -> bytes:
         + rng.choice((b"\xff\xfe", b"\x00", b'"', b"\\", b"{", b"\xef\xbb\xbf", "ß".encode("latin-1"), b"\r"))
         + content[at + n :]
     )
-
-
-def emptied(content: bytes, rng: random.Random) -> bytes:
-    return rng.choice((b"", b"", b"null", b"[]", b"0", b'"x"', b"{}", b"\n", b"\x00" * len(content)))
 
 
 # --- a path -------------------------------------------------------------------------------------------------
@@ -336,21 +327,16 @@ STRAY = (
 
 def stray(path: Path, rng: random.Random) -> bool:
     """Something lying in a folder that does not belong there."""
-    if not path.is_dir():
-        return False
     place = path / rng.choice(STRAY)
-    if os.path.lexists(place):
+    if not path.is_dir() or os.path.lexists(place):
         return False
-    rng.choice(
-        (
-            lambda: place.write_text("a note\n"),
-            place.mkdir,
-            lambda: place.symlink_to("/"),
-            lambda: place.symlink_to(place),
-            lambda: os.mkfifo(place),
-            lambda: place.write_bytes(b""),
-        )
-    )()
+    note, link, loop, pipe = (
+        lambda: place.write_text("a note\n"),
+        lambda: place.symlink_to("/"),
+        lambda: place.symlink_to(place),
+        lambda: os.mkfifo(place),
+    )
+    rng.choice((note, place.mkdir, link, loop, pipe, place.touch))()
     return True
 
 
@@ -420,21 +406,16 @@ def _text(tree: Any, raw: str) -> str:
     return text.replace(_MARK, "")
 
 
-def in_json(path: Path, rng: random.Random) -> bool:
+def in_json(path: Path, rng: random.Random) -> None:
     """A value of a JSON file, or of a line of JSON lines."""
-    if not path.is_file():
-        return False
     before = path.read_text(errors="replace")
     rows = before.splitlines() if path.suffix == ".jsonl" else [before]
     at = rng.randrange(len(rows))
     rows[at] = _text(*_put(json.loads(rows[at]), rng, RAW))
     path.write_text("\n".join(rows) + "\n", errors="surrogatepass")
-    return True
 
 
-def in_yaml(path: Path, rng: random.Random) -> bool:
-    if not path.is_file():
-        return False
+def in_yaml(path: Path, rng: random.Random) -> None:
     before = path.read_text(errors="replace")
     if rng.random() < 0.4:
         text = rng.choice(("", before)) + rng.choice(YAMLS)
@@ -447,16 +428,13 @@ def in_yaml(path: Path, rng: random.Random) -> bool:
         text = _text(tree, raw)  # JSON is YAML, nearly
         text = text if rng.random() < 0.5 or raw else yaml.safe_dump(tree, sort_keys=False)
     path.write_text(text, errors="surrogatepass")
-    return True
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------
 
 
-def in_tensors(path: Path, rng: random.Random) -> bool:
+def in_tensors(path: Path, rng: random.Random) -> None:
     """Tensors of another number, shape, type or name."""
-    if not path.is_file():
-        return False
     tensors = load_file(path)
     name = rng.choice(sorted(tensors))
     tensor = tensors.pop(name) if rng.random() < 0.2 else tensors[name]
@@ -474,7 +452,6 @@ def in_tensors(path: Path, rng: random.Random) -> bool:
     elif name in tensors:
         tensors[name] = rng.choice(changed)
     save_file(tensors, path)
-    return True
 
 
 def stamped(operator: Operator) -> Operator:
@@ -497,11 +474,11 @@ def stamped(operator: Operator) -> Operator:
 FORGED = ("forged-tensors", "forged-state")
 OPERATORS: dict[str, Operator] = {
     "flip": on_content(flip),
-    "cut": on_content(cut),
-    "extend": on_content(extend),
+    "cut": on_content(lambda content, rng: content[: rng.randrange(len(content) + 1)]),
+    "extend": on_content(lambda content, rng: content + rng.choice((*MORE, rng.randbytes(50), content))),
     "lines": on_content(lines),
     "replace": on_content(replaced),
-    "empty": on_content(emptied),
+    "empty": on_content(lambda content, rng: rng.choice((*NOTHING, b"\x00" * len(content)))),
     "delete": instead(lambda path, rng: None),
     "folder": instead(_folder),
     "file": instead(lambda path, rng: path.write_text("a note\n")),
@@ -513,11 +490,11 @@ OPERATORS: dict[str, Operator] = {
     "rename": renamed,
     "copy": copied,
     "stray": stray,
-    "json": in_json,
-    "yaml": in_yaml,
-    "tensors": in_tensors,
-    "forged-tensors": stamped(in_tensors),
-    "forged-state": stamped(in_json),
+    "json": on_file(in_json),
+    "yaml": on_file(in_yaml),
+    "tensors": on_file(in_tensors),
+    "forged-tensors": stamped(on_file(in_tensors)),
+    "forged-state": stamped(on_file(in_json)),
 }
 
 

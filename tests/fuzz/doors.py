@@ -141,10 +141,6 @@ def _records(done: Answer) -> Numbers:
     }
 
 
-def _texts(*files: str) -> Callable[[Answer], Numbers]:
-    return lambda done: {"": [Path(file).read_text() for file in files]}
-
-
 # --- the doors ----------------------------------------------------------------------------------------------
 
 ONE, STUDIED = ("done", "half"), ("done", "study")
@@ -155,10 +151,6 @@ READMES = ("experiments/README.md", "experiments/board.html", "experiments/*/REA
 
 def _grid() -> str:
     return f"outputs/grids/{GRID_FOLDER[0]}"
-
-
-def _runs(*words: str) -> Callable[[], Any]:
-    return lambda: runs_door.main(list(words))
 
 
 def _compare(*words: str) -> Callable[[], Any]:
@@ -229,7 +221,9 @@ def _doors() -> Sequence[Door]:
             weight=3,
         ),
         Door(
-            name="runs why", call=_runs("why", *(f"outputs/runs/{name}" for name in two)), focus=runs("grid")
+            name="runs why",
+            call=lambda: runs_door.main(["why", *(f"outputs/runs/{name}" for name in two)]),
+            focus=runs("grid"),
         ),
         Door(name="study --judge", needs=STUDIED, call=_study("--judge"), focus=studied, weight=3),
         Door(
@@ -238,7 +232,7 @@ def _doors() -> Sequence[Door]:
             call=_study("--plan"),
             focus=studied,
             writes=("outputs/plans",),
-            numbers=_none,
+            numbers=lambda done: {},  # a plan is an estimate
         ),
         Door(
             name="study --board",
@@ -246,7 +240,7 @@ def _doors() -> Sequence[Door]:
             call=lambda: study.main(["--board", "experiments"]),
             focus=("experiments", "experiments/*"),
             writes=READMES,
-            numbers=_texts(*BOARD),
+            numbers=lambda done: {"": [Path(file).read_text() for file in BOARD]},
             pages=READMES,
             weight=2,
         ),
@@ -277,15 +271,10 @@ def _doors() -> Sequence[Door]:
             name="api.compare",
             call=_in_refusals(lambda: api.compare(_grid())),
             focus=record,
-            numbers=_answered,
+            numbers=lambda done: _compared(done.value),
             weight=3,
         ),
     ]
-
-
-def _none(done: Answer) -> Numbers:
-    """A plan is an estimate."""
-    return {}
 
 
 def _framed(done: Answer) -> Numbers:
@@ -303,10 +292,6 @@ def _framed(done: Answer) -> Numbers:
         "kernel",
     )
     return {row["identity"]: {key: row[key] for key in kept} for row in json.loads(done.value)}
-
-
-def _answered(done: Answer) -> Numbers:
-    return _compared(done.value)
 
 
 def _begun(done: Answer) -> Numbers:

@@ -44,27 +44,17 @@ class Wound:
     how: str
     seed: int
 
-    def __str__(self) -> str:
-        return f"{self.how} {self.path} ({self.seed})"
-
 
 @dataclass(frozen=True)
 class Case:
     door: str
     wounds: tuple[Wound, ...]
 
-    def __str__(self) -> str:
-        return f"{self.door}: {'; '.join(map(str, self.wounds))}"
-
 
 @dataclass(frozen=True)
 class Verdict:
     outcome: str  # same, mended, refused, left out, edited, nothing done; or a fault
     detail: str = ""
-
-    @property
-    def is_fault(self) -> bool:
-        return self.outcome in FAULTS
 
 
 FAULTS = ("traceback", "hang", "silent", "unnamed", "escape", "script", "wrote", "code")
@@ -210,7 +200,9 @@ class Judge:
             off = [key for key in off if key not in {"", *gone}]  # the rest of a comparison is of fewer runs
         if not off:
             return Verdict("same" if said.err == self.sound.err else "mended")
-        self.open_records = {key for key, record in numbers.items() if _status(record) not in (None, *ENDED)}
+        self.open_records = {
+            key for key, record in numbers.items() if dig(record, "status") not in (None, *ENDED)
+        }
         named = self._new_lines()
         unnamed = sorted(key for key in off if not self._is_named(key, named))
         if unnamed and any(map(_is_own, self.wounds)):
@@ -287,10 +279,6 @@ def _equal(expected: Any, actual: Any) -> bool:
     if isinstance(actual, dict) and isinstance(expected, dict) and actual.get("state", 0) is None:
         return {**expected, "state": None} == actual
     return bool(expected == actual)
-
-
-def _status(record: Any) -> Any:
-    return dig(record, "status")
 
 
 def _is_own(wound: Wound) -> bool:

@@ -99,9 +99,8 @@ def _made(done: Answer, *, code: int = 0) -> None:
 def copy_of(library: Path, place: Path, *, without: Collection[str] = ()) -> Iterator[Path]:
     """A copy of the library to damage, without some of its runs, which is the working directory inside the
     block."""
-    shutil.copytree(
-        library, place, symlinks=True, ignore=lambda folder, names: set(names).intersection(without)
-    )
+    left_out = shutil.ignore_patterns(*without)
+    shutil.copytree(library, place, symlinks=True, ignore=left_out)
     try:
         with chdir(place):
             yield place
