@@ -299,7 +299,7 @@ def _log_other_code(run_dir: Path, log: Callable[[str], None]) -> None:
     with."""
     known = {
         (row["group"], row["name"]): row["sha256"]
-        for row in (read_json(run_dir / "manifest.json") or {}).get("outside", ())
+        for row in (read_json(run_dir / "manifest.json") or {}).get("outside") or ()
     }
     for file in outside.files():
         if known.get((file.group, file.name), file.sha256) != file.sha256:
