@@ -143,6 +143,14 @@ def test_the_pages_have_the_flags_of_the_help(name: str) -> None:
     assert [flag for flag in sorted(flags) if not re.search(rf"{flag}\b(?!-)", text)] == []
 
 
+def test_the_tests_that_a_promise_names_are_there() -> None:
+    code = "".join(path.read_text() for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    page = (ROOT / "docs" / "faults.md").read_text()
+    names = set(re.findall(r"`(test_\w+)(?!\.py)\b", page))
+    assert len(names) > 40
+    assert [name for name in sorted(names) if f"def {name}" not in code] == []
+
+
 def test_readme_is_short_and_plain() -> None:
     text = (ROOT / "README.md").read_text()
     lines = text.splitlines()
