@@ -21,7 +21,7 @@ from nocap.__main__ import COMMANDS
 from nocap.config.compose import compose
 from nocap.config.flags import manual
 from nocap.launch.search import asked, ends, space_of
-from tests.tools import run_docs
+from tests.tools import run_docs, slurm
 from tests.tools.run_docs import (
     ROOT,
     Block,
@@ -222,20 +222,42 @@ def test_every_command_runs_and_prints_what_the_page_shows(
 
 # --- users: scripts of tests/users, written from the pages alone --------------------------------------------
 
-# Of a program every command ends well, and the answer is there; the others' are run where their pages are.
-# `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make
+# Of a lab and a program every command ends well, and the answer is there; the others' are run where their
+# pages are. `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make
 # them short.
 USERS = ROOT / "tests" / "users"
+
+
+def typed(user: str, where: Path, env: dict[str, str]) -> None:
+    env = environment(where) | {"NANO": "model=nano data=synthetic trainer.steps=20"} | env
+    words = ["bash", "-ex", str(USERS / f"{user}.sh")]
+    subprocess.run(words, cwd=where, env=env, stdin=subprocess.DEVNULL, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_lab_gets_its_answers(tmp_path: Path) -> None:
+    """On a pretended Slurm."""
+    for library in ("submitit", "wandb_workspaces", "matplotlib", "optuna"):
+        pytest.importorskip(library)
+    where, cluster = scratch(tmp_path), slurm.install(tmp_path / "slurm")
+    path = f"{cluster['PATH'].partition(':')[0]}:{environment(where)['PATH']}"
+    typed("lab", where, {**cluster, "PATH": path, "PARTITION": "two"})
+    comparison = json.loads((where / "comparison.json").read_text())
+    verdicts = {arm["label"]: arm["difference"]["verdict"] for arm in comparison["arms"][1:]}
+    assert verdicts.keys() == {"gqa", "mqa"}
+    assert {*verdicts.values()} <= {"better", "worse", "no difference shown"}
+    # nine cells, and [x0]: two machines trained each cell once, and [] is flash at seed 0
+    assert len(json.loads((where / "runs.json").read_text())["runs"]) == 10
+    assert (where / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((where / "dashboard.json").read_text())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_program_gets_its_answers(tmp_path: Path) -> None:
     where = scratch(tmp_path)
-    env = environment(where) | {"NANO": "model=nano data=synthetic trainer.steps=20"}
-    subprocess.run(
-        ["bash", "-ex", str(USERS / "program.sh")], cwd=where, env=env, stdin=subprocess.DEVNULL, check=True
-    )
+    typed("program", where, {})
     names = ("accepted", "again", "not-shown", "race", "comparison", "api")
     accepted, again, no, race, comparison, api = (
         json.loads((where / f"{name}.json").read_text()) for name in names
