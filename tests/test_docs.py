@@ -223,8 +223,8 @@ def test_every_command_runs_and_prints_what_the_page_shows(
 # --- users: scripts of tests/users, written from the pages alone --------------------------------------------
 
 # Of a lab and a program every command ends well, and the answer is there; the others' are run where their
-# pages are. `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like make
-# them short.
+# pages are. `# docs/PAGE` in a script names the page that the commands below it are from. $NANO and its like
+# make them short.
 USERS = ROOT / "tests" / "users"
 
 
