@@ -235,7 +235,8 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
     words = ("-m", "nocap.train", *TINY, f"output_dir={tmp_path}")
     code, text = on_a_terminal(*words, cwd=tmp_path)
     assert (code, text.count("finished at step 7")) == (0, 1)
-    assert all(part in text.replace("\r\n", "") for part in ("7/7", "step/s", "\r"))
+    assert all(part in text.replace("\r\n", "") for part in ("7/7", "\r"))
+    assert "step/s" in text or "s/step" in text
     (log,) = tmp_path.glob("runs/*/train.log")
     assert "\r" not in log.read_text()
 
