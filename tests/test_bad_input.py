@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 
 from nocap import outside
-from nocap.checks.trial import launcher
 from nocap.config import hardware
-from nocap.config.compose import composed
+from nocap.config.compose import composed, of_a_grid, overrides_of
 from nocap.config.keys import LIMITS, TEXT
 from nocap.config.run import Run, Store
 from nocap.config.trainer import Trainer
 from nocap.data.shards import write_shard
 from nocap.generate import Generate
+from nocap.launch.multirun import launcher_option
 from tests.conftest import SMALL, Door
 from tests.test_config import CHOICES, EXPERIMENTS, MANDATORY, ONE_ROW, OPTIONS
 
@@ -135,7 +135,11 @@ def check(words: tuple[str, ...], key: str, f: Field[Any], hint: Any, text: str)
     """One case; whether it was refused."""
     before, given = sorted(Path.cwd().rglob("*")), [*BASE, *words, f"{key}={text}"]
     try:
-        node: Any = launcher(given) if "hydra/launcher=pool" in words else composed(given).run
+        node: Any = (
+            launcher_option(of_a_grid(overrides_of(given, grid=True)))
+            if "hydra/launcher=pool" in words
+            else composed(given).run
+        )
     except ValueError as error:
         line = str(error)
         assert sorted(Path.cwd().rglob("*")) == before

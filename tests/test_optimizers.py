@@ -220,6 +220,11 @@ def test_decay_of_matrices_spares_gains_and_shifts(kind: str, spares: bool):
             assert group["weight_decay"] == (0.0 if spares and p.ndim == 1 else run.optimizer.weight_decay)
 
 
+def test_soap_begins_with_a_gradient_that_is_not_finite_as_a_gpu_does_before_its_loss_is_seen() -> None:
+    option: Any = compose(["model=nano", "optimizer=soap"]).optimizer
+    assert option._first(torch.full((4, 6), torch.nan))["left_basis"].shape == (4, 4)
+
+
 def test_soap_with_products_in_bf16_steps_almost_the_same_way(monkeypatch: pytest.MonkeyPatch):
     moved = []
     for dtype in (torch.float64, torch.bfloat16):

@@ -94,8 +94,11 @@ def prepares(trial: Trial) -> str:
     run, cache = trial.run, cache_root(trial.run.cache_dir)
     another = trial.folder / "another" if trial.folder in cache.parents else cache
     data, again = (prepare(run.data, run.tokenizer, cache_dir=folder) for folder in (cache, another))
-    first, second = data.fingerprint[:12], again.fingerprint[:12]
-    expect(first == second, f"made twice, its fingerprints are {first}… and {second}…")
+    first = data.fingerprint[:12]
+    expect(
+        data.fingerprint == again.fingerprint,
+        f"made twice, its fingerprints are {first}… and {again.fingerprint[:12]}…",
+    )
     invalid = verify(run.data, run.tokenizer, cache_dir=cache)[1]
     expect(not invalid, "".join(invalid[:1]))
     train, val = (sum(shard.tokens for shard in shards) for shards in (data.train, data.val))
@@ -230,9 +233,9 @@ def decodes(trial: Trial) -> str:
 def learns(trial: Trial) -> str:
     """A short run does not diverge, ends below where it began, and its tracker does not fail."""
     first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
-    steps = trial.run.trainer.steps
-    expect(last < first, f"validation loss {first:.4f} at the start, {last:.4f} after {steps} steps")
-    return f"validation loss {first:.4f} → {last:.4f} in {steps} steps"
+    losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
+    expect(last < first, losses)
+    return losses
 
 
 def resumes(trial: Trial) -> str:
@@ -267,9 +270,8 @@ def ranks(trial: Trial) -> str:
         raise SkippedError(str(error)) from None
     for a, b in zip(_rows(trial.clean), _rows(trial.train("ranks", "trainer.devices=2")[0]), strict=True):
         for key in a.keys() & {"val/loss", "train/loss"}:
-            apart = abs(a[key] - b[key]) / max(abs(a[key]), 1e-9)
             expect(
-                apart <= RELATIVE,
+                math.isclose(a[key], b[key], rel_tol=RELATIVE),
                 f"step {a['step']}: {key} is {b[key]:.6f} on two ranks and {a[key]:.6f} on one",
             )
     return f"losses are equal within {RELATIVE:.0e}"
@@ -321,9 +323,8 @@ def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
                 "FAIL",
                 str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}",
             )
-            path = trial.folder / f"{name}.log"
-            path.write_text(traceback.format_exc())
-            log = f"  (see {path})"
+            log = f"  (see {trial.folder / name}.log)"
+            (trial.folder / f"{name}.log").write_text(traceback.format_exc())
         if name == (only or name) or status != "ok":
             yield status, name, f"{' '.join(detail.split()):.400}{log}  {time.monotonic() - began:.1f} s"
         if name in FIRST and status != "ok":

@@ -94,8 +94,10 @@ class Trial:
     @property
     def options(self) -> list[Option]:
         """The option itself, as the run has it."""
-        if self.group == "launcher":
-            return [launcher(self.overrides())]
+        if self.group == "launcher":  # no part of a run: from Hydra's own part of the config
+            from nocap.launch.multirun import launcher_option
+
+            return list(filter(None, [launcher_option(of_a_grid(overrides_of(self.overrides(), grid=True)))]))
         if self.group == "ideas":
             return [idea for name, idea in self.run.ideas.items() if name in self.name.split(",")]
         return [getattr(self.run, self.group)]
@@ -125,16 +127,6 @@ class Trial:
     def clean(self) -> Path:
         """The folder of the run that is not disturbed, to compare others with."""
         return self.train("first")[0]
-
-
-def launcher(overrides: list[str]) -> Option:
-    """The launcher is no part of a run: it comes from Hydra's own part of the config."""
-    from nocap.launch.multirun import launcher_option
-
-    option = launcher_option(of_a_grid(overrides_of(overrides, grid=True)))
-    if option is None:
-        raise ValueError("it makes no launcher option: its yaml must have a kind")
-    return option
 
 
 def quoted(key: str, path: Path) -> str:
