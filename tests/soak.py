@@ -81,7 +81,7 @@ GONE_S = 10.0  # in which the last process of a command that ended goes
 # What may differ between twins: times, what is made of them, checksums of files with them or a path, how
 # often and where each began.
 TIMES = {"clock_s", "step_ms", "tokens_per_s", "epoch_s", "memory_mib"}
-TIMES |= {"when", "at", "started", "date", "pace", "attempts", "git", "commit"}
+TIMES |= {"when", "at", "started", "registered", "date", "pace", "attempts", "git", "commit"}
 TIMES |= {"state.json", "metrics.jsonl", "manifest.json", "summary.json", "config.yaml"}
 OF_A_LINE = {"previous", "measured"}  # what a log's line has of times
 ROW_TIMES = ("clock/", "perf/", "memory/")
