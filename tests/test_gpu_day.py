@@ -136,8 +136,8 @@ def test_later_steps_take_the_kernel_that_numerics_found_right(
     rows = [{"name": name, "outcome": word} for name, word in zip(names, outcomes, strict=True)]
     (tmp_path / "numerics.json").write_text(json.dumps({"kernel": checks.kernel(rows), "rows": rows}))
     assert shared.kernel == kernel
-    for name in ("bench", "graphs", "profile", "challenge"):
-        words = getattr(day, name)(shared, tmp_path / "b.json")
+    for name in ("bench", "graphs", "options", "profile", "challenge"):
+        words = day.STEPS[name].words(shared, tmp_path / "b.json")
         assert set(kernel) <= set(words)
 
 
@@ -204,13 +204,14 @@ def test_the_arms_of_the_bench_compose(
         every = [word for flag, word in pairwise(words) if flag == "--arm"]
         return len(compose_arms(words[2 : words.index("--arm")], every))
 
-    whole = {"bench": len(day.ARMS), "compile": 3, "graphs": 3, "options": len(day.OPTIONS)}
+    whole = {"bench": len(day.ARMS), "compile": 3, "graphs": 4, "options": len(day.OPTIONS)}
     assert {step: arms(step) for step in whole} == whole
     rows = [{"name": name, "outcome": ABSENT} for name in ("fused", "cudnn")]
     (tmp_path / "numerics.json").write_text(json.dumps({"kernel": "flash", "rows": rows}))
     assert arms("bench") == len(day.ARMS) - 2
     half = replace(shared, share=0.5)
-    assert [float(day.bench(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [190, 95]
+    words = day.STEPS["bench"].words
+    assert [float(words(some, tmp_path / "bench.json")[-3]) for some in (shared, half)] == [190, 95]
 
 
 def test_a_day_that_is_stopped_takes_its_step_with_it(tmp_path: Path) -> None:

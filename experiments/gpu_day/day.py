@@ -64,11 +64,11 @@ ARMS = (
 )
 # a bench of their own: on an H200 one of them warmed up for minutes, and took the bench with it
 WHOLE = ("trainer.compile=regional", "trainer.compile=full", "trainer.compile=max")
-# what a study may compare; `local` is the kernel of a window on the device
+# what a study may compare
 OPTIONS = (
     "trainer.compile=regional",
     "attention=gqa",
-    "attention=sliding attention.kernel={local}",
+    "attention=sliding attention.kernel=flex",
     "attention=hybrid",
     "mlp=gelu3x",
     "mlp=swiglu",
@@ -77,9 +77,20 @@ OPTIONS = (
     "objective.loss_chunks=8",
     "attention=mha attention.kernel=materialized",
 )
-NEEDS = {"attention.kernel=cudnn": (8, 0), "model.fp8_head=true": (8, 9)}  # capability of a GPU
-# a step that a GPU may do faster than the host launches it
+# over a step that a GPU may do faster than the host launches it
+GRAPHS = (
+    "trainer.compile=regional",
+    "trainer.compile=off",
+    "trainer.cuda_graphs=true",
+    "trainer.cuda_graphs=true trainer.compile=off",
+)
 SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"
+NEEDS = {  # capability of a GPU
+    "attention=sliding attention.kernel=flex": (7, 0),
+    **dict.fromkeys(GRAPHS[2:], (7, 0)),
+    "attention.kernel=cudnn": (8, 0),
+    "model.fp8_head=true": (8, 9),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,50 +149,21 @@ def checks(day: Day, path: Path) -> list[str]:
     return [str(HERE / "checks.py"), path.stem, *day.kernel, *day.how, "--json", str(path)]
 
 
-def bench(day: Day, path: Path) -> list[str]:
-    """`bench`, `compile` and `options`."""
-    there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
-    arms, seconds = {"compile": (WHOLE, 220), "options": (OPTIONS, 140)}.get(path.stem, (ARMS, 190))
-    local = "flex" if day.device == "cuda" else "blocks"
-    arms = [arm.format(local=local) for arm in arms]
-    # no arm: the kernel that all arms have, and one that is not on this machine
-    absent = [row["name"] for row in day.numerics["rows"] if row["outcome"] == "not on this machine"]
-    none = [*day.kernel, *(f"attention.kernel={name}" for name in absent)]
-    arms = [arm for arm in arms if there >= NEEDS.get(arm, (0, 0)) and arm not in none]
-    return [
-        "-m",
-        "nocap.bench",
-        *day.shape,
-        *(word for arm in arms for word in ("--arm", arm)),
-        "--seconds",
-        day.seconds(seconds),
-        "--json",
-        str(path),
-    ]
+def bench(arms: Sequence[str], seconds: float, shape: str = "") -> Callable[[Day, Path], list[str]]:
+    """Of these arms, but those that the machine cannot have, in the day's shape or this one."""
 
+    def words(day: Day, path: Path) -> list[str]:
+        there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
+        # no arm: the kernel that all arms have, and one that is not on this machine
+        absent = [row["name"] for row in day.numerics["rows"] if row["outcome"] == "not on this machine"]
+        none = [*day.kernel, *(f"attention.kernel={name}" for name in absent)]
+        kept = [arm for arm in arms if there >= NEEDS.get(arm, (0, 0)) and arm not in none]
+        own = [] if day.small else shape.split()
+        flags = [word for arm in kept for word in ("--arm", arm)]
+        how = ["--seconds", day.seconds(seconds), "--json", str(path)]
+        return ["-m", "nocap.bench", *day.shape, *own, *flags, *how]
 
-def graphs(day: Day, path: Path) -> list[str]:
-    """One micro-batch of two sequences a step: regional against CUDA graphs, on and off."""
-    arms = [
-        "",
-        *(
-            ["trainer.cuda_graphs=true", "trainer.cuda_graphs=true trainer.compile=off"]
-            if day.device == "cuda"
-            else ["mlp=gelu3x"]
-        ),
-    ]
-    shape = [*day.shape, *([] if day.small else SHORT.split()), "trainer.compile=regional"]
-    words = [word for arm in arms for word in ("--arm", arm)]
-    return [
-        "-m",
-        "nocap.bench",
-        *shape,
-        *words,
-        "--seconds",
-        day.seconds(75),
-        "--json",
-        str(path),
-    ]
+    return words
 
 
 def profile(day: Day, path: Path) -> list[str]:
@@ -294,14 +276,14 @@ STEPS: dict[str, Step] = {  # 35 minutes at most
     "numerics": Step(limit_s=120, words=script("checks.py", "numerics"), figure=_checks),
     "products": Step(limit_s=60, words=script("kernels.py", "products"), figure=_products),
     "attention": Step(limit_s=60, words=script("kernels.py", "attention"), figure=_attention),
-    "bench": Step(limit_s=250, words=bench, figure=_bench),
+    "bench": Step(limit_s=250, words=bench(ARMS, 190), figure=_bench),
     "challenge": Step(limit_s=520, words=challenge, figure=_challenge, skip=no_challenge),
     "resume": Step(limit_s=130, words=checks, figure=_checks),
     "ddp": Step(limit_s=100, words=checks, figure=_checks),
     "profile": Step(limit_s=90, words=profile, figure=_profile),
-    "graphs": Step(limit_s=100, words=graphs, figure=_bench),
-    "compile": Step(limit_s=300, words=bench, figure=_bench),
-    "options": Step(limit_s=170, words=bench, figure=_bench),
+    "graphs": Step(limit_s=100, words=bench(GRAPHS, 75, SHORT), figure=_bench),
+    "compile": Step(limit_s=300, words=bench(WHOLE, 220), figure=_bench),
+    "options": Step(limit_s=170, words=bench(OPTIONS, 140), figure=_bench),
     "tests": Step(limit_s=170, words=tests),
 }
 

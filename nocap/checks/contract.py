@@ -234,7 +234,7 @@ def learns(trial: Trial) -> str:
     """A short run does not diverge, ends below where it began, and its tracker does not fail."""
     first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
     losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
-    expect(last < first, losses)
+    expect(last < first, f"{losses}: it must end below where it began")
     return losses
 
 

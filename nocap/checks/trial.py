@@ -97,7 +97,9 @@ class Trial:
         if self.group == "launcher":  # no part of a run: from Hydra's own part of the config
             from nocap.launch.multirun import launcher_option
 
-            return list(filter(None, [launcher_option(of_a_grid(overrides_of(self.overrides(), grid=True)))]))
+            option = launcher_option(of_a_grid(overrides_of(self.overrides(), grid=True)))
+            assert option is not None, "the overrides choose one"
+            return [option]
         if self.group == "ideas":
             return [idea for name, idea in self.run.ideas.items() if name in self.name.split(",")]
         return [getattr(self.run, self.group)]
