@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test test-slow soak fuzz gpu-day atlas check lint types contract format clean
+.PHONY: train test gate test-slow soak fuzz gpu-day atlas check lint types contract format clean
 
 train: $(VENV)/ready   ## a real GPT learns real text, in a good minute on two cores; ARGS="attention=gqa" for another
 	$(BIN)/python -m nocap.train experiment=first_run $(ARGS)
 
 test: $(VENV)/ready    ## the default suite
-	$(BIN)/python -m pytest -n 2 -m "not slow and not fuzz"
+	$(BIN)/python -m tests.tools.retry -n 2 -m "not slow and not gate and not fuzz"
 
-test-slow: $(VENV)/ready
+gate: $(VENV)/ready    ## what only processes show: kills, ranks, a grid, a wheel, README, a browser, Ray
+	$(BIN)/python -m tests.tools.retry -n 2 -m gate
+
+test-slow: $(VENV)/ready   ## the rest, half an hour on two idle cores
 	$(BIN)/python -m pytest -n 2 -m slow
 
 soak: $(VENV)/ready    ## 1,000 random SIGKILLs, about an hour; the same command goes on; ARGS="--kills 20" for less

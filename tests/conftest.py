@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,6 +92,15 @@ def pytest_collection_finish() -> None:
     torch again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line how many tests were skipped, and why."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    why = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    reasons = "; ".join(f"{count} × {reason}" for reason, count in why.most_common())
+    if reasons:
+        terminalreporter.write_line(f"skipped: {reasons}")
 
 
 @pytest.fixture

@@ -164,6 +164,7 @@ def test_the_atlas_recipe_is_the_best_trial_of_its_stack(jobs: ModuleType) -> No
     assert recipe.trainer.steps * recipe.trainer.batch_tokens == 1_572_864
 
 
+@pytest.mark.slow
 def test_the_recipe_is_what_the_race_judges_and_no_trial_of_its_search_was_better() -> None:
     folder = REPO / "experiments" / "recipe_tuned"
     raced, rows = (

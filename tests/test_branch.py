@@ -141,6 +141,7 @@ def test_branch_with_muon_killed_and_resumed_is_the_whole_run(tmp_path: Path, he
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
     other, damaged, missing, state, inside = (copied(trunk, tmp_path / name) for name in "abcde")
     manifest = read(other / "manifest.json")

@@ -156,6 +156,7 @@ def head_peak_mib(chunks: int, *, training: bool) -> float:
     return max(allocated) / memory.MIB
 
 
+@pytest.mark.slow
 def test_the_logits_of_one_chunk_and_the_weights_gradient_are_all_it_holds() -> None:
     logits, weights = 512 * 50257 * 4 / memory.MIB, 64 * 50257 * 4 / memory.MIB
     assert head_peak_mib(1, training=True) == pytest.approx(3 * logits, rel=0.02)

@@ -74,7 +74,11 @@ def test_what_takes_the_place_of_a_decay_is_refused_beside_one() -> None:
             small(f"schedule={schedule}", "optimizer=schedule_free", "trainer.steps=100")
 
 
-@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
+@pytest.mark.parametrize(
+    "combination",
+    [*COMBINATIONS[:4], *(pytest.param(each, marks=pytest.mark.slow) for each in COMBINATIONS[4:])],
+    ids="-".join,
+)
 def test_every_combination_learns(combination: tuple[str, ...]) -> None:
     attention, mlp, schedule, optimizer = combination
     rates = ["optimizer.lr=0.02", *(["optimizer.muon_lr=0.02"] if optimizer == "muon" else [])]

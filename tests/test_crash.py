@@ -395,7 +395,8 @@ class Life(RuleBasedStateMachine):
             assert any("checkpoints" in path.parts for path in self.damaged), latest
 
 
-@pytest.mark.parametrize(("steps", "examples"), [(6, 2), pytest.param(9, 20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("steps", "examples"), [(9, 20)])
 def test_lives_of_a_run_end_as_if_nothing_had_happened(steps: int, examples: int, tmp_path: Path) -> None:
     assert in_a_child(lambda: trained(tmp_path), tmp_path / "told") == 0
     Life.twin = state_of(the_run(tmp_path))

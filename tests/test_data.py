@@ -10,7 +10,6 @@ import re
 import struct
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -455,17 +454,14 @@ def test_no_network_is_one_line_that_says_how_and_where(empty_cache, monkeypatch
 
 def test_a_silent_server_is_not_waited_for(empty_cache, monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(tiktoken.load, "read_file", lambda _: release.wait(10))
+    monkeypatch.setattr(tiktoken.load, "read_file", lambda _: release.wait())
     monkeypatch.setattr(tokenizer, "FETCH_TIMEOUT_S", 0.2)
-    start = time.monotonic()
     with pytest.raises(ValueError, match=r"no answer in 0\.2 s"):
         BuiltIn(vocabulary=Vocabulary.gpt2).load(cache_dir=empty_cache)
-    took = time.monotonic() - start
     release.set()
     for thread in threading.enumerate():
         if thread.name == "fetch-gpt2-vocabulary":
             thread.join()
-    assert took < 5
 
 
 # --- the door -----------------------------------------------------------------------------------------------

@@ -78,7 +78,15 @@ def test_commands_name_existing_modules_flags_and_files(block: Block) -> None:
         assert words[0] != "python" or not named.endswith(".py") or (ROOT / named).is_file(), named
 
 
-@pytest.mark.parametrize("block", [b for b in ALL if b.settings.get("exit", "0") == "0"], ids=_name)
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(block, marks=() if block.page == "README.md" else pytest.mark.slow)
+        for block in ALL
+        if block.settings.get("exit", "0") == "0"
+    ],
+    ids=lambda block: _name(block),
+)
 def test_overrides_compose(block: Block) -> None:
     for module, arguments in _nocap(block):
         if module in COMPOSING and not {"--config-dir", "--help"} & set(arguments):
@@ -209,15 +217,19 @@ def test_what_a_page_shows_is_what_was_printed(shown: str, printed: str, numbers
     assert matches(shown, printed, numbers=numbers) == same
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "page", [page.relative_to(run_docs.ROOT) for page in pages()], ids=lambda page: page.stem
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.gate if page.name == "README.md" else pytest.mark.slow)
+        for page in pages()
+    ],
+    ids=lambda page: page.stem,
 )
 def test_every_command_runs_and_prints_what_the_page_shows(
     page: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_docs.main(["--slow", "--only", str(page)]) == 0, capfd.readouterr().out
+    assert run_docs.main(["--slow", "--only", str(page.relative_to(ROOT))]) == 0, capfd.readouterr().out
 
 
 # --- users: scripts of tests/users, written from the pages alone --------------------------------------------

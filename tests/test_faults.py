@@ -98,7 +98,8 @@ def writer(root: Path, *, background: bool = False) -> tuple[torch.nn.Module, ch
 # --- 1, 2: killed -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kills", "ranks"), [([10], 1), pytest.param([1, 13], 2, marks=pytest.mark.slow)])
+@pytest.mark.gate
+@pytest.mark.parametrize(("kills", "ranks"), [([10], 1), ([1, 13], 2)])
 def test_01_kill_at_any_step(
     tmp_path: Path, door: Door, faulty: Faulty, undisturbed: Undisturbed, kills: list[int], ranks: int
 ) -> None:
@@ -320,6 +321,7 @@ def test_08_stop_reaches_every_rank(tmp_path: Path, door: Door, undisturbed: Und
     stops_and_goes_on(tmp_path / "out", undisturbed, door, *words, signals=signals, keeps=1)
 
 
+@pytest.mark.gate
 def test_09_signals_on_signals_are_one_stop_that_resumes(
     tmp_path: Path, here: Door, undisturbed: Undisturbed
 ) -> None:
@@ -512,7 +514,7 @@ def test_17_data_changed_before_the_resume(tmp_path: Path, here: Door, shards: t
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.gate
 def test_18_19_one_writer_and_its_lock_dies_with_it(
     tmp_path: Path, here: Door, undisturbed: Undisturbed
 ) -> None:

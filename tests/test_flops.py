@@ -12,6 +12,7 @@ from nocap.model.gpt import GPT
 D12 = ["model=d12", "attention=flash", "trainer.micro_batch=1"]
 
 
+@pytest.mark.slow
 def test_gpt2_124m():
     run = compose(D12)
     assert f"{flops_per_token(run, vocab_size=50257)[0] / 1e6:.1f}" == "797.8"

@@ -2,7 +2,6 @@
 that are refused: tests/test_bad_input.py."""
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +126,8 @@ def test_yaml_bombs_are_refused_at_once(name: str, ask: Any, tmp_path: Path) -> 
         path.write_text(text)
     refused(ask("train", *flags, "experiment=evil"), says)
     refused(ask("study", str(tmp_path / "study"), "--plan"), says)
-    began = time.process_time()
     with pytest.raises(ValueError, match=r"must be a run's config\.yaml"):
         load(tmp_path / "config.yaml")
-    assert time.process_time() - began < 20  # what doubles 40 times would take years, a bomb as well
 
 
 @pytest.mark.parametrize(

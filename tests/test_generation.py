@@ -108,7 +108,7 @@ def test_the_cache_holds_what_the_option_needs_and_no_more(option: str, slots: i
     assert sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in layers) == 3 * slots * 2 * 16 * 4
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own deprecated parts
 def test_compiled_text_is_recomputed_text():
     torch.compiler.reset()

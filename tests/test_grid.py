@@ -16,8 +16,8 @@ from nocap.launch.grid import check
 from nocap.launch.head import run_facts
 from nocap.launch.multirun import multirun
 from tests.attempts import on_a_terminal, processes, wait_until
-from tests.conftest import EXPLODING
-from tests.grids import CELL, Background, summaries, trained
+from tests.conftest import EXPLODING, SMALL
+from tests.grids import CELL, Background, records, summaries, trained
 from tests.grids import small_grid as small_grid
 from tests.test_tracking import inspect
 
@@ -221,7 +221,7 @@ def test_broken_cells_stop_nobody_and_only_they_run_again(tmp_path, here):
     assert (again.code, again.err, trained(again.out)) == (0, "", ["seed=0", "seed=1"])
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_two_processes_train_each_cell_once(tmp_path):
     out = tmp_path / "out"
     both = [Background(out, *CELL, "seed=0,1") for _ in range(2)]
@@ -287,3 +287,42 @@ def test_tracked_grid_is_a_group_that_ends_with_its_comparison(tmp_path, door):
     said = [(row["run"]["run_group"], row["run"]["job_type"]) for row in rows if row["type"] == "run"]
     assert [group for group, _ in said] == [grid.name] * 3
     assert sorted(kind == "comparison" for _, kind in said) == [False, False, True]
+
+
+# --- killed, and gone on with -------------------------------------------------------------------------------
+
+TWO = (*SMALL, "trainer.max_restarts=0", "attention=flash,gqa", "seed=0")
+ROWS = 13  # of each of its cells
+
+
+def rows_in(out):
+    """Count the rows of all runs, a half-written one not included."""
+    return sum(path.read_bytes().count(b"\n") for path in out.glob("runs/*/metrics.jsonl"))
+
+
+@pytest.mark.gate
+def test_a_killed_grid_ends_with_the_same_losses(tmp_path, here, door):
+    """SIGKILL in the first cell, then in the second."""
+    alone, out = tmp_path / "alone", tmp_path / "out"
+    assert here("--multirun", *TWO, f"output_dir={alone}").code == 0
+    for rows in (ROWS // 2, ROWS + ROWS // 2):
+        running = Background(out, *TWO)
+        wait_until(lambda rows=rows: rows_in(out) >= rows, f"{rows} rows")
+        assert running.end(signal.SIGKILL).code == -signal.SIGKILL
+    done = door("--multirun", *TWO, f"output_dir={out}", timeout=600)
+    assert (done.code, done.err) == (0, "")
+    assert {summary["status"] for summary in summaries(out).values()} == {"finished"}
+    assert len(records(out)) == 2
+    assert records(out) == records(alone)
+
+
+@pytest.mark.slow
+def test_cell_on_two_devices_has_processes_of_its_own(tmp_path, door):
+    out = tmp_path / "out"
+    done = door(*CELL, "trainer.devices=2", "seed=0,1", "--multirun", f"output_dir={out}")
+    assert (done.code, done.err) == (0, "")
+    assert [(summary["status"], summary["devices"]) for summary in summaries(out).values()] == [
+        ("finished", 2)
+    ] * 2
+    for run_dir in out.glob("runs/*"):
+        assert not (run_dir / ".lease").exists()

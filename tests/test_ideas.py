@@ -116,6 +116,7 @@ def test_every_learning_rate_has_a_name():
     assert rates(optimizers) == {"lr": 0.05, "lr_2": 0.1, "lr_adam": 0.15, "lr_adam_again": 0.2}
 
 
+@pytest.mark.slow
 def test_flops_of_ideas_and_of_an_unknown_mixer_are_counted_and_marked():
     plain, more = (flops_per_token(composed(*words), vocab_size=V) for words in ((), MULTI))
     m = composed().model

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from nocap.config.compose import compose
+from nocap.config.keys import counting, flat
+from nocap.config.plain import to_plain
 from nocap.measure.arms import step_config
 from nocap.store.identity import (
     code_digest,
@@ -201,3 +203,32 @@ def test_a_key_says_once_what_it_counts_for():
     words = [word for word in SMALL if not word.startswith("data")]
     text = config_that_counts(compose([*words, "data=text", "data.path=somewhere"]))
     assert ("path" in text["data"], "val_fraction" in text["data"]) == (False, True)
+
+
+# --- keys ---------------------------------------------------------------------------------------------------
+
+# Of a small run's keys, those that change no number of it: where things lie, how often they are saved or
+# shown, and on how many devices it trains.
+NO_PART = {
+    "cache_dir",
+    "output_dir",
+    "store.diff",
+    "tracker.also",
+    "tracker.kind",
+    "trainer.checkpoint_every",
+    "trainer.devices",
+    "trainer.hang_timeout_s",
+    "trainer.init_from",
+    "trainer.keep_checkpoints",
+    "trainer.keep_steps",
+    "trainer.log_every",
+    "trainer.max_restarts",
+}
+
+
+def test_every_other_key_is_a_part_of_the_identity() -> None:
+    run = compose([*SMALL])
+    plain = to_plain(run)
+    every = {key for key, _ in flat(plain)}
+    counted = {key for key, _ in flat(counting(run, "identity", plain))}
+    assert every - counted == NO_PART

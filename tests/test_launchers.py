@@ -122,7 +122,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 @needs_submitit
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.timeout(600)
 def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, door, here):
     cores = len(os.sched_getaffinity(0))
@@ -140,7 +140,7 @@ def test_a_pool_and_slurm_give_the_same_records(small_grid, cluster, tmp_path, d
 
 
 @needs_submitit
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.timeout(600)
 def test_slurm_requeues_a_job_at_its_time_limit_and_it_resumes(cluster, tmp_path, door):
     out = tmp_path / "out"

@@ -220,7 +220,7 @@ def on_machine(name: str) -> tuple[str, ...]:
     return "-c", MACHINE.format(name)
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_run_of_a_machine_that_is_gone_is_finished_once(
     tmp_path: Path, here: Door, undisturbed: Undisturbed
 ) -> None:

@@ -53,7 +53,13 @@ def test_new_study_is_one_that_can_be_carried_out(tmp_path: Path, capsys: pytest
     assert [claim.id for claim in plan.study.claims] == ["heads.speed", "heads.params"]
 
 
-@pytest.mark.parametrize("group", outside.groups())
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param(group, marks=() if group in ("attention", "ideas", "optimizer") else pytest.mark.slow)
+        for group in outside.groups()
+    ],
+)
 def test_new_option_composes_and_computes_its_formula(
     group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

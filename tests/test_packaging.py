@@ -28,7 +28,7 @@ def test_completion_offers_doors_groups_and_options(here: Door, line: str, offer
     assert (done.code, words if len(offered) == 1 else words & offered) == (0, offered), done.err
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]

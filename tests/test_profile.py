@@ -324,6 +324,7 @@ def profiled(tmp_path_factory):
     return {**json.loads((folder / "new" / "p.json").read_text()), "trusted": True}, done.out, folder
 
 
+@pytest.mark.slow
 def test_the_record_says_what_was_measured_and_on_what(profiled):
     """The parts add up to the step; the table names them; the trace is one that Perfetto reads."""
     record, said, folder = profiled
@@ -349,6 +350,7 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
     assert {MARK + "step", MARK + "blocks.1.mlp.f.up"} <= {event.get("name") for event in events}
 
 
+@pytest.mark.slow
 def test_ceilings_and_a_busy_gpu_are_told(profiled):
     """Made up: measuring ceilings takes longer than the rest. A step that waits for the host is hinted at."""
     record, plain, _ = profiled

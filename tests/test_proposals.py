@@ -348,7 +348,7 @@ def times() -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in Path("outputs/commands").glob("*/result.json")}
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_a_proposal_that_is_stopped_goes_on(study_door: Door, beside: Path):
     (beside.parent / "train.py").write_text(f"{SCRIPT}\nimport time\ntime.sleep(0.5)\n")
     words = [sys.executable, "-m", "nocap.study", beside, "--json", "--propose", command(0)]

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -299,6 +298,7 @@ def test_a_metric_in_a_file(repo, raced, name, text, value):
 GOOD = "print('final', 3 + noise)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "code", "line"),
     [
@@ -317,11 +317,11 @@ GOOD = "print('final', 3 + noise)"
             1,
             "MiB of it",
         ),
-        ("time.sleep(60)", 1, "no end after 1 s (--timeout)"),
+        ("time.sleep(1000)", 1, "no end after 1 s (--timeout)"),  # longer than a test may take
         ("os.kill(os.getpid(), 9)", 1, "base, seed 0: exit code -9"),
         (
             "subprocess = __import__('subprocess').Popen([sys.executable, '-c', 'import time; "
-            f"time.sleep(60)']); {GOOD}",
+            f"time.sleep(1000)']); {GOOD}",
             0,
             "",
         ),
@@ -332,11 +332,10 @@ def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code
     """Its arm, seed and log are named, and the same command goes on once the cause is gone."""
     monkeypatch.setenv("EXTRA", extra)
     monkeypatch.setattr(command, "LOG_BYTES", 2**20 if "65_000" in extra else command.LOG_BYTES)
-    began, timeout = time.monotonic(), "1s" if extra == "time.sleep(60)" else "60s"
+    timeout = "1s" if extra == "time.sleep(1000)" else "60s"
     words = [*ALIKE[:-1], r"final (\S+)", "--pairs", "1", "--timeout"]
     ended, said = failed(*words, timeout) if code else (0, raced(*words, timeout)["said"])
     assert (ended, line in said) == (code, True), said
-    assert time.monotonic() - began < 40
     (log, *_) = repo.glob("outputs/commands/*-0/output.log")
     assert "val loss" in log.read_text()
     if code:
@@ -346,6 +345,7 @@ def test_what_a_command_does_badly(repo, raced, failed, monkeypatch, extra, code
         raced(*words, "60s")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(repo, raced, failed, monkeypatch):
     monkeypatch.setenv("EXTRA", "for i in range(20_000): print(i)")  # more than a pipe takes
     with monkeypatch.context() as full:
@@ -401,6 +401,7 @@ def test_bad_input_is_refused_before_anything_runs(repo, failed, words, line):
     assert not (repo / "outputs" / "commands").exists()
 
 
+@pytest.mark.gate
 def test_a_race_that_is_killed_goes_on(repo, raced, monkeypatch, tmp_path):
     """And the command that it was running ends with it."""
     monkeypatch.setenv("PYTHONPATH", str(REPO))

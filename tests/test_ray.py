@@ -148,12 +148,16 @@ def cluster(monkeypatch):
     """Three nodes on this machine, with room for one cell each, by the process ids of their raylets."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    made = pytest.importorskip("ray.cluster_utils", reason=WHY).Cluster()
+    cluster_utils = pytest.importorskip("ray.cluster_utils", reason=WHY)
     # short: there are sockets in it
     with (
         tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
         ExitStack() as undo,
     ):
+        # a new machine has no /tmp/ray, and Ray writes there before it makes it
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
+        made = cluster_utils.Cluster()
         undo.callback(made.shutdown)
         small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
         try:
@@ -187,7 +191,7 @@ def caught(out, cluster):
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
 def test_a_grid_outlives_a_node(cluster, tmp_path):

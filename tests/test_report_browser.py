@@ -139,7 +139,7 @@ def page_of(opened: Callable[..., Tab], tmp_path: Path) -> Callable[..., Tab]:
     return open_
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     page_of: Callable[..., Tab], grid: Comparison
 ) -> None:
@@ -304,6 +304,7 @@ def test_the_page_of_a_search(opened: Callable[..., Tab], fake: Any, tmp_path: P
     assert tab.page.locator("#hues0").inner_text().split() == ["attention", *words]
 
 
+@pytest.mark.slow
 def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
     opened: Callable[..., Tab], tmp_path: Path
 ) -> None:
@@ -321,6 +322,7 @@ def test_the_page_of_a_race_fits_a_phone_and_asks_for_nothing(
 # --- the leaderboard ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_board_is_filtered_without_a_script_and_fits_a_phone(opened: Callable[..., Tab]) -> None:
     tab = opened(REPO / "experiments" / "board.html", width=1400, last=None)
     assert tab.page.evaluate("document.documentElement.scrollHeight") <= 7200

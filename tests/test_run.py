@@ -102,7 +102,9 @@ def test_rows_are_each_step_once_with_what_was_done_before_it(undisturbed: Undis
 def test_clock_sums_to_the_wall_and_the_wall_is_the_time_of_the_process(undisturbed: Undisturbed) -> None:
     clock = summary_of(undisturbed.run_dir)["clock_s"]
     assert sum(clock[line] for line in LINES) == pytest.approx(clock["wall"], rel=0.01)
-    assert 0 <= undisturbed.seconds - clock["wall"] < 4  # interpreter start and end, on a busy machine
+    began = (undisturbed.run_dir / "manifest.json").stat().st_mtime
+    last_row = (undisturbed.run_dir / "metrics.jsonl").stat().st_mtime
+    assert last_row - began <= clock["wall"] <= undisturbed.seconds
     for row in rows_of(undisturbed.run_dir):
         assert sum(row[f"clock/{line}_s"] for line in LINES) == pytest.approx(row["clock/wall_s"], rel=1e-6)
 

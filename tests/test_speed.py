@@ -235,6 +235,7 @@ def test_an_arm_that_runs_out_in_its_warm_up_leaves_nothing_behind(monkeypatch):
     assert [graph() for graph in graphs] == [None]
 
 
+@pytest.mark.slow
 def test_a_lost_baseline_loses_no_other_arm(raced):
     code, result = raced(still, fails={"mlp=gelu4x": (3, MemoryError("no more"))})
     base, *others = result["arms"]
@@ -242,6 +243,7 @@ def test_a_lost_baseline_loses_no_other_arm(raced):
     assert [(arm["speed"], arm["tokens_per_s"]) for arm in others] == [(None, pytest.approx(1.0))] * 2
 
 
+@pytest.mark.slow
 def test_a_bench_is_in_its_file_after_each_round(raced, monkeypatch):
     kept = []
     monkeypatch.setattr(command, "write_json", lambda path, content: kept.append(content["rounds"]))
@@ -346,6 +348,7 @@ def test_arms_of_two_devices_are_refused(monkeypatch):
         bench([TimedArm(label, nano(label)) for label in ("", "trainer.device=cuda")], seconds=1)
 
 
+@pytest.mark.slow
 def test_one_thread_on_a_cpu_and_nothing_is_compiled_unless_asked_for():
     words = ["model=small", "trainer.device=cpu"]  # a training of it would be compiled
     asked = [compose_arm(words, more).run.trainer for more in ("", "trainer.compile=regional")]
@@ -477,6 +480,7 @@ STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n 
 BUILD = "\nbuild = lambda request: Step()"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("source", "said"),

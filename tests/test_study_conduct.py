@@ -70,6 +70,7 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
     assert "not decided, and another analysis follows: M.unsure" in said
 
 
+@pytest.mark.gate
 def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
     """After twenty of its thirty tasks: the same tasks, each once, and the same results as of one that was
     not."""

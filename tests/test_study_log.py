@@ -148,6 +148,7 @@ WAYS: dict[str, tuple[Json, str | None]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("then", "label"), WAYS.values(), ids=WAYS)
 def test_a_claim_that_was_moved_after_its_result_is_exploratory(lab: Lab, then: Json, label: str | None):
     """Also in a fresh output_dir, where everything is trained and timed again: the log is what remembers."""

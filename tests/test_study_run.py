@@ -4,7 +4,6 @@ again, and labels."""
 from __future__ import annotations
 
 import json
-import random
 import shutil
 from datetime import datetime
 from itertools import pairwise
@@ -19,7 +18,6 @@ from nocap.study.__main__ import main
 from nocap.study.log import FILE, read
 from nocap.study.registration import name_of
 from tests import soak
-from tests.attempts import wait_until
 from tests.conftest import Door, called, shared_folder
 from tests.studies import LOSS, Json, at, study, tree, written
 
@@ -64,6 +62,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Path:
 # --- once ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.gate
 def test_a_study_from_its_file_to_its_verdicts(root: Path):
     (code, out, err), it = json_of(root / "done.json"), left(root)
     assert (code, err) == (0, "")
@@ -96,6 +95,7 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
         assert said in out
 
 
+@pytest.mark.gate
 def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_out(root: Path):
     it = left(root)
     registered, log = it.log.lines[:2], it.log
@@ -120,6 +120,7 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     ]
 
 
+@pytest.mark.gate
 def test_the_second_time_nothing_is_trained_timed_or_written(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -156,35 +157,6 @@ def test_runs_of_a_grid_are_the_baseline(tmp_path: Path, here: Door, monkeypatch
 
 
 # --- processes ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_study_that_is_killed_at_random_moments_ends_as_one_that_is_not(root: Path, tmp_path: Path):
-    """The same runs with the same losses, bit for bit; in the log no task twice."""
-    chance, killed = random.Random(0), tmp_path / "killed"
-    written(killed / "made", MADE)
-    for kills in range(4):
-        process = soak.start([*COMMAND], killed)
-        if kills == 3 or not soak.at_a_moment(process, killed, chance):
-            break
-        process.kill()
-        process.wait()
-        wait_until(lambda: not soak.processes(killed), "the end of its workers")
-    assert kills > 1
-    assert process.wait(soak.DEADLINE_S) == 0, killed.with_suffix(".err").read_text()
-
-    def told(it: SimpleNamespace) -> list[object]:
-        return [
-            it.log.broken,
-            {name: summary["val_loss"] for name, summary in it.runs.items()},
-            [*it.sessions],
-            sorted(map(name_of, it.log.of("run", "session"))),
-            {(line["identity"], line["val_loss"]) for line in it.log.of("run")},
-            [(row["hash"], row["exploratory"], row["n"]) for row in it.claims],
-        ]
-
-    assert told(left(killed)) == told(left(root))
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -40,6 +39,7 @@ ROWS = 40
 # first n rows.
 PRELUDE = f"""
 import json, os, signal, sys, time
+from contextlib import suppress
 from pathlib import Path
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts
@@ -64,6 +64,9 @@ def send(name):
     for pid in children:
         if b"wandb-core" in Path(f"/proc/{{pid}}/cmdline").read_bytes():
             os.kill(int(pid), getattr(signal, name))
+            with suppress(OSError):  # it is gone
+                while Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ":
+                    time.sleep(0.002)
 """
 
 
@@ -129,7 +132,7 @@ def recorded(run_dir: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_offline_run_reads_back_as_the_record(run_dir: Path) -> None:
     code = """
 tracker = mirror(config={"data": {"path": ["a", "hub-" + os.environ["HF_TOKEN"]]}})
@@ -203,7 +206,7 @@ def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_t
     assert (facts.name, facts.arm, facts.group, facts.swept) == (f"{arm} s3", arm, None, {"lr": 0.002})
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_kill_and_resume_leaves_one_run_with_each_step_once(run_dir: Path) -> None:
     killed = child(
         """
@@ -229,22 +232,20 @@ tracker.finish(summary={}, status="preempted")
     assert inspect(run_dir)[-1]["exit"]["exit_code"] == 1
 
 
-# case → mode, environment, reason, seconds to open: 2 for the server, up to 2 for wandb to let go of it
+# case → mode, environment, reason
 OFFLINE = {
-    "a server that never answers": ("auto", {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "{url}"}, "", 8),
-    "no login": ("online", {"WANDB_MODE": "offline"}, "no login\n", 4),
+    "a server that never answers": ("auto", {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "{url}"}, ""),
+    "no login": ("online", {"WANDB_MODE": "offline"}, "no login\n"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OFFLINE)
 def test_what_keeps_the_mirror_offline_is_one_warning(run_dir: Path, case: str) -> None:
-    mode, extra, reason, limit_s = OFFLINE[case]
+    mode, extra, reason = OFFLINE[case]
     code = f"""
 import wandb
-start = time.monotonic()
 tracker = mirror(mode="{mode}", timeout_s=2, rows=record(None))
-print(time.monotonic() - start)
 tracker.finish(summary={{}}, status="finished")
 """
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -252,7 +253,6 @@ tracker.finish(summary={{}}, status="finished")
         done = child(code, run_dir, **{name: value.format(url=url) for name, value in extra.items()})
     assert done.stderr.startswith(f"nocap: W&B: offline: {reason}")
     assert done.stderr.count("\n") == 1
-    assert float(done.stdout) < 2 * limit_s  # on a busy machine
     assert history(run_dir) == recorded(run_dir)
 
 
@@ -279,25 +279,17 @@ from nocap.options.tracker import wandb
 wandb.FINISH_TIMEOUT_S = wandb.GRACE_S = 0.5
 tracker = mirror()
 send({sent!r})
-time.sleep(0.2)
-start = time.monotonic()
 row = record(1)[0] | {{f"key{{k}}": "x" * 100 for k in range(100)}}
 for step in range({steps}):
     tracker.log(row | {{"step": step}})
-logged_s = time.monotonic() - start
 tracker.finish(summary={{}}, status="finished")
-ended_s = time.monotonic() - start
 send("SIGKILL")
-print(json.dumps([logged_s, ended_s]), flush=True)
 os._exit(0)  # as a worker ends
 """
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
         pytest.skip("this system does not list a process's children in /proc")
     done = child(code, run_dir)
     assert done.returncode == 0, done.stderr
-    logged_s, ended_s = json.loads(done.stdout)
-    assert logged_s < 60  # on a busy machine; 5 MB of rows: a pipe that nobody reads takes 64 KiB
-    assert ended_s < 80
     assert (done.stderr.count("\n"), warning in done.stderr) == (1, True)
 
 
@@ -359,25 +351,6 @@ def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPat
         "e": None,
         "f": "/visible/path",
     }
-
-
-@pytest.mark.slow
-def test_a_row_costs_under_one_percent_of_a_d12_step(run_dir: Path) -> None:
-    """A d12 step of 524,288 tokens takes 500 ms or more on one fast GPU: 1% of it is 5 ms."""
-    code = """
-tracker = mirror()
-for step in range(500):
-    row = {"step": step, "tokens": step * 524288} | {f"train/key{k}": (step + 1) / (k + 3) for k in range(18)}
-    start = time.perf_counter()
-    tracker.log(row)
-    print(1e3 * (time.perf_counter() - start))
-tracker.finish(summary={}, status="finished")
-"""
-    cost_ms = sorted(map(float, child(code, run_dir).stdout.split()))
-    assert len(cost_ms) == 500
-    median_ms = statistics.median(cost_ms)
-    print(f"one row of 20 keys: median {median_ms:.3f} ms, p99 {cost_ms[494]:.3f} ms")
-    assert median_ms < 5
 
 
 # --- trackers beside W&B, and several at once ---------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from nocap.config import defaults, hardware
 from nocap.config.compose import from_overrides
-from nocap.config.errors import EXIT_CODES, FailedError
+from nocap.config.errors import EXIT_CODES, FailedError, StoppedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store import lease
@@ -138,9 +138,12 @@ def propose(asked: argparse.Namespace) -> int:
             questions = of_overrides(
                 study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps
             )
-        for line in answer(Path(study.folder), rules, questions):
-            print(_said(line), flush=True)
-            asked.answer(line)
+        try:
+            for line in answer(Path(study.folder), rules, questions):
+                print(_said(line), flush=True)
+                asked.answer(line)
+        except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
+            raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     return EXIT_CODES["finished"]
 
 

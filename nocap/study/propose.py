@@ -26,7 +26,7 @@ from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in, parsed
-from nocap.config.errors import FailedError, StoppedError
+from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
@@ -347,7 +347,6 @@ def _run(
 
     Errors:
         FailedError: a run that failed, or left no metric.
-        StoppedError: Ctrl-C.
         ValueError: a side that ignores its seed: each of its runs is the same one.
     """
     losses, sign = dict[tuple[str, int], float](), -1 if reading.better is Better.higher else 1
@@ -355,13 +354,8 @@ def _run(
         for side in (baseline, proposal)[:: 1 if i % 2 == 0 else -1]:
             place = runs / f"{side.content}-{seed}"
             if not reading.is_in(place):
-                try:
-                    with named(side, seed):
-                        begin(side, seed, place)
-                except KeyboardInterrupt as stop:
-                    raise StoppedError(
-                        "paused; runs that ended are kept, and the same command goes on"
-                    ) from stop
+                with named(side, seed):
+                    begin(side, seed, place)
             value = reading.value(place, finite=False)
             losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):

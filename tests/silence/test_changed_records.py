@@ -80,6 +80,7 @@ class Mine(Tokenizer):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "old", "new", "words"),
     [
@@ -164,6 +165,7 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     assert len(json.loads((record / "summary.json").read_text())) == rows
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_needs_the_config_of_its_manifest(here: Door, record: Path) -> None:
     unsealed(record)
     asked = doors(here, record)["generate"]

@@ -56,6 +56,7 @@ def default(door: Door, *words: str) -> str:
 
 
 @native
+@pytest.mark.slow
 def test_bf16_is_the_default_only_where_it_is_faster(cache: Path, here: Door, tmp_path: Path) -> None:
     cache.mkdir()
     kept = cache / "bf16.json"
