@@ -161,6 +161,20 @@ class Finished:
 Door = Callable[..., Finished]
 
 
+@pytest.fixture(autouse=True)
+def nothing_goes_on() -> Iterator[None]:
+    """End the grids that a test that failed left running: the next test would meet their load, and their open
+    pipes."""
+    yield
+    grids = sys.modules.get("tests.grids")
+    for running in grids.Background.STARTED if grids else ():
+        if running.process.returncode is None:
+            running.process.kill()
+            running.process.communicate()
+    if grids:
+        grids.Background.STARTED.clear()
+
+
 @pytest.fixture
 def door(tmp_path: Path) -> Door:
     """Run `python -m nocap.DOOR …` in an empty folder."""

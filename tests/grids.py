@@ -6,14 +6,14 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from nocap.config.compose import composed
 from nocap.launch.grid import Grid, check
 from tests.attempts import spawn, steady
-from tests.conftest import SMALL, Finished, called
+from tests.conftest import REPO, SMALL, Finished, called
 
 Json = dict[str, Any]
 CELL = (
@@ -44,10 +44,14 @@ def records(out: Path) -> dict[str, list[Json]]:
 
 
 class Background:
-    """A grid in a process of its own."""
+    """A grid in a process of its own. Where its test failed, `tests.conftest.nothing_goes_on` ends it."""
 
-    def __init__(self, out: Path, *words: str) -> None:
-        self.process = spawn("-m", "nocap.train", "--multirun", *words, f"output_dir={out}", cwd=out.parent)
+    STARTED: ClassVar[list[Background]] = []
+
+    def __init__(self, out: Path, *words: str, path: str = str(REPO)) -> None:
+        command = ("-m", "nocap.train", "--multirun", *words, f"output_dir={out}")
+        self.process = spawn(*command, cwd=out.parent, path=path)
+        self.STARTED.append(self)
 
     def end(self, number: int | None = None) -> Finished:
         if number is not None:

@@ -17,9 +17,8 @@ from nocap.config.trainer import Device
 from nocap.launch.cell import CellJob
 from nocap.launch.runner import Runner
 from nocap.options.launcher.ray import Ray, RayTasks, _task, connected, needs
-from nocap.store.checkpoints import saved_steps
 from tests.attempts import processes, wait_until
-from tests.conftest import SMALL, rows_of
+from tests.conftest import FAULTS, SMALL, rows_of
 from tests.grids import CELL, Background, grid_of, summaries
 
 WHY = "ray is not installed: pip install 'nocap[ray]'"
@@ -144,8 +143,11 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
 
 
 @pytest.fixture
-def cluster(monkeypatch):
-    """Three nodes on this machine, with room for one cell each, by the process ids of their raylets."""
+def cluster(monkeypatch, tmp_path):
+    """A head without room and two nodes with room for one cell each, on this machine, by the process ids of
+    their raylets. The first cell to come to its step 3 stops there."""
+    monkeypatch.setenv("NOCAP_FAULT", "stop@3")
+    monkeypatch.setenv("NOCAP_FAULT_DIR", str(tmp_path))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason=WHY)
@@ -159,9 +161,9 @@ def cluster(monkeypatch):
         (Path(folder) / "ray").mkdir()
         made = cluster_utils.Cluster()
         undo.callback(made.shutdown)
-        small = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
+        small = {"num_gpus": 0, "object_store_memory": 80 * 2**20, "temp_dir": folder}
         try:
-            nodes = [made.add_node(**small, include_dashboard=False) for _ in range(3)]
+            nodes = [made.add_node(**small, num_cpus=n, include_dashboard=False) for n in (0, 1, 1)]
         # Ray gives a node 30 s to start, and its agents 15: too few on a machine that is busy otherwise
         except Exception as error:
             pytest.skip(f"Ray started no three nodes: {error}")
@@ -169,38 +171,36 @@ def cluster(monkeypatch):
         yield made
 
 
-def parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def status_of(pid):
+    """Its state, and its parent's process id; of one that has just ended, none."""
+    try:
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "gone", 0
+    return state, int(parent)
 
 
-def caught(out, cluster):
-    """A run that has a checkpoint and goes on on another node than the head, its worker stopped, and that
-    node."""
+def stopped(out):
+    """The run whose worker has stopped, and that worker."""
     for run_dir in out.glob("runs/*"):
-        if (run_dir / "summary.json").exists() or not saved_steps(run_dir):
-            continue
-        for worker in [pid for pid, name in processes(run_dir).items() if name == "worker"]:
-            try:
-                os.kill(worker, signal.SIGSTOP)
-                node = cluster.raylets[parent(parent(parent(worker)))]
-            except (OSError, KeyError):  # it has just ended
-                continue
-            if node is not cluster.head_node and not (run_dir / "summary.json").exists():
-                return run_dir, node
-            os.kill(worker, signal.SIGCONT)
+        for worker in processes(run_dir):
+            if status_of(worker)[0] == "T":
+                return run_dir, worker
     return None
 
 
 @pytest.mark.gate
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.filterwarnings("ignore")  # Ray's own, about processes that it leaves to their end
 def test_a_grid_outlives_a_node(cluster, tmp_path):
-    out, polls = tmp_path / "out", []
+    out, found = tmp_path / "out", []
     words = (*CELL, "trainer.steps=5", f"seed={','.join(map(str, range(6)))}")
-    running = Background(out, *words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
-    wait_until(lambda: polls.append(caught(out, cluster)) or polls[-1], "a run in the middle", limit_s=180)
-    lost, node = polls[-1]
-    cluster.remove_node(node, allow_graceful=False)
+    words = (*words, "hydra/launcher=ray", f"hydra.launcher.address={cluster.address}")
+    running = Background(out, *words, path=FAULTS)
+    wait_until(lambda: found.append(stopped(out)) or found[-1], "a run in the middle", limit_s=600)
+    lost, worker = found[-1]
+    task = status_of(status_of(worker)[1])[1]  # what started the command that started the worker
+    cluster.remove_node(cluster.raylets[status_of(task)[1]], allow_graceful=False)
     done = running.end()
     assert (done.code, done.err) == (0, ""), done
     assert "6 finished; 6 trained now" in done.out

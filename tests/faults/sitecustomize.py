@@ -43,10 +43,11 @@ def inject(loop, kind, steps, always):
     def due(step):
         if step not in steps:
             return False
-        done = Path(os.environ["NOCAP_FAULT_DIR"]) / f"{kind}@{step}"
-        again = done.exists()
-        done.touch()
-        return always or not again
+        try:  # of several that come here together, one is the first
+            (Path(os.environ["NOCAP_FAULT_DIR"]) / f"{kind}@{step}").touch(exist_ok=False)
+        except FileExistsError:
+            return always
+        return True
 
     # where the loop finds them
     step_module, recorder = (
