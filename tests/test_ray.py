@@ -146,6 +146,8 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
 def cluster(monkeypatch, tmp_path):
     """A head without room and two nodes with room for one cell each, on this machine, by the process ids of
     their raylets. The first cell to come to its step 3 stops there."""
+    # by default its workers have the lowest priority but four: they stand still beside other work
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setenv("NOCAP_FAULT", "stop@3")
     monkeypatch.setenv("NOCAP_FAULT_DIR", str(tmp_path))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
