@@ -162,17 +162,18 @@ Door = Callable[..., Finished]
 
 
 @pytest.fixture(autouse=True)
-def nothing_goes_on() -> Iterator[None]:
-    """End the grids that a test that failed left running: the next test would meet their load, and their open
+def grids_end_with_their_test() -> Iterator[None]:
+    """End the grids that a failed test left running. The next test would meet their load and their open
     pipes."""
     yield
     grids = sys.modules.get("tests.grids")
-    for running in grids.Background.STARTED if grids else ():
-        if running.process.returncode is None:
-            running.process.kill()
-            running.process.communicate()
-    if grids:
-        grids.Background.STARTED.clear()
+    if grids is None:
+        return
+    for grid in grids.Background.STARTED:
+        if grid.process.returncode is None:
+            grid.process.kill()
+            grid.process.communicate()
+    grids.Background.STARTED.clear()
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def records(out: Path) -> dict[str, list[Json]]:
 
 
 class Background:
-    """A grid in a process of its own. Where its test failed, `tests.conftest.nothing_goes_on` ends it."""
+    """A grid in a process of its own. Where its test fails, `grids_end_with_their_test` ends it."""
 
     STARTED: ClassVar[list[Background]] = []
 

@@ -144,9 +144,9 @@ def test_a_cancelled_task_lets_its_cell_save(tmp_path):
 
 @pytest.fixture
 def cluster(monkeypatch, tmp_path):
-    """A head without room and two nodes with room for one cell each, on this machine, by the process ids of
-    their raylets. The first cell to come to its step 3 stops there."""
-    # by default its workers have the lowest priority but four: they stand still beside other work
+    """Start a head without room and two nodes with room for one cell each, on this machine. `raylets` has the
+    nodes by process id. The first cell that comes to its step 3 stops there."""
+    # Ray starts its workers at niceness 15: beside other work they would stand still
     monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setenv("NOCAP_FAULT", "stop@3")
     monkeypatch.setenv("NOCAP_FAULT_DIR", str(tmp_path))
@@ -174,7 +174,7 @@ def cluster(monkeypatch, tmp_path):
 
 
 def status_of(pid):
-    """Its state, and its parent's process id; of one that has just ended, none."""
+    """Return a process's state and its parent's id; "gone" and 0 where it has just ended."""
     try:
         state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -183,7 +183,7 @@ def status_of(pid):
 
 
 def stopped(out):
-    """The run whose worker has stopped, and that worker."""
+    """Find the run whose worker has stopped, and that worker's process id."""
     for run_dir in out.glob("runs/*"):
         for worker in processes(run_dir):
             if status_of(worker)[0] == "T":
