@@ -9,7 +9,7 @@ train: $(VENV)/ready   ## a real GPT learns real text, in a good minute on two c
 	$(BIN)/python -m nocap.train experiment=first_run $(ARGS)
 
 test: $(VENV)/ready    ## the default suite
-	$(BIN)/python -m tests.tools.retry -n 2 -m "not slow and not gate and not fuzz"
+	$(BIN)/python -m tests.tools.retry -n 2 --dist loadfile -m "not slow and not gate and not fuzz"
 
 gate: $(VENV)/ready    ## what only processes show: kills, ranks, a grid, a wheel, README, a browser, Ray
 	$(BIN)/python -m tests.tools.retry -n 2 -m gate

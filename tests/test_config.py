@@ -70,9 +70,8 @@ def test_every_group_and_every_schema_has_an_option():
     assert set(OPTIONS) == set(outside.groups()) - {"launcher"}
     launchers = (conf_dir() / "hydra" / "launcher").glob("*.yaml")
     assert {path.stem for path in launchers} == set(outside.options("launcher"))
-    for group, options in OPTIONS.items():
-        chosen = (row for option in options for row in composed(group, option).options())
-        used = {type(settings) for name, settings in chosen if name.partition(".")[0] == group}
+    for group, names in OPTIONS.items():
+        used = {outside.read(group, name)[1] for name in names}
         assert used == set(outside.options(group).values()), group
 
 

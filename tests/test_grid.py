@@ -49,7 +49,7 @@ def test_cells_are_composed_as_single_runs_are(tmp_path):
         "attention=gqa optimizer=muon",
         "attention=flash",
     )
-    cells = [[*CELL, *arm.split(), f"seed={seed}"] for seed in (1, 0) for arm in (*arms, *reversed(arms))]
+    cells = [[*CELL, *arm.split(), "seed=1"] for arm in (*arms, *reversed(arms))]
     expected = [compose(list(words)) for words in cells]
     assert [composed(words).run for words in cells] == expected
     assert composed(cells[0]).choices["attention"] == "sliding"

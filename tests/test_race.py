@@ -230,10 +230,7 @@ def test_commands_that_take_no_seed_are_not_paired(repo, raced):
 
 WORDS = (
     ((), "better"),
-    (("--higher",), "worse"),
     (("--expect", "0.05.."), "confirmed"),
-    (("--expect", "0.01..0.02"), "exceeded"),
-    (("--expect", "0.2.."), "refuted"),
     (("--guard", r"loss (\S+)$ 0.01"), "better"),
     # of the guard, and not of the metric before it
     (("--guard", r"loss (\S+)$ 0.01", "--higher"), "worse"),

@@ -138,6 +138,7 @@ def test_a_seed_gives_the_same_trials_bit_for_bit(sampler):
     assert len({repr(point) for point in first}) == n
 
 
+@pytest.mark.slow
 def test_every_value_of_a_mixed_space_is_reached():
     points = [params for params, _ in drawn(Search(sampler=Sampler.sobol), MIXED, 64)]
     values = [{point[key] for point in points} for key in ("a", "c", "attention")]

@@ -110,6 +110,7 @@ LRS = [["optimizer.lr=1e-3"], ["optimizer.lr=2e-3"], ["optimizer.lr=4e-3"]]
 SEARCH: Json = {"claims": [LOSS], "tune": {"seeds": [7, 8], "trials": {"mha": LRS, "mqa": LRS}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("losses", "means", "best"),
     [  # the lowest mean over its seeds wins; a trial that diverged on a seed is the worst
@@ -140,6 +141,7 @@ def test_a_search_picks_what_each_arm_is_trained_with(
     assert (lab.tasks[0], len(lab.tasks)) == ("mha, trial 1, seed 7", 2 * 3 * 2 + 2 * 3)
 
 
+@pytest.mark.slow
 def test_a_search_that_picks_nothing_ends_the_study_in_a_line(
     lab: Lab, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
