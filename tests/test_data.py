@@ -98,11 +98,10 @@ def stdlib(python_folder, tmp_path):
 
 def test_stdlib_documents_are_the_files(python_folder, stdlib):
     split = {"train": [], "val": []}
-    for name, path in sorted(
-        (path.relative_to(python_folder).as_posix(), path) for path in python_folder.rglob("mod*.py")
-    ):
-        share = int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) / 2**64
-        split["val" if share < 0.3 else "train"].append(path.read_bytes())
+    for path in sorted(python_folder.rglob("mod*.py")):
+        content = path.read_bytes()
+        share = int(hashlib.sha256(content).hexdigest(), 16) / 2**256
+        split["val" if share < 0.3 else "train"].append(content)
     shard_set = stdlib()
     assert 5 < len(split["val"]) < 20
     assert {name: documents(getattr(shard_set, name)) for name in split} == split
@@ -145,7 +144,7 @@ def test_a_damaged_set_is_refused_with_the_remedy(tmp_path, name):
 
 
 def test_one_big_file_gives_both_splits_and_every_byte_once(text):
-    whole = lines(40_000, "line").encode()
+    whole = lines(100_000, "line").encode()
     dataset = text({"book.txt": whole}, "book.txt")
     # Put back in the file's order, the documents are the file: nothing lost, nothing twice, and cut at line
     # ends only.
@@ -180,6 +179,35 @@ def test_a_file_named_twice_counts_once_hidden_ones_do_not_and_of_one_name_both(
     assert sorted(both(dataset)) == [b"one", b"two"]
 
 
+def test_a_text_is_on_one_side_whatever_it_is_called_and_however_often_it_is_there(text):
+    """A copy of a text in validation would be a text that was trained on."""
+    once = text({"one.txt": lines(40_000, "line")}, "one.txt")
+    twice = text({"two.txt": lines(40_000, "line")}, ["one.txt", "two.txt"])
+    renamed = text({"chapters/12.md": lines(40_000, "line")}, "chapters/12.md", cache="another")
+    val = documents([shard.path for shard in twice.val])
+    train = documents([shard.path for shard in twice.train])
+    assert not {*val} & {*train}
+    assert {*val} == {*documents([shard.path for shard in once.val])}
+    assert renamed.fingerprint == once.fingerprint
+
+
+def test_a_file_that_was_replaced_is_read_again(text, tmp_path):
+    """Its size and its time may be the same, as `cp -p` leaves them."""
+    first = text({"a.txt": lines(5000, "a")}, "a.txt")
+    path = tmp_path / "t" / "a.txt"
+    status = path.stat()
+    path.write_text(lines(5000, "b"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert text({}, "a.txt").fingerprint != first.fingerprint
+
+
+def test_a_link_to_a_folder_among_texts_is_refused(text, tmp_path):
+    text({"a.txt": lines(5000, "a"), "elsewhere/b.txt": "b"}, "a.txt")
+    (tmp_path / "t" / "link").symlink_to("elsewhere")
+    with pytest.raises(ValueError, match="data.path must hold no link to a folder.*t/link"):
+        text({})
+
+
 @pytest.mark.parametrize("fraction", [1e-9, 1 - 1e-9])
 def test_both_splits_get_a_piece_at_any_fraction(text, fraction):
     assert 1 in text({"a.txt": lines(5000, "a")}, fraction=fraction).source["documents"].values()
@@ -195,7 +223,8 @@ TWO_PIECES = b"ok\n" * 20_000
         ({}, "absent.txt", NONE),
         ({}, "*.txt", NONE),
         ({".hidden": b"x"}, "", NONE),
-        ({"a.txt": b""}, "a.txt", "data.path must hold more than 32 KiB of text, .* got 0 bytes"),
+        ({"a.txt": b""}, "a.txt", "data.path must hold more than 32 KiB of different text, .* got 0 bytes"),
+        ({"a.txt": b"same", "b.txt": b"same"}, "", "different text, .* got 4 bytes"),
         ({"a.txt": b"short\n"}, "a.txt", "got 6 bytes"),
         (
             {"a.txt": TWO_PIECES + b"caf\xe9 ole\n"},

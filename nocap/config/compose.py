@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from types import NoneType
+from typing import Any, TypeVar, cast
 
 import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,9 +28,10 @@ from nocap.config.defaults import reasons, register_resolver
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
-from nocap.config.plain import explain, explained, made, suggest, to_plain, typed
+from nocap.config.plain import check_type, explain, explained, made, suggest, to_plain, typed, types_of
 from nocap.config.run import Run
 from nocap.config.trainer import Device
+from nocap.config.words import as_text
 
 T = TypeVar("T")
 # 1.3 warns without it, 1.4 with it
@@ -136,7 +138,8 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     config = copy.deepcopy(chosen)
     for override in overrides:
         if not is_choice(override):
-            key, value = override.key_or_group, override.value()
+            key = override.key_or_group
+            value = _typed(config, key, override.value(), as_text(str(override.input_line)))
             require(not override.is_delete(), key, "stay: a key cannot be taken out", override.input_line)
             require(
                 not isinstance(value, int) or abs(value) < 2**1023,
@@ -146,6 +149,28 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             )
             OmegaConf.update(config, key, value, merge=True)
     return config, choices
+
+
+def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
+    """The value of an override in the type of its key: the `text` that was typed where the key is a text's,
+    and Hydra's `value` elsewhere.
+
+    Errors:
+        ValueError: Hydra's value is of a type that OmegaConf would change in silence.
+    """
+    if isinstance(value, dict):
+        return {name: _typed(config, f"{key}.{name}", item, text[name]) for name, item in value.items()}
+    place, _, name = key.rpartition(".")
+    parent = OmegaConf.select(config, place) if place else config
+    schema = OmegaConf.get_type(parent)
+    types = types_of(schema).get(name, ()) if dataclasses.is_dataclass(schema) else ()
+    if value is None and NoneType in types:
+        return None
+    if str in types or list[str] in types:
+        return text
+    if types:
+        check_type(types, value, key)
+    return value
 
 
 def as_in(
@@ -379,8 +404,14 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     words = [override.partition("=") for override in overrides]
     for key, equals, _ in words:
         require(bool(equals), repr(key), "be key=value", "no value")
-    given = {key: text for key, _, text in words}
-    texts = {key: text for key, text in given.items() if get_type_hints(schema).get(key) is str}
+    types = types_of(schema)
+    given, texts = dict[str, Any](), dict[str, str]()
+    for key, _, text in words:
+        given[key] = text
+        if text == "null" and NoneType in types.get(key, ()):
+            given[key] = None
+        elif str in types.get(key, ()):
+            texts[key] = text
     asked = dataclasses.replace(made(schema, given | dict.fromkeys(texts, "text")), **texts)
     check_keys("", asked)
     return cast(T, asked)

@@ -67,9 +67,10 @@ def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MI
     identity=False)`.
 
     `LIMITS` and `COUNTS` have the words. For a field that holds an option: False excludes all its keys, True
-    includes them all, and without either each key decides. `free`: text of any characters.
+    includes them all, and without either each key decides. `free`: text of any characters. `text`: of a field
+    of type Any, a text or a list of texts.
     """
-    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free"}, facts
+    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free", "text"}, facts
     return field(default=default, default_factory=default_factory, metadata=facts)
 
 

@@ -9,8 +9,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from types import UnionType
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -30,8 +32,56 @@ def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
     Errors:
         ValueError: a wrong or missing key, type or value.
     """
+    check_types(schema, plain, place)
     with explained(place):
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+
+
+# --- types --------------------------------------------------------------------------------------------------
+
+TRUTHS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")
+
+
+@cache
+def types_of(schema: type) -> dict[str, tuple[Any, ...]]:
+    """The types that each key of a dataclass may have: two for `str | None`, a text and a list of
+    texts for a key that may be either."""
+    hints = get_type_hints(schema)
+    types = dict[str, tuple[Any, ...]]()
+    for f in dataclasses.fields(schema):
+        hint = hints[f.name]
+        types[f.name] = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        if f.metadata.get("text"):
+            types[f.name] = (str, list[str])
+    return types
+
+
+def check_types(schema: type, plain: Mapping[str, Any], place: str = "") -> None:
+    """Refuse what OmegaConf would turn into another type in silence: a number for a text, as yaml reads
+    `3.10`, and a number for a truth value.
+
+    Errors:
+        ValueError: the first such key.
+    """
+    for name, types in types_of(schema).items():
+        if name in plain:
+            check_type(types, plain[name], f"{place}{name}")
+
+
+def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
+    """Refuse the value of one key: see `check_types`.
+
+    Errors:
+        ValueError: it is of another type.
+    """
+    lists = [kind for kind in types if get_origin(kind) is list]
+    if lists and isinstance(value, list):
+        for i, item in enumerate(value):
+            check_type(get_args(lists[0]), item, f"{name}[{i}]")
+    elif str in types and isinstance(value, int | float):
+        raise ValueError(f"{name} must be text, in quotes where a yaml would read a number, got {value}")
+    elif bool in types and isinstance(value, int | float | str) and "${" not in str(value):
+        require(str(value).lower() in TRUTHS, name, "be true or false", value)
 
 
 # --- a run --------------------------------------------------------------------------------------------------
@@ -45,11 +95,14 @@ def typed(plain: Any) -> DictConfig:
         ValueError, OmegaConfBaseException: a wrong kind, key or type.
     """
     require(isinstance(plain, dict), "a config", "hold keys and values", plain)
-    parts: dict[str, Any] = {
-        f.name: OmegaConf.structured(outside.option(f.name, f.name, plain.get(f.name)))
-        for f in dataclasses.fields(Run)
-        if f.name in outside.groups() and f.name != "ideas"
-    }
+    check_types(Run, plain)
+    trainer = plain.get("trainer")
+    if isinstance(trainer, dict):
+        check_types(Trainer, trainer, "trainer.")
+    parts = dict[str, Any]()
+    for f in dataclasses.fields(Run):
+        if f.name in outside.groups() and f.name != "ideas":
+            parts[f.name] = _option(f.name, f.name, plain.get(f.name))
     ideas: Any = plain.get("ideas")
     require(
         isinstance(ideas, dict) and all(isinstance(idea, dict) for idea in ideas.values()),
@@ -59,11 +112,14 @@ def typed(plain: Any) -> DictConfig:
     )
     for name, idea in ideas.items():  # an experiment may give keys of one that the command leaves out
         require("kind" in idea, f"ideas.{name}", f"be chosen beside its keys, as in ideas=[{name}]", idea)
-    parts["ideas"] = {
-        name: OmegaConf.structured(outside.option("ideas", f"ideas.{name}", idea))
-        for name, idea in ideas.items()
-    }
+    parts["ideas"] = {name: _option("ideas", f"ideas.{name}", idea) for name, idea in ideas.items()}
     return cast(DictConfig, OmegaConf.unsafe_merge(OmegaConf.structured(Run), parts, plain))
+
+
+def _option(group: str, place: str, plain: Any) -> Any:
+    schema = outside.option(group, place, plain)
+    check_types(schema, plain, f"{place}.")
+    return OmegaConf.structured(schema)
 
 
 def load(path: Path) -> Run:

@@ -10,12 +10,13 @@ import stat
 import sysconfig
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nocap.config.keys import require
 from nocap.config.paths import expanded
 from nocap.data.made import Made, made, write_shards
 from nocap.data.shards import ShardSet
@@ -32,11 +33,11 @@ NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idl
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """Bytes `start` to `stop` of a file; `key` is hashed to choose the split, so it must not depend on where
-    the files lie."""
+    """Bytes `start` to `stop` of a file. Their SHA-256 chooses the split, so that a text goes to one side
+    whatever its file's name, and however often it is there."""
 
     path: Path
-    key: str
+    sha256: str
     start: int
     stop: int
 
@@ -53,7 +54,8 @@ def stdlib(
             f"data=stdlib: Python's library must have .py files in {folder}, got {len(files)}; use data=text"
         )
     python = f"{platform.python_implementation()} {platform.python_version()}"
-    key = _text_key(files, tokenizer, val_fraction) | {"python": python, "folder": str(folder)}
+    paths = [path for _, path in files]
+    key = _text_key(paths, tokenizer, val_fraction) | {"python": python, "folder": str(folder)}
 
     def make(target: Path) -> Made:
         pieces, skipped = [], []
@@ -65,7 +67,8 @@ def stdlib(
                 skipped.append(name)
                 continue
             if raw:
-                pieces.append(Piece(path=path, key=name, start=0, stop=len(raw)))
+                sha256 = hashlib.sha256(raw).hexdigest()
+                pieces.append(Piece(path=path, sha256=sha256, start=0, stop=len(raw)))
         source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return source | {"python": python, "skipped": skipped}, shards
 
@@ -79,15 +82,15 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
     key = _text_key(files, tokenizer, val_fraction)
 
     def make(target: Path) -> Made:
-        pieces = [piece for name, path in files for piece in _cut(name, path)]
-        if len(pieces) < 2:
-            rule = (
-                f"hold more than {PIECE_BYTES // 1024} KiB of text, so that training and validation "
-                "each get a piece"
-            )
-            raise ValueError(
-                f"data.path must {rule}, got {sum(piece.stop - piece.start for piece in pieces)} bytes"
-            )
+        pieces = [piece for path in files for piece in _cut(path)]
+        different = {piece.sha256: piece.stop - piece.start for piece in pieces}
+        require(
+            len(different) >= 2,
+            "data.path",
+            f"hold more than {PIECE_BYTES // 1024} KiB of different text, so that training and validation "
+            "each get a piece",
+            f"{sum(different.values())} bytes",
+        )
         source, shards = _write_text(target, pieces, val_fraction, tokenizer, cache_dir)
         return source | {"files": len(files)}, shards
 
@@ -97,68 +100,72 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
 # --- files and pieces ---------------------------------------------------------------------------------------
 
 
-def _walk(folder: Path, *, without: frozenset[str] = frozenset()) -> list[tuple[str, Path]]:
-    """Every file below a folder as (relative name, path), sorted by name, without hidden ones and folders
-    named in `without`."""
-    top, paths = str(folder), []
+def _walk(
+    folder: Path, *, without: frozenset[str] = frozenset(), refuse_links: bool = False
+) -> list[tuple[str, Path]]:
+    """List every file below a folder as (relative name, path), sorted by name, without hidden ones and folders
+    named in `without`. Links to folders are not followed.
+
+    Errors:
+        OSError: a folder that may not be read.
+        ValueError: there is a link to a folder, where `refuse_links`.
+    """
+    top = str(folder)
+    paths = list[str]()
 
     def refuse(error: OSError) -> None:
         raise error  # os.walk would skip a folder that it may not read
 
     for root, folders, names in os.walk(top, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        for name in folders if refuse_links else ():
+            path = os.path.join(root, name)
+            rule = "hold no link to a folder: name that folder beside it"
+            require(not os.path.islink(path), "data.path", rule, path)
         paths += [os.path.join(root, name) for name in names if not name.startswith(".")]
     return sorted((os.path.relpath(path, top).replace(os.sep, "/"), Path(path)) for path in paths)
 
 
-def _text_files(items: list[str]) -> list[tuple[str, Path]]:
-    """The files of `data.path`, each once, in the order given; names are relative to the folder named, or to
-    a glob's fixed part."""
-    files: dict[str, tuple[str, Path]] = {}  # by real path
-    used: Counter[str] = Counter()
+def _text_files(items: list[str]) -> list[Path]:
+    """List the files of `data.path`, each once, in the order given; those of a folder or a glob by name."""
+    files = dict[str, Path]()  # by real path
     for item in items:
         path = expanded(item)
-        if path.exists():
-            base, matches = (path, [path]) if path.is_dir() else (path.parent, [path])
-        else:
-            fixed = [
-                part
-                for index, part in enumerate(path.parts)
-                if not any(set("*?[") & set(p) for p in path.parts[: index + 1])
-            ]
-            base, matches = (
-                Path(*fixed),
-                [Path(match) for match in sorted(glob.glob(str(path), recursive=True))],
-            )
-        matched_files = [
-            file
-            for match in matches
-            for file in ([file for _, file in _walk(match)] if match.is_dir() else [match])
-        ]
-        if not matched_files:
-            raise ValueError(f"data.path must match at least one file that is not hidden, got {item!r}")
+        matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]
+        matched_files = list[Path]()
+        for match in matches:
+            if match.is_dir():
+                matched_files += [file for _, file in _walk(match, refuse_links=True)]
+            else:
+                matched_files.append(match)
+        require(bool(matched_files), "data.path", "match at least one file that is not hidden", repr(item))
         for file in sorted(matched_files):
-            if (real := os.path.realpath(file)) not in files:
-                name = file.relative_to(base).as_posix()
-                used[name] += 1  # two folders may each have a notes.txt
-                files[real] = (f"{name}#{used[name]}" if used[name] > 1 else name, file)
+            files.setdefault(os.path.realpath(file), file)
     return list(files.values())
 
 
-def _text_key(files: list[tuple[str, Path]], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
+def _text_key(files: list[Path], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
+    """List everything that the tokens of these files depend on but the code.
+
+    A file that was replaced has another inode or time of change, also where its size and the time that `cp -p`
+    keeps are the same.
+    """
     listing = []
-    for name, path in files:
+    for path in files:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise ValueError(f"{path}: data.path must hold regular files")
-        listing.append([name, os.path.realpath(path), status.st_size, status.st_mtime_ns])
-    return {"files": listing, "vocabulary": tokenizer.name, "val_fraction": val_fraction}
+        times = [status.st_mtime_ns, status.st_ctime_ns]
+        listing.append([os.path.realpath(path), status.st_size, status.st_ino, *times])
+    keys = {name: str(value) for name, value in asdict(tokenizer).items()}
+    return {"files": listing, "tokenizer": keys, "val_fraction": val_fraction}
 
 
-def _cut(name: str, path: Path) -> Iterator[Piece]:
+def _cut(path: Path) -> Iterator[Piece]:
     """A file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its last whole
     character."""
-    start, index, left = 0, 0, b""
+    start = 0
+    left = b""
     with path.open("rb") as file:
         while left := left + file.read(PIECE_BYTES - len(left)):
             at_end = len(left) < PIECE_BYTES
@@ -170,20 +177,18 @@ def _cut(name: str, path: Path) -> Iterator[Piece]:
                     what = f"byte 0x{left[error.start]:02x} at offset {start + error.start}"
                     raise ValueError(f"{path}: data.path must hold UTF-8 text, got {what}") from None
                 size = error.start
-            yield Piece(path=path, key=f"{name}:{index}", start=start, stop=start + size)
-            start, index, left = start + size, index + 1, left[size:]
+            sha256 = hashlib.sha256(left[:size]).hexdigest()
+            yield Piece(path=path, sha256=sha256, start=start, stop=start + size)
+            start += size
+            left = left[size:]
 
 
 def _validation(pieces: list[Piece], fraction: float) -> set[str]:
-    """Keys of the pieces for validation: those whose hash is below `fraction`; at least one, and never
-    all."""
-    assert len(pieces) >= 2
-    share = {
-        piece.key: int.from_bytes(hashlib.sha256(piece.key.encode()).digest()[:8], "big") / 2**64
-        for piece in pieces
-    }
-    ranked = sorted(share, key=lambda key: (share[key], key))
-    chosen = sum(share[key] < fraction for key in ranked)
+    """Return the SHA-256 of the pieces for validation: as a number from 0 to 1 it is below `fraction`. At
+    least one, and never all."""
+    ranked = sorted({piece.sha256 for piece in pieces})
+    assert len(ranked) >= 2
+    chosen = sum(int(sha256, 16) < fraction * 2**256 for sha256 in ranked)
     return set(ranked[: min(max(chosen, 1), len(ranked) - 1)])
 
 
@@ -196,8 +201,8 @@ def _write_text(
     encoding = tokenizer.load(cache_dir=cache_dir)
     validation = _validation(pieces, fraction)
     sides = {
-        "train": [p for p in pieces if p.key not in validation],
-        "val": [p for p in pieces if p.key in validation],
+        "train": [p for p in pieces if p.sha256 not in validation],
+        "val": [p for p in pieces if p.sha256 in validation],
     }
     shards = {split: write_shards(target, split, _encoded(side, encoding)) for split, side in sides.items()}
     source: dict[str, object] = {

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, RangeSweep
 
 from nocap import outside
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
+from nocap.config.words import texts_of_typed
 from nocap.launch.plan import Datasets, Plan, plan, settled
 from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
@@ -91,7 +92,15 @@ def values_of(override: Override) -> list[str]:
         )
         n = sum(1 for _ in itertools.islice(swept.range(), MOST_CELLS + 1))
         require(n <= MOST_CELLS, name, f"make at most {MOST_CELLS:,} cells", line)
-    return list(override.sweep_string_iterator())
+    values = list(override.sweep_string_iterator())
+    if not (isinstance(swept, ChoiceSweep) and swept.simple_form):
+        return values
+    # the characters that were typed, for a key of text: Hydra writes 1_000 as 1000
+    typed = texts_of_typed(str(line))
+    for i, value in enumerate(swept.list):
+        if value is None or isinstance(value, int | float):
+            values[i] = next(typed)
+    return values
 
 
 def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:

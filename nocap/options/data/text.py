@@ -32,7 +32,7 @@ class Text(Stdlib):
     """The user's own UTF-8 text: a file, a folder, a glob, or a list of them."""
 
     kind: str = "text"
-    path: Any = key(identity=False)  # a text file, or a list of them
+    path: Any = key(identity=False, text=True)  # a text file, or a list of them
 
     def __post_init__(self) -> None:
         ok = bool(self.paths) and all(isinstance(item, str) and item for item in self.paths)
