@@ -14,7 +14,7 @@ args = parser.parse_args()
 
 rng = np.random.default_rng(args.seed)
 tokens = np.frombuffer(
-    b"".join(path.read_bytes() for path in sorted(Path("docs").glob("*.md"))), dtype=np.uint8
+    b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.md"))), dtype=np.uint8
 )
 train, val = tokens[: len(tokens) * 9 // 10], tokens[len(tokens) * 9 // 10 :]
 logits = rng.normal(0, 0.02, (256, 256))

@@ -8,6 +8,7 @@ import os
 import sys
 
 from nocap import __version__
+from nocap.config import entry
 
 COMMANDS = {
     "train": "one run, or a grid with --multirun",
@@ -34,6 +35,11 @@ usage: nocap COMMAND …    (python -m nocap.COMMAND … is the same)
   nocap COMMAND --help    its flags; of train, every option and key
   nocap --version         the version
 tab completion: eval "$(nocap train -sc install=bash)\""""
+
+
+def console() -> None:
+    """Run the console script."""
+    entry.run(main)
 
 
 def main() -> None:
@@ -79,4 +85,4 @@ def _complete() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    console()

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import trusted, visible
 from nocap.config.paths import STDOUT
@@ -135,4 +136,4 @@ def _progress(line: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

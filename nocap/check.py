@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 from nocap import outside
+from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.paths import expanded
 from nocap.store.command import command
@@ -98,4 +98,4 @@ def _check(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.run(main)

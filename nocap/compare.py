@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.store.command import command, writing
 from nocap.store.files import write_text
@@ -140,4 +141,4 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

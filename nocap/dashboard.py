@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
 from nocap.store.command import command
 from nocap.training.ledger import LINES
@@ -271,4 +272,4 @@ def _login() -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from nocap import compare, outside
+from nocap.config import entry
 from nocap.launch.head import use_copies
 from nocap.store.command import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.store.runs import LAST, find_one
@@ -88,4 +89,4 @@ def _entry_parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from nocap.config import defaults, hardware
+from nocap.config import defaults, entry, hardware
 from nocap.config.keys import key, require
 from nocap.config.outward import trusted
 from nocap.config.trainer import Device
@@ -151,4 +151,4 @@ def _print(prompt: str, samples: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-import sys
 from keyword import iskeyword
 from pathlib import Path
 
 from nocap import outside
+from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import PACKAGE, conf_dir
 from nocap.store.command import command
@@ -111,4 +111,4 @@ def _next(group: str, name: str, place: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry.run(main)

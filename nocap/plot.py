@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.judge.arms import group
@@ -170,4 +171,4 @@ def _png(curves: Sequence[Curve], *, x: str, y: str, log: str) -> bytes:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nocap.config import entry
 from nocap.config.keys import require
 from nocap.store.command import check_writable, command, writing
 
@@ -81,4 +82,4 @@ def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], 
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

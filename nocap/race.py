@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config import entry
 from nocap.config.keys import require
 from nocap.store import lease
 from nocap.store.command import command
@@ -307,4 +308,4 @@ def _expected(text: str) -> tuple[float, float] | None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

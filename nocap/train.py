@@ -7,28 +7,19 @@ import time
 STARTED = time.monotonic()  # the clock ledger begins here
 
 import os  # noqa: E402
-import sys  # noqa: E402
 
 from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
+from nocap.config import entry  # noqa: E402
 from nocap.config.compose import unchecked  # noqa: E402
-from nocap.config.errors import EXIT_CODES, refusals  # noqa: E402
+from nocap.config.errors import refusals  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.config.plain import explained  # noqa: E402
-from nocap.training.terminal import outlive_readers  # noqa: E402
 
 
 def main() -> None:
-    try:
-        _main()
-    except KeyboardInterrupt:  # while it composes or prepares data: a run in training handles it itself
-        print("nocap: stopped; the same command begins again", file=sys.stderr)
-        raise SystemExit(EXIT_CODES["preempted"]) from None
-
-
-def _main() -> None:
-    outlive_readers()
+    entry.outlive_readers()
     words = outside.arguments(None)
     with refusals():
         flags = asked(words)
@@ -62,4 +53,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    entry.run(main)

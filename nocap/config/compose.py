@@ -166,11 +166,9 @@ def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
     types = types_of(schema).get(name, ()) if dataclasses.is_dataclass(schema) else ()
     if value is None and NoneType in types:
         return None
-    if str in types or list[str] in types:
-        return text
-    if types:
-        check_type(types, value, key)
-    return value
+    typed = text if str in types or list[str] in types else value
+    check_type(types, typed, key)
+    return typed
 
 
 def as_in(
@@ -252,7 +250,7 @@ def parsed(word: str) -> Override:
     except (OverrideParseException, RecursionError) as error:
         said = next(iter(str(error).splitlines()), "")
         if said.startswith("LexerNoViable") or "expecting <EOF>" in said:
-            said = "put the value in quotes, as in \"key='~/x'\""
+            said = f"put the value in quotes, as in \"{key}='{word.partition('=')[2]}'\""[:200]
         raise ValueError(f"{word[:80]!a} cannot be read: {said}") from None
     return override
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap import outside
+from nocap.config import entry
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 
@@ -135,4 +136,4 @@ def _verify(run: Run, cache_dir: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

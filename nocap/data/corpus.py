@@ -8,7 +8,6 @@ import os
 import platform
 import stat
 import sysconfig
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,8 +102,8 @@ def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_d
 def _walk(
     folder: Path, *, without: frozenset[str] = frozenset(), refuse_links: bool = False
 ) -> list[tuple[str, Path]]:
-    """List every file below a folder as (relative name, path), sorted by name, without hidden ones and folders
-    named in `without`. Links to folders are not followed.
+    """List every file below a folder as (relative name, path), sorted by name, without hidden ones and
+    folders named in `without`. Links to folders are not followed.
 
     Errors:
         OSError: a folder that may not be read.
@@ -147,8 +146,8 @@ def _text_files(items: list[str]) -> list[Path]:
 def _text_key(files: list[Path], tokenizer: Tokenizer, val_fraction: float) -> dict[str, Any]:
     """List everything that the tokens of these files depend on but the code.
 
-    A file that was replaced has another inode or time of change, also where its size and the time that `cp -p`
-    keeps are the same.
+    A file that was replaced has another inode or time of change, also where its size and the time that
+    `cp -p` keeps are the same.
     """
     listing = []
     for path in files:

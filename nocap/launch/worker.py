@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap import outside
+from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, InputError
 from nocap.config.outward import guarded
 from nocap.config.plain import load
@@ -33,7 +34,7 @@ from nocap.training.process import die_with_parent, leave
 from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
-from nocap.training.terminal import Reporter, outlive_readers
+from nocap.training.terminal import Reporter
 from nocap.training.world import join, place
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
@@ -204,6 +205,6 @@ def _place_outside(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    outlive_readers()
+    entry.outlive_readers()
     with guarded():
         main()

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from nocap import outside
+from nocap.config import entry
 from nocap.store.command import add_outputs, command
 from nocap.store.runs import LAST
 
@@ -88,4 +89,4 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from nocap.config import entry
 from nocap.config.keys import require
 from nocap.store.command import command
-from nocap.training.terminal import outlive_readers
 
 FORMS = """\
 A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second
@@ -25,7 +25,7 @@ not there is read from the package and, when it is carried out, written there. A
 
 
 def main(argv: list[str] | None = None) -> int:
-    outlive_readers()  # now: a stream that `refusals` guards it leaves as it is
+    entry.outlive_readers()  # now: a stream that `refusals` guards it leaves as it is
     return command(_parser(), _study, argv, answer="each answer or study, a line each,", lines=True)
 
 
@@ -84,4 +84,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    entry.run(main)

@@ -3,9 +3,6 @@ a short table at the end."""
 
 from __future__ import annotations
 
-import io
-import os
-import select
 import shlex
 import sys
 import time
@@ -21,42 +18,6 @@ from nocap.store.formats import duration
 from nocap.store.record import Row
 
 QUIET_S = 5.0  # at most one plain line in this time, validation apart
-
-
-class _Lasting(io.FileIO):
-    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was closed, its
-    disk is full."""
-
-    def write(self, content: Any, /) -> int:
-        try:
-            # somebody made it non-blocking, and it is full
-            while (written := super().write(content)) is None:
-                select.select([], [self], [])
-            return written
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            return len(content)
-
-
-def outlive_readers() -> None:
-    """From now on training goes on without a reader of stdout or stderr. A stream that is closed becomes
-    /dev/null."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # otherwise the next file to be opened gets its number, and what is written there
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        if (old := getattr(sys, name)) is getattr(sys, f"__{name}__"):  # nobody has replaced it
-            raw = _Lasting(number, "w", closefd=False)
-            text = {"encoding": old.encoding, "errors": old.errors} if old else {"encoding": "utf-8"}
-            setattr(
-                sys,
-                name,
-                io.TextIOWrapper(
-                    io.BufferedWriter(raw), line_buffering=raw.isatty() or name == "stderr", **text
-                ),
-            )
 
 
 class Reporter:

@@ -1,0 +1,91 @@
+"""How every command and every worker begins and ends as a process."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from nocap.config.keys import EXIT_CODES
+from nocap.config.outward import guarded
+
+DEFECT = "nocap: the lines above are a defect of nocap, whatever was typed"
+
+
+def run(main: Callable[[], int | None]) -> NoReturn:
+    """Run a command as this process, and end it with the exit code that `main` returns.
+
+    A request to stop ends it with a line. An exception that no code foresaw shows its traceback, and a line
+    that says whose fault it is.
+    """
+    open_streams()
+    if sys.flags.optimize:
+        rule = "be off: Hydra reads a command line inside of Python's assertions"
+        print(f"nocap: PYTHONOPTIMIZE must {rule}, got {sys.flags.optimize}", file=sys.stderr)
+        raise SystemExit(EXIT_CODES["refused"])
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        print("nocap: stopped; the same command begins again", file=sys.stderr)
+        code = EXIT_CODES["preempted"]
+    except Exception:
+        with guarded():
+            traceback.print_exc()
+        print(DEFECT, file=sys.stderr)
+        code = EXIT_CODES["failed"]
+    raise SystemExit(code)
+
+
+# --- streams ------------------------------------------------------------------------------------------------
+
+
+def open_streams() -> None:
+    """Open /dev/null in place of a standard stream that is closed, as by `>&-`.
+
+    The next file to be opened would get its number, and what is written there.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+        if getattr(sys, name) is None:
+            stream = io.TextIOWrapper(io.FileIO(number, mode, closefd=False), encoding="utf-8")
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
+
+
+class _Lasting(io.FileIO):
+    """A stream that goes quiet when it cannot be written to: its reader left, its terminal was closed, its
+    disk is full."""
+
+    def write(self, content: Any, /) -> int:
+        try:
+            # somebody made it non-blocking, and it is full
+            while (written := super().write(content)) is None:
+                select.select([], [self], [])
+            return written
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(content)
+
+
+def outlive_readers() -> None:
+    """Go on from now on without a reader of stdout or stderr, as training does."""
+    open_streams()
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        old = getattr(sys, name)
+        if old is not getattr(sys, f"__{name}__"):
+            continue  # somebody has replaced it
+        raw = _Lasting(number, "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=old.encoding,
+            errors=old.errors,
+            line_buffering=raw.isatty() or name == "stderr",
+        )
+        setattr(sys, name, stream)
