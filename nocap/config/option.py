@@ -21,7 +21,8 @@ class Option:
     it.
 
     `causal` and `random` are no keys. With another value than here, an option from outside says that it is
-    meant to be what `nocap.training.probe` refuses, and the record keeps that.
+    meant to be what `nocap.training.probe` refuses, and the record keeps that. An option that is random draws
+    from torch's own generator, as `F.dropout` does: it is seeded for each micro-batch.
     """
 
     causal: ClassVar[bool] = True  # False: logits are meant to change with later tokens

@@ -118,6 +118,11 @@ class Run:
             setattr(run, name, part)
         return run
 
+    @property
+    def draws(self) -> bool:
+        """Whether two forwards of the same tokens are meant to differ."""
+        return any(option.random for _, option in self.options())
+
     def options(self) -> Iterator[tuple[str, Option]]:
         """Each option of the run, by its place in the config."""
         for f in fields(self):
@@ -141,7 +146,9 @@ class Run:
         require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
 
     def _check_graphs(self) -> None:
-        """A graph repeats what Python decided when it was recorded."""
+        """A graph repeats what Python decided when it was recorded, and what was drawn."""
+        rule = "be false beside an option that draws"
+        require(not (self.trainer.cuda_graphs and self.draws), "trainer.cuda_graphs", rule, True)
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
             require(
                 not overrides(idea, *STEP_JOINTS, "changes_at"),

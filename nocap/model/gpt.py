@@ -90,6 +90,7 @@ class Block(nn.Module):
             scale=small if kind is ResidualScale.both else 1.0,
         )
         self.checkpointing = run.trainer.activation_checkpointing
+        self.draws = run.draws
         self.ideas, self.joined = joined(
             run, f"blocks.{layer}.ideas", lambda idea: idea.build_layer(run, layer)
         )
@@ -116,7 +117,7 @@ class Block(nn.Module):
         if self.checkpointing is not part:
             return f(*args)
         # nothing in the model is random
-        y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=False)
+        y: Tensor = checkpoint(f, *args, use_reentrant=False, preserve_rng_state=self.draws)
         return y
 
 

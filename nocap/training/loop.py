@@ -25,6 +25,7 @@ from nocap.training.step import (
     autocast,
     build,
     configure_numerics,
+    enter_step,
     forward_backward,
     forward_of,
     no_sync,
@@ -77,6 +78,7 @@ def train(job: Job) -> Outcome:
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     """Validation loss in nats per token."""
     settle(job, trainee, ledger)
+    enter_step(trainee.model, max(step - 1, 0))  # the last that was trained, also where a run was resumed
     with ledger.charge("val"), job.run.optimizer.validating(trainee.optimizers):
         return validate(
             trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step)
@@ -168,8 +170,7 @@ def _forward_backward_once(
 ) -> float:
     """A micro-batch's forward and backward as in this step, whose gradients are dropped. Returns the MiB that
     the forward keeps."""
-    for _, idea, part in trainee.model.joined:
-        idea.before_forward(part, trainee.model, step=step)
+    enter_step(trainee.model, step)
     saved_mib = 0.0
     # the second time without the hooks, with which a compiled graph may be another
     for counting in (True, False):

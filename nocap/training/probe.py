@@ -14,7 +14,7 @@ import torch
 
 from nocap import outside
 from nocap.config.keys import InputError
-from nocap.training.step import Job, Trainee, autocast, forward_of
+from nocap.training.step import Job, Trainee, autocast, enter_step, forward_of
 
 CLOSE = 1e-5  # of the largest logit
 
@@ -45,8 +45,7 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     with torch.random.fork_rng([device] * (device.type == "cuda")):
         # in training, fp8's scale is of all tokens
         model = copy.deepcopy(trainee.model).train(not run.model.fp8_head)
-        for _, idea, part in model.joined:
-            idea.before_forward(part, model, step=step)
+        enter_step(model, step)
         tokens_BT = torch.randint(
             job.vocab_size, (1, run.model.seq_len + 1), generator=torch.Generator().manual_seed(0)
         ).to(device)
@@ -60,7 +59,7 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
             torch.manual_seed(0)
             for p in (p for p in model.parameters() if not p.any()):
                 p.data.normal_(std=0.05)  # a zero would hide what it multiplies
-            torch.manual_seed(seed)  # other generators just go on
+            torch.manual_seed(seed)
             step_BT, targets_BT = forward_of(trainee, tokens_BT, step=step)
             with autocast(run, run.trainer.precision):
                 return (
@@ -73,13 +72,17 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
             torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
             for a, b in zip(tried(), tried(seed=0 if is_random else 1), strict=True)
         )
-        if not exact and not is_random:
+        if not exact and is_random:
+            raise InputError(
+                f"{names} must draw from torch's own generator, as F.dropout and torch.rand do: nocap seeds it "
+                "for each micro-batch; two forwards of one seed differ"
+            )
+        if not exact:
             raise InputError(
                 f"{names} must compute the same again from the same tokens, and two forwards differ; "
                 "a class that is meant to says random = True"
             )
-        # With a generator of its own that goes on by itself, nothing can be told.
-        if exact and all(option.causal is not False for option in options.values()):
+        if all(option.causal is not False for option in options.values()):
             inputs_BT = forward_of(trainee, tokens_BT, step=step)[0]
             for t, at, _ in differences(lambda other_BT: tried(other_BT)[1], inputs_BT, job.vocab_size):
                 if at is not None:

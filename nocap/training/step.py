@@ -3,6 +3,7 @@ come from here or below."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
@@ -155,12 +156,12 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         else:
             with ledger.charge("data"):
                 batch = fetch(job, trainee, step=step)
-        for _, idea, part in trainee.model.joined:
-            idea.before_forward(part, trainee.model, step=step)
+        enter_step(trainee.model, step)
         n = microbatches(run, step=step)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
+            seed_draws(run, step=step, microbatch=i * world.size + world.rank)
             with nullcontext() if i == n - 1 else no_sync(trainee):
                 loss = (
                     trainee.graphed(tokens)
@@ -178,6 +179,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         norm = torch.linalg.vector_norm(torch.stack(norms))
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]
         sums = world.sum(torch.stack([*means, losses.new_full((), float(job.stop_asked()))]))
+        seed_draws(run, step=step, microbatch="update")
         on_gpu = world.device.type == "cuda"
         if on_gpu and step + 1 < run.trainer.steps:
             trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
@@ -199,6 +201,23 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         stop=stops >= 1,
         step_ms=(ended - began) * 1e3,
     )
+
+
+def enter_step(model: LanguageModel, step: int) -> None:
+    """Give ideas the step that the model's next forwards belong to."""
+    for _, idea, part in model.joined:
+        idea.before_forward(part, model, step=step)
+
+
+def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
+    """Seed torch's generators for what an option draws in a micro-batch, counted over all ranks.
+
+    The draws are a function of the run's seed, the step and the micro-batch's place in the step's whole
+    batch: the same after a resume, and on any number of ranks.
+    """
+    if run.draws:
+        text = f"{run.seed} {step} {microbatch}"
+        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
@@ -303,6 +322,7 @@ def validate(
     model.eval()
     with model.validating():
         for i in range(world.rank, n_batch, world.size):
+            seed_draws(run, step="validation", microbatch=i)
             tokens = torch.from_numpy(windows.read(range(i * size, (i + 1) * size))).to(world.device).long()
             with autocast(run, run.trainer.val_precision):
                 losses[i] = model(tokens[:, :-1], tokens[:, 1:]).total

@@ -31,6 +31,7 @@ from nocap.store.record import check_record, read_json
 from nocap.store.runs import read
 from nocap.training import checkpoint
 from nocap.training.state import difference, put_weights, weights
+from nocap.training.step import enter_step
 
 
 def run_of(path: str | Path) -> Run:
@@ -65,6 +66,7 @@ def trained(
     if newest.path is None:
         raise InputError(f"{run_dir} must hold a {'valid ' if newest.invalid else ''}checkpoint, got none")
     checkpoint.load_validated(newest.path, model, run)
+    enter_step(model, max(newest.step - 1, 0))
     _check_finite(newest.path, model.parameters())
     return run, model.eval(), newest.step
 
@@ -116,6 +118,7 @@ def exported(path: Path) -> tuple[Run, LanguageModel, int]:
         raise ValueError(f"{path}: {problem}")
     _check_finite(path, tensors.values())
     put_weights(model, tensors)
+    enter_step(model, max(step - 1, 0))
     return run, model.eval(), step
 
 

@@ -1,0 +1,130 @@
+"""An option that draws is a function of the run's seed: the same again, after a resume, on any number of
+ranks, and beside activation checkpointing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nocap import outside
+from nocap.config.compose import compose
+from nocap.config.keys import InputError
+from tests.attempts import state_of
+from tests.conftest import SMALL, Door, rows_of, the_run
+from tests.in_process import planned, start
+
+SOURCE = """\
+from dataclasses import dataclass
+import random
+import torch
+import torch.nn.functional as F
+from torch import nn
+from nocap.options.mlp import Mlp
+from nocap.options.optimizer.adamw import AdamW
+
+
+class Dropped(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, width)
+
+    def forward(self, x):
+        return {drawn} if self.training else self.up(x)
+
+
+@dataclass(kw_only=True, slots=True)
+class Mine(Mlp):
+    random = True
+    kind: str = "{name}"
+
+    def build(self, d_model):
+        return Dropped(d_model)
+"""
+DROPOUT = "F.dropout(self.up(x), 0.3)"
+OWN_GENERATOR = "self.up(x) * random.random()"
+
+
+def written(folder: Path, drawn: str, name: str) -> Path:
+    (folder / "mlp").mkdir(parents=True)
+    (folder / "mlp" / f"{name}.py").write_text(SOURCE.format(drawn=drawn, name=name))
+    (folder / "mlp" / f"{name}.yaml").write_text(f"kind: {name}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("draws"), DROPOUT, "dropped")
+
+
+@pytest.fixture
+def used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
+    outside.use([folder])
+    yield
+    for name in [name for name in sys.modules if name.startswith("nocap.outside.")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("used")
+def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> None:
+    first = planned(tmp_path / "first", "mlp=dropped")
+    second = planned(tmp_path / "second", "mlp=dropped")
+    other = planned(tmp_path / "other", "mlp=dropped", "seed=1")
+    for plan in (first, second, other):
+        start(plan)
+    assert state_of(first.run_dir) == state_of(second.run_dir)
+    assert state_of(first.run_dir) != state_of(other.run_dir)
+
+
+@pytest.mark.usefixtures("used")
+def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path: Path) -> None:
+    whole = planned(tmp_path / "whole", "mlp=dropped")
+    start(whole)
+    stopped = planned(tmp_path / "stopped", "mlp=dropped")
+    assert start(stopped, stop_after=3).status == "preempted"
+    assert start(stopped).status == "finished"
+    assert state_of(whole.run_dir) == state_of(stopped.run_dir)
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("part", ["block", "mlp"])
+def test_what_the_backward_pass_computes_again_draws_the_same_again(part: str, tmp_path: Path) -> None:
+    plain = planned(tmp_path / "plain", "mlp=dropped")
+    again = planned(tmp_path / "again", "mlp=dropped", f"trainer.activation_checkpointing={part}")
+    for plan in (plain, again):
+        start(plan)
+    plain_losses = [row["train/loss"] for row in rows_of(plain.run_dir) if "train/loss" in row]
+    assert [row["train/loss"] for row in rows_of(again.run_dir) if "train/loss" in row] == plain_losses
+
+
+@pytest.mark.slow
+def test_two_ranks_draw_what_one_draws(folder: Path, tmp_path: Path, door: Door) -> None:
+    for devices in (1, 2):
+        words = [f"output_dir=of{devices}", f"trainer.devices={devices}", "mlp=dropped"]
+        done = door("--config-dir", str(folder), *SMALL, *words)
+        assert done.code == 0, done.err
+    one, two = (rows_of(the_run(tmp_path / f"of{devices}")) for devices in (1, 2))
+    for name in ("train/loss", "val/loss"):
+        expected = [row[name] for row in one if name in row]
+        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
+
+
+def test_another_generator_than_torchs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
+    outside.use([written(tmp_path / "own", OWN_GENERATOR, "own_generator")])
+    with pytest.raises(InputError, match=r"mlp.kind=own_generator must draw from torch's own generator"):
+        start(planned(tmp_path, "mlp=own_generator"))
+
+
+@pytest.mark.usefixtures("used")
+def test_cuda_graphs_are_refused_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nocap.config.hardware.cuda_devices", lambda: 1)
+    monkeypatch.setattr("nocap.config.hardware.check_device", lambda *device: None)
+    words = [*SMALL, "mlp=dropped", "trainer.device=cuda", "trainer.cuda_graphs=true"]
+    with pytest.raises(ValueError, match=r"trainer\.cuda_graphs must be false beside an option that draws"):
+        compose(words)
