@@ -1,5 +1,5 @@
 """An option that draws is a function of the run's seed: the same again, after a resume, on any number of
-ranks, and beside activation checkpointing."""
+ranks, and beside activation checkpointing. What an idea changes with the step is so too."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ import pytest
 from nocap import outside
 from nocap.config.compose import compose
 from nocap.config.keys import InputError
+from nocap.config.paths import cache_root
+from nocap.data.batches import val_windows
+from nocap.data.prepare import prepare
+from nocap.training.step import validate
+from nocap.training.trained import trained
+from nocap.training.world import join
 from tests.attempts import state_of
 from tests.conftest import SMALL, Door, rows_of, the_run
 from tests.in_process import planned, start
@@ -128,3 +134,60 @@ def test_cuda_graphs_are_refused_beside_it(monkeypatch: pytest.MonkeyPatch) -> N
     words = [*SMALL, "mlp=dropped", "trainer.device=cuda", "trainer.cuda_graphs=true"]
     with pytest.raises(ValueError, match=r"trainer\.cuda_graphs must be false beside an option that draws"):
         compose(words)
+
+
+# --- what an idea changes with the step ---------------------------------------------------------------------
+
+GROWING = """\
+from dataclasses import dataclass
+from torch import nn
+from nocap.options.ideas import Idea
+
+
+@dataclass(kw_only=True, slots=True)
+class Growing(Idea):
+    kind: str = "grows"
+
+    def build(self, run, *, vocab_size):
+        part = nn.Module()
+        part.factor = 1.0
+        return part
+
+    def before_forward(self, part, model, *, step):
+        part.factor = 1.0 + step
+
+    def embed(self, part, x_BTC, context):
+        return x_BTC * part.factor
+"""
+
+
+@pytest.fixture
+def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "growing" / "ideas"
+    folder.mkdir(parents=True)
+    (folder / "grows.py").write_text(GROWING)
+    (folder / "grows.yaml").write_text("# @package ideas.grows\nkind: grows\n")
+    monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
+    outside.use([folder.parent])
+
+
+@pytest.mark.usefixtures("growing")
+def test_a_validation_after_a_resume_has_the_step_that_was_trained_last(tmp_path: Path) -> None:
+    whole = planned(tmp_path / "whole", "ideas=[grows]")
+    start(whole)
+    stopped = planned(tmp_path / "stopped", "ideas=[grows]")
+    start(stopped, stop_after=2)  # the step that is validated next is the first of the next attempt
+    start(stopped)
+    losses = [row["val/loss"] for row in rows_of(whole.run_dir) if "val/loss" in row]
+    assert [row["val/loss"] for row in rows_of(stopped.run_dir) if "val/loss" in row] == losses
+
+
+@pytest.mark.usefixtures("growing")
+def test_a_loaded_model_has_the_loss_that_was_validated(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "out", "ideas=[grows]")
+    start(plan)
+    run, model, _ = trained(plan.run_dir)
+    dataset = prepare(run.data, run.tokenizer, cache_dir=cache_root(run.cache_dir))
+    windows = val_windows(run, dataset.val)
+    loss = validate(model, windows, run=run, world=join(run.trainer.device))
+    assert loss == rows_of(plan.run_dir)[-1]["val/loss"]
