@@ -23,7 +23,8 @@ from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import LIMIT, bench, estimates, interleave, order
 from nocap.measure.external import external_arm
-from nocap.measure.timed import Clock, DivergedError, TimedArm
+from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
+from nocap.options.optimizer import soap
 from nocap.training import memory
 from tests.conftest import EXPLODING, REPO
 
@@ -576,6 +577,31 @@ def test_a_real_bench(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    ("wanted", "period", "steps"), [(3.4, 1, 3), (0.2, 1, 1), (3, 10, 10), (26, 10, 30), (400, 1, 400)]
+)
+def test_a_block_is_whole_periods(wanted: float, period: int, steps: int):
+    assert block_steps(wanted, period=period) == steps
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
+    """It comes once in so many steps, and is most of their time."""
+    arm = TimedArm("soap", nano("optimizer=soap optimizer.basis_every=4"))
+    arm.warm(Clock.cpu)
+    updates = []
+    monkeypatch.setattr(soap, "_followed", lambda average, basis: updates.append(1) or basis.float())
+    arm.block()
+    assert arm.facts["steps_per_block"] % 4 == 0
+    matrices = sum(p.ndim == 2 for p in arm.built.model.blocks.parameters())
+    assert len(updates) == 2 * matrices * arm.facts["steps_per_block"] // 4
+
+
+def test_a_period_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match="the optimizer's period must be at most 100 steps, got 101"):
+        block_steps(3, period=101)
+
+
 def test_an_arm_takes_the_trainers_steps():
     """Made-up tokens are uniform, so that it starts at ln V; the schedule begins anew after the last step."""
     losses = []

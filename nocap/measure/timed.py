@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.shards import write_shard
@@ -37,6 +38,7 @@ LEAST_S, REPEATS = 0.2, 3
 WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the length of a block
 # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
+LONGEST_PERIOD = 100  # steps of an optimizer's whole period: a block of more would take minutes
 # What is known of a step besides its times: null where it could not be built, or an arm from a file does not
 # say.
 FACTS = (
@@ -90,6 +92,16 @@ class Clock(Enum):
 def repeat(work: Callable[[], object], n: int) -> None:
     for _ in range(n):
         work()
+
+
+def block_steps(wanted: float, *, period: int) -> int:
+    """Return how many steps a block has: about so many as are wanted, in whole periods of the optimizer.
+
+    Errors:
+        ValueError: a period is longer than a block may be.
+    """
+    require(period <= LONGEST_PERIOD, "the optimizer's period", f"be at most {LONGEST_PERIOD} steps", period)
+    return max(1, round(wanted / period)) * period
 
 
 @contextmanager
@@ -183,7 +195,9 @@ class TimedArm:
         with random_tokens(self.run) as self.job:
             saved_mib = self.build()
         warm_s = [clock.seconds(self.step) for _ in range(WARM_STEPS)]
-        self.steps = max(1, round(BLOCK_S[self.run.trainer.device] / warm_s[-1]))
+        self.steps = block_steps(
+            BLOCK_S[self.run.trainer.device] / warm_s[-1], period=self.run.optimizer.period()
+        )
         self.held, known = torch.cuda.memory_allocated() - before, self.describe()
         mib = {**known["memory_mib"], "activations": saved_mib}
         mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())

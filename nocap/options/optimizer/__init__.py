@@ -47,6 +47,11 @@ class Optimizer(Option):
         """Inside, the parameters have the weights that are validated, and generated from."""
         return nullcontext()
 
+    def period(self) -> int:
+        """Return the steps after which the work of an update repeats, where not every update does the
+        same."""
+        return 1
+
     def at_batch(self, tokens: int) -> Optimizer:
         """The same optimizer for steps of so many tokens, where a key depends on them."""
         return self

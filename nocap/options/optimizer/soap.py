@@ -31,6 +31,9 @@ class Soap(AdamW):
         matrices, rest = split_matrices(model)
         return [self.adamw(rest), ByRule(self, self.groups(matrices))]
 
+    def period(self) -> int:
+        return self.basis_every
+
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their
         eigenvectors:
