@@ -12,7 +12,7 @@ from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config import entry  # noqa: E402
-from nocap.config.compose import unchecked  # noqa: E402
+from nocap.config.compose import has_sweeps, unchecked  # noqa: E402
 from nocap.config.errors import refusals  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.config.plain import explained  # noqa: E402
@@ -37,7 +37,7 @@ def main() -> None:
             from nocap.study.preview import of_grid
 
             raise SystemExit(multirun(flags.overrides, look=of_grid, zipped=flags.zip))
-        elif not flags.grid:
+        elif not (flags.grid or has_sweeps(flags.overrides)):
             from nocap.launch import cell
 
             cell.single(flags.overrides, started=STARTED)

@@ -142,6 +142,16 @@ def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, m
     assert len(runs) == 4
 
 
+def test_a_yamls_sweeps_make_a_grid_without_the_flag(tmp_path, here):
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    sweep = "# @package _global_\nhydra: {sweeper: {params: {seed: '1,2'}}}\n"
+    (tmp_path / "own" / "experiment" / "mine.yaml").write_text(sweep)
+    done = here("--config-dir", "own", *SMALL, "experiment=mine", "trainer.steps=1")
+    assert done.code == 0, done.err
+    assert "2 cells, 0 done, 2 to train" in done.out
+    assert len([*(tmp_path / "outputs" / "runs").iterdir()]) == 2
+
+
 def test_what_is_swept_goes_in_pairs_with_every_seed(tmp_path):
     grids = []
     words = [

@@ -290,6 +290,15 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     )
 
 
+def has_sweeps(words: Sequence[str]) -> bool:
+    """Whether a yaml that these overrides choose sweeps over keys, which makes a grid.
+
+    Errors:
+        ValueError: as for `by_hydra`, or an override that cannot be parsed.
+    """
+    return bool(of_a_grid(overrides_of(words, grid=True)).hydra.sweeper.get("params"))
+
+
 @lru_cache(maxsize=64)
 def _chosen(words: tuple[str, ...], own: object, yamls: object) -> tuple[DictConfig, dict[str, str | None]]:
     """What these options give, and their names."""
