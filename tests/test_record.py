@@ -351,6 +351,20 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
     assert written() >= first
 
 
+def test_a_comparison_that_fails_ends_a_grid_with_1(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its page cannot be written where a folder has its name."""
+    this = copied(whole, tmp_path)
+    cell = Cell(overrides=(), label="", plan=this)
+    grid = Grid(name="g", folder=tmp_path / "out" / "grids" / "g", swept=(), cells=(cell,))
+    grid.write()
+    (grid.folder / "report.html").mkdir()
+    done = {this.identity: Result(summary={"status": "finished"})}
+    assert multirun._report(grid, done, stopped=False) == 1
+    assert "nocap: no comparison: " in capsys.readouterr().err
+
+
 # --- types --------------------------------------------------------------------------------------------------
 
 

@@ -231,10 +231,11 @@ def _report(
     if stopped:
         print(goes_on, flush=True)
         return EXIT_CODES["preempted"]
+    compared = True
     if conclude is not None:
         conclude()
     elif counts["finished"]:
-        _compare(grid)
+        compared = _compare(grid)
     for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
@@ -244,7 +245,7 @@ def _report(
         f"nocap.plot {shown(grid.folder)}",
         flush=True,
     )
-    if counts.keys() & {"failed", "waiting", DAMAGED}:
+    if counts.keys() & {"failed", "waiting", DAMAGED} or not compared:
         return EXIT_CODES["failed"]
     return EXIT_CODES["preempted"] if "preempted" in counts else 0
 
@@ -262,9 +263,12 @@ def _explain(cell: Cell, result: Result) -> None:
     print(f"nocap: {what}: {cell.label} ({reason})", file=sys.stderr)
 
 
-def _compare(grid: Grid) -> None:
+def _compare(grid: Grid) -> bool:
     """Print the comparison. A report older than its runs, as a kill leaves it, is written and tracked again.
-    An error here changes nothing about the grid."""
+
+    An error here loses no run: it is a line, and the grid's command ends with 1. Returns whether there was
+    none.
+    """
     try:
         from nocap.judge.compare import compare
         from nocap.report import comparison as report
@@ -287,6 +291,8 @@ def _compare(grid: Grid) -> None:
             print(f"tracker: {command}")
     except Exception as error:
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> str | None:
