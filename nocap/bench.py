@@ -72,9 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--seconds",
         type=float,
-        default=SECONDS,
         metavar="S",
-        help="stop after so long, warm-up included (default: %(default)g)",
+        help=f"stop after so long, warm-up included (default: {SECONDS:g})",
     )
     return parser
 
@@ -86,7 +85,10 @@ def _bench(options: argparse.Namespace) -> int:
     from nocap.measure.arms import compose_arms
     from nocap.measure.text import render_bench
 
-    require(0 < options.seconds < math.inf, "--seconds", "be above 0", options.seconds)
+    seconds = SECONDS if options.seconds is None else options.seconds
+    require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)
+    alone = options.seconds is None or options.rounds is None
+    require(alone, "--seconds", "be left out beside --rounds, which says when it ends", seconds)
     require(
         options.rounds is None or options.rounds >= LEAST_PAIRS,
         "--rounds",
@@ -113,7 +115,7 @@ def _bench(options: argparse.Namespace) -> int:
                 external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external
             ]
             keep = partial(_keep, options.json, words=base)
-            result = bench(arms, seconds=options.seconds, rounds=options.rounds, log=_progress, keep=keep)
+            result = bench(arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep)
     finally:
         _progress("")
     print(render_bench(result))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from nocap import compare, outside
 from nocap.config import entry
+from nocap.config.keys import require
 from nocap.launch.head import use_copies
 from nocap.store.command import add_allow_code, add_outputs, check_writable, command, writing
 from nocap.store.runs import LAST, find_one
@@ -24,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    require(options.file.suffix == ".safetensors", "FILE", "end in .safetensors", options.file)
     check_writable("FILE", options.file)
     run_dir = find_one(options.run, outputs=options.output_dir)
     if options.allow_code:

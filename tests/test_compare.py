@@ -367,6 +367,27 @@ def test_the_target_is_interpolated_and_censored(tmp_path):
     assert never == [None, 0, 3, None, 400]
 
 
+def test_a_run_without_a_curve_does_not_vanish_at_a_target(tmp_path):
+    """Of the runs with one, an interval would be of fewer seeds than were run."""
+    for seed in range(4):
+        write_run(tmp_path, seed=seed)
+        folder = gelu3x(tmp_path, seed=seed)
+    (folder / "metrics.jsonl").write_text('{"step": 400, "tokens": 4000}\n')
+    write_summary(folder, json.loads((folder / "summary.json").read_text()))
+    steps = arms_of(tmp_path, target_loss=3.5)["gelu3x"]["to_target"]["steps"]
+    assert steps["ratio"] is None
+    assert steps["refused"].startswith("no curve of ")
+    assert "-s3" in steps["refused"]
+
+
+def test_a_target_above_any_runs_first_validation_is_refused(tmp_path):
+    """It would be met before that run's first step."""
+    two_arms(tmp_path, effect=0.0)
+    gelu3x(tmp_path, seed=9, curve=(3.6, 3.5, 3.4, 3.3, 3.2))
+    with pytest.raises(ValueError, match=r"--target must be below each run's first validation loss.*3\.6000"):
+        told(tmp_path, target_loss=3.7)
+
+
 def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
     folder = write_run(tmp_path)
     clocks = {"clock/train_s": 0.4, "clock/data_s": 0.1}

@@ -111,3 +111,12 @@ def test_what_is_no_export_is_refused(undisturbed: Undisturbed, tmp_path: Path) 
     with pytest.raises(SystemExit, match="2"):
         export.main([str(empty), str(tmp_path / "none.safetensors")])
     assert not (tmp_path / "none.safetensors").exists()
+
+
+def test_a_file_that_is_not_named_safetensors_is_refused(
+    undisturbed: Undisturbed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        export.main([str(undisturbed.run_dir), str(tmp_path / "model.pt")])
+    assert "FILE must end in .safetensors" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]

@@ -97,12 +97,13 @@ def test_workers_stay_on_the_cores_or_gpus_that_their_cell_has(tmp_path, monkeyp
         (("hydra.sweeper.max_batch_size=1",), "hydra.sweeper.max_batch_size must be left alone"),
         (("hydra.sweep.dir=mine",), "hydra.sweep.dir must be left alone"),
         (("--detach",), "--detach must be given with hydra/launcher=slurm"),
+        (("--fail-fast", "hydra/launcher=slurm"), "--fail-fast must be left out of hydra/launcher=slurm"),
         (
             ("hydra/launcher=ray", "hydra.launcher.target.name=Other", "--plan"),
             "hydra.launcher.target must state the device of another machine",
         ),
     ],
-    ids=["jobs", "key", "sweeper", "folder", "detach", "target"],
+    ids=["jobs", "key", "sweeper", "folder", "detach", "fail-fast", "target"],
 )
 def test_refused(tmp_path, here, words, expected):
     done = here("--multirun", *CELL, "seed=0,1", *words)

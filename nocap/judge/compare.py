@@ -256,9 +256,8 @@ def compare(
 
 
 def _check_target(arms: Sequence[Arm], target: float) -> None:
-    first = max(
-        (run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss), default=math.inf
-    )
+    firsts = [run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss]
+    first = min(firsts, default=math.inf)
     if not any(arm.values["val_loss"] for arm in arms):
         raise ValueError(
             f"--target must be of runs with a loss in nats per token, got {target:g} for runs "
@@ -266,8 +265,8 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
         )
     if target >= first:
         raise ValueError(
-            f"--target must be below the first validation loss, {first:.4f}: every run would "
-            f"reach it at once, got {target:g}"
+            f"--target must be below each run's first validation loss, the lowest of which is {first:.4f}: "
+            f"that run would reach it at once, got {target:g}"
         )
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from nocap.judge.arms import Arm, machines_differ
 from nocap.judge.interval import Estimate, between
+from nocap.store.runs import Record
 from nocap.store.metrics import Ending
 
 AXES = {"steps": "step", "train_s": "train_s"}  # what is counted → where a curve has it
@@ -116,7 +117,8 @@ def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
         sum(ok for _, ok in times.values()),
         max((time for time, _ in times.values()), default=None),
     )
-    if axis == "train_s" and (refused := machines_differ(arm, base)):
+    refused = (machines_differ(arm, base) if axis == "train_s" else None) or _without_curve(arm, base, axis)
+    if refused:
         return Reach(reached=reached, n=len(times), refused=refused)
     whole = (
         arm is not base
@@ -133,6 +135,21 @@ def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
         budget=budget,
         ratio=between(*sides, log=True) if whole else None,
     )
+
+
+def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
+    """Name the runs whose curve says nothing on this axis: they could not be seen to reach the target."""
+    runs = [*arm.all, *base.all]
+    without = [run.name for run in runs if run.status != "diverged" and not _curve(run, axis)]
+    if not without or len(without) == len(runs):
+        return None
+    return f"no curve of {', '.join(without)}"
+
+
+def _curve(run: Record, axis: str) -> list[float]:
+    """Return where the run was validated, on an axis; empty where that is not known of each validation."""
+    x = [float(at) for at in getattr(run.curve, AXES[axis]) if at is not None]
+    return x if len(x) == len(run.curve.val_loss) else []
 
 
 def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> float | None:
@@ -155,13 +172,15 @@ def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]
     first run."""
     by_seed: dict[int, tuple[float, bool]] = {}
     for run in arm.all:
-        x = [float(at) for at in getattr(run.curve, AXES[axis]) if at is not None]
-        if x and len(x) == len(run.curve.val_loss) and run.seed not in by_seed:
+        x = _curve(run, axis)
+        if x and run.seed not in by_seed:
             at = crossing(x, run.curve.val_loss, target=goal)
             by_seed[run.seed] = (max(x), False) if at is None else (at, True)
     # A run that diverged will never reach it: its budget is the arm's.
     longest = max((time for time, _ in by_seed.values()), default=0.0)
     diverged = {run.seed for run in arm.diverged}
+    for seed in diverged:
+        by_seed.setdefault(seed, (longest, False))  # one that has no curve, either
     return {
         seed: (longest, False) if seed in diverged and not ok else (time, ok)
         for seed, (time, ok) in by_seed.items()

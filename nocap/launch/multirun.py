@@ -72,6 +72,8 @@ def multirun(
         return _search(searched, asked, launcher)
     leaves = not detach or isinstance(launcher, Slurm)
     require(leaves, "--detach", "be given with hydra/launcher=slurm", "another launcher")
+    rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
+    require(not (fail_fast and isinstance(launcher, Slurm)), "--fail-fast", rule, "given")
     swept = [override.key_or_group for override in asked if override.is_sweep_override()]
     cells = expand(asked, zipped=zipped)
     grid = (
