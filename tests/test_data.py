@@ -204,7 +204,7 @@ def test_a_file_that_was_replaced_is_read_again(text, tmp_path):
 def test_a_link_to_a_folder_among_texts_is_refused(text, tmp_path):
     text({"a.txt": lines(5000, "a"), "elsewhere/b.txt": "b"}, "a.txt")
     (tmp_path / "t" / "link").symlink_to("elsewhere")
-    with pytest.raises(ValueError, match="data.path must hold no link to a folder.*t/link"):
+    with pytest.raises(ValueError, match=r"data\.path must hold no link to a folder.*t/link"):
         text({})
 
 

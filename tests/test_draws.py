@@ -118,9 +118,7 @@ def test_two_ranks_draw_what_one_draws(folder: Path, tmp_path: Path, door: Door)
         assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
 
 
-def test_another_generator_than_torchs_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_generator_than_torchs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
     outside.use([written(tmp_path / "own", OWN_GENERATOR, "own_generator")])
     with pytest.raises(InputError, match=r"mlp.kind=own_generator must draw from torch's own generator"):

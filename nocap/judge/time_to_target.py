@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from nocap.judge.arms import Arm, machines_differ
 from nocap.judge.interval import Estimate, between
-from nocap.store.runs import Record
 from nocap.store.metrics import Ending
+from nocap.store.runs import Record
 
 AXES = {"steps": "step", "train_s": "train_s"}  # what is counted → where a curve has it
 

@@ -74,8 +74,8 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
         )
         if not exact and is_random:
             raise InputError(
-                f"{names} must draw from torch's own generator, as F.dropout and torch.rand do: nocap seeds it "
-                "for each micro-batch; two forwards of one seed differ"
+                f"{names} must draw from torch's own generator, as F.dropout and torch.rand do, which nocap "
+                "seeds for each micro-batch: two forwards of one seed differ"
             )
         if not exact:
             raise InputError(
