@@ -411,7 +411,7 @@ def from_overrides(schema: type[T], overrides: Iterable[str]) -> T:
     words = [override.partition("=") for override in overrides]
     for key, equals, _ in words:
         require(bool(equals), repr(key), "be key=value", "no value")
-    types = types_of(schema)
+    types = types_of(cast(type, schema))
     given, texts = dict[str, Any](), dict[str, str]()
     for key, _, text in words:
         given[key] = text

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from antlr4 import Token
+from antlr4 import CommonTokenStream, InputStream, Token
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.grammar.gen.OverrideLexer import CommonTokenStream, InputStream, OverrideLexer
+from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
 # What Hydra reads as another type than text.
 TYPED = (OverrideLexer.INT, OverrideLexer.FLOAT, OverrideLexer.BOOL, OverrideLexer.NULL)
