@@ -11,7 +11,7 @@ from nocap.study.__main__ import main
 from tests.studies import LOSS, RACE, SPEED, STUDY, at, claim, study, written
 
 OVERRIDES = STUDY["overrides"]
-STEPS_TO_LOSS = claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target=5.6)
+STEPS_TO_LOSS = claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target="5.6")
 
 
 def amdahl(**saved: float) -> dict[str, Any]:
