@@ -27,7 +27,7 @@ gpu-day:               ## 35 minutes of measurements on a GPU with the Python th
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) experiments/gpu_day/day.py $(ARGS)
 
 ATLAS := $(BIN)/python experiments/atlas
-atlas: $(VENV)/ready   ## all of experiments/atlas, some ten hours of a core; what is there is not trained again
+atlas: $(VENV)/ready   ## all of experiments/atlas, some fourteen hours of a core; what is there is not trained again
 	for phase in noise screen lengths parts large; do $(ATLAS)/atlas.py run $$phase || exit; done
 	$(ATLAS)/atlas.py steps
 	$(ATLAS)/atlas.py tell

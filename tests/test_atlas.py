@@ -201,6 +201,7 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     worths = worth.worths(jobs.known(), jobs.arms(), steps)
     wanted = worth.table(worths, jobs.arms(), steps, {})
     assert worth.between(worth.CORRECTION)[1].strip().splitlines() == worth.left_of(worths)
+    assert worth.between(worth.COUNT)[1].strip().splitlines() == worth.so_far(jobs.known())
     _, shown, _ = worth.between(worth.MARK)
     at = worth.HEAD.index("lines")
 

@@ -179,6 +179,14 @@ def test_readme_is_short_and_plain() -> None:
     assert sum(sentences) / len(sentences) <= 25
 
 
+def test_the_readme_rounds_a_result_once() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    (path,) = (ROOT / "experiments" / "recipe_tuned").glob("results.docs.*.json")
+    measured = json.loads(path.read_text())["claims"][0]["measured"]
+    assert f"{measured['mid']:.1f} times as fast on the less favourable of two texts" in text
+    assert f"There the interval begins at {measured['low']:.1f} times, and the claim is exploratory" in text
+
+
 def test_each_block_of_the_readme_is_run_as_its_file_says() -> None:
     assert {block.commands[0].split("\n")[0] for block in ALL if block.page == "README.md"} == {
         *run_docs.README

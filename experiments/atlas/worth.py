@@ -27,6 +27,7 @@ from nocap.report.table import markdown
 
 HERE = Path(__file__).resolve().parent
 README, FIGURE, MARK, CORRECTION = HERE / "README.md", HERE / "atlas.svg", "the table", "the correction"
+COUNT = "the count"
 # grey: what has no verdict
 GREY, COLORS = "#9db4c8", {"helps": "#0b6e4f", "not seen": "#6b7785", "hurts": "#b0413e"}
 BASELINE = "baseline"
@@ -274,6 +275,13 @@ def left_of(ranked: Sequence[Worth]) -> list[str]:
     ]
 
 
+def so_far(runs: Sequence[Line]) -> list[str]:
+    """Say how many runs there are, and how long they took."""
+    hours = sum(run["clock_s"]["wall"] for run in runs) / 3600
+    days = sorted({run["started"][:10] for run in runs})
+    return [f"So far {len(runs)} runs, {hours:.1f} hours of a core beside other work, {' and '.join(days)}."]
+
+
 HEAD = (
     *(
         "idea",
@@ -410,5 +418,6 @@ def tell(runs: Sequence[Line], arms: Mapping[str, Line], steps: Steps, code: Map
     ranked = worths(runs, arms, steps)
     figure(ranked)
     put(CORRECTION, left_of(ranked))
+    put(COUNT, so_far(runs))
     put(MARK, table(ranked, arms, steps, code))
     return 0
