@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nocap import plot
+from nocap import api, plot
 from nocap.report.drawing import Curve, drawn
 from nocap.runs import __main__ as command
 from nocap.runs.__main__ import main
@@ -74,6 +76,82 @@ def test_filters_columns_and_order(here: Path, capsys: pytest.CaptureFixture[str
         ("nobody", "no run was found"),
     ):
         assert reason in refusal([word], capsys, command=command)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["status=failed", "nope=1"], "nope must be a key"),  # though no run is left that could have it
+        (["val_loss>100", "optimizer.lrr=0.003"], "optimizer.lrr must be a key"),
+        (["status=failed", "--columns", "run,nope"], "nope must be a key"),
+        (["status=failed", "--sort", "los"], "los must be a key"),
+        (["status==finished"], "status==finished must be KEY=VALUE, KEY<NUMBER or KEY>NUMBER, got two signs"),
+        (["attention.kernel==fused"], "attention.kernel==fused must be KEY=VALUE"),
+        (["status<3"], "status<3 must compare numbers; status=VALUE compares other values, got finished"),
+        (["attention.kernel>1"], "attention.kernel>1 must compare numbers"),
+        (["grid>1", "status=failed"], "grid>1 must compare numbers"),
+        (["--sort", "kind"], "kind must be one key, as attention.kind, data.kind, got several"),
+        (["kind<3"], "kind must be one key, as attention.kind, data.kind, got several"),
+    ],
+)
+def test_a_filter_or_column_that_can_match_nothing_is_refused(
+    words: list[str], reason: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(here / "outputs")
+    changed(run / "manifest.json", attempts=[{"started": "2026-01-01T00:00:00+00:00", "grid": "lr-1234"}])
+    assert refusal(words, capsys, command=command).startswith(f"nocap: {reason}")
+
+
+def test_a_wrong_filter_removes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(here / "outputs")
+    refusal(["rm", "status=failed", "trainer.stepps=1", "--yes"], capsys, command=command)
+    assert run.exists()
+    assert said(capsys, "rm", "status=failed", "lr=0.003", "--yes") == "removed: 0 runs, 0 B\n"
+
+
+# the earlier of two times is the greater text
+ZONES = [
+    ("2026-01-01T12:00:00+0900", "2026-01-01T04:00:00+0000"),
+    ("2026-10-25T02:30:00+02:00", "2026-10-25T02:10:00+01:00"),  # in the hour that a summer's end repeats
+    ("2026-01-02T08:00:00+10:00", "2026-01-01T23:00:00Z"),
+    ("2026-01-01T10:00:00+00:00", "2026-01-01T08:00:00"),  # without a zone: of this machine, which has UTC−5
+]
+
+
+@pytest.fixture
+def five_hours_west(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "EST5")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(("earlier", "later"), ZONES)
+def test_runs_of_two_zones_are_in_the_order_in_which_they_were_started(
+    earlier: str, later: str, here: Path, five_hours_west: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gqa = {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
+    second = write_run(here / "outputs", started=later)
+    first = write_run(here / "outputs", started=earlier, **gqa)
+    assert [row[0] for row in listed(capsys)] == [first.name, second.name]
+    assert [row[0] for row in listed(capsys, "--sort", "started")] == [first.name, second.name]
+    assert [row[0] for row in listed(capsys, "last")] == [second.name]
+    arms = api.compare(here / "outputs")["arms"]
+    assert arms[0]["runs"] == [first.name[-12:]]
+    assert arms[0]["difference"] is None, "the first is the baseline"
+
+
+def test_runs_that_alternated_in_two_zones_are_not_one_after_the_other(here: Path) -> None:
+    gqa = {"words": "gpt2-gqa-gelu4x", "config": {"attention.n_kv_heads": 3}}
+    for seed, (here_at, there_at) in enumerate([("12", "04"), ("14", "06")]):
+        write_run(here / "outputs", seed=seed, started=f"2026-01-01T{here_at}:00:00+0900")
+        write_run(here / "outputs", seed=seed, started=f"2026-01-01T{there_at}:00:00+0000", **gqa)
+    assert "interleaved" not in " ".join(api.compare(here / "outputs")["problems"])
+    for seed in (2, 3):  # all of them later than all others, by their text and in truth
+        write_run(here / "after", seed=seed, started="2026-01-01T12:00:00+0900")
+        write_run(here / "after", seed=seed, started="2026-01-01T04:00:00+0000", **gqa)
+    assert "not interleaved" in " ".join(api.compare(here / "after")["problems"])
 
 
 def test_a_damaged_run_is_named_and_one_that_trains_is_running(
@@ -285,12 +363,17 @@ def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
 ) -> None:
     uploader, outputs, uploaded = here / "tools" / "wandb", here / "outputs", here / "uploaded.txt"
     places = [outputs / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other")]
+    identities = list[str]()
     for seed in range(4):
         run = write_run(outputs, seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000")
-        changed(run / "manifest.json", attempts=[{"grid": "../../.." if seed == 3 else "lr-1234"}])
+        changed(run / "manifest.json", attempts=[{"grid": "../../.."}])  # what it says leads nowhere
+        identities.append(run.name[-12:])
         places.append(run / "wandb" / "offline-run-1-x")
     for folder in (*places, uploader.parent):
         folder.mkdir(parents=True)
+    for place, names in zip(places, (identities[:3], []), strict=False):
+        cells = [{"identity": identity} for identity in names]
+        (place.parents[1] / "grid.json").write_text(json.dumps({"cells": cells}))
     uploader.write_text(UPLOADER)
     uploader.chmod(0o700)
     # it lies beside this Python, which need not be on the PATH
@@ -305,3 +388,64 @@ def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
     assert err == f"nocap: wandb sync did not upload {refused.relative_to(here)}\n"
     assert uploaded.read_text().split()[2:] == [str(refused), str(last)]
     assert said(capsys, "sync", "seed=0") == "uploaded: 0 of 0 offline, of 1 run\n"
+
+
+@pytest.fixture
+def uploader(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program in place of W&B's own, beside this Python."""
+    program = here / "tools" / "wandb"
+    program.parent.mkdir()
+    program.write_text(UPLOADER)
+    program.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(program.with_name("python")))
+    return program
+
+
+def with_mirror(folder: Path) -> Path:
+    mirror = folder / "wandb" / "offline-run-1-x"
+    mirror.mkdir(parents=True)
+    return mirror
+
+
+def test_what_sync_cannot_upload_ends_it_with_1(
+    here: Path, uploader: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record that is damaged, and a run that a process trains: W&B's mark would stand for the rows to
+    come."""
+    damaged, trains, whole = (write_run(here / "outputs", seed=seed) for seed in (0, 2, 3))
+    mirrors = [with_mirror(folder) for folder in (damaged, trains, whole)]
+    (damaged / "summary.json").write_text("{")
+    assert main(["sync", damaged.name]) == 1
+    out, err = capsys.readouterr()
+    assert out == "uploaded: 0 of 0 offline, of 0 runs\n"
+    assert err.startswith(f"nocap: {damaged.name}: ")
+    with lease.acquire(trains):
+        assert main(["sync", "seed>1"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "uploaded: 1 of 1 offline, of 1 run\n"
+    assert f"nocap: not uploaded: {trains.name}: a process trains it, and adds to it\n" in err
+    assert [bool(list(mirror.glob("*.synced"))) for mirror in mirrors] == [False, False, True]
+
+
+def test_without_its_program_sync_says_where_it_looks(
+    here: Path, uploader: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_mirror(write_run(here / "outputs"))
+    uploader.unlink()
+    monkeypatch.setenv("PATH", str(here))
+    err = refusal(["sync"], capsys, command=command)
+    assert err == "nocap: wandb sync must be a program beside this Python, or on the PATH, got no wandb\n"
+
+
+def test_sync_uploads_the_comparison_of_each_grid_that_lists_the_run(
+    here: Path, uploader: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second grid of a run that was finished before is in no attempt of it."""
+    run = write_run(here / "outputs")
+    for name, identity in (("lr-1234", run.name[-12:]), ("wd-5678", run.name[-12:]), ("other", "0" * 12)):
+        grid = here / "outputs" / "grids" / name
+        with_mirror(grid)
+        (grid / "grid.json").write_text(json.dumps({"cells": [{"identity": identity}]}))
+    assert said(capsys, "sync", "last") == "uploaded: 2 of 2 offline, of 1 run\n"
+    uploaded = (here / "uploaded.txt").read_text().split()
+    assert [Path(line).parts[-3] for line in uploaded] == ["lr-1234", "wd-5678"]

@@ -53,7 +53,7 @@ from nocap.judge.interval import (
 )
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
-from nocap.store.metrics import METRICS, Better, Kind
+from nocap.store.metrics import METRICS, Better, Kind, moment
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
 
@@ -418,10 +418,18 @@ def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -
 def _one_after_the_other(arm: Arm, base: Arm) -> bool:
     """Whether all runs of one arm were started before all runs of the other. Two seeds or more should have
     alternated."""
-    a, b = ([run.started for run in side.runs] for side in (arm, base))
-    if min(len(a), len(b)) < 2 or not all([*a, *b]) or machines_differ(arm, base):
+    own = _starts(arm)
+    others = _starts(base)
+    if min(len(own), len(others)) < 2 or machines_differ(arm, base):
         return False
-    return max(a) < min(b) or max(b) < min(a)
+    return max(own) < min(others) or max(others) < min(own)
+
+
+def _starts(arm: Arm) -> list[float]:
+    """Read when each of its runs began; none, where one of them does not say it."""
+    starts = [moment(run.started) for run in arm.runs]
+    known = [start for start in starts if start is not None]
+    return known if len(known) == len(starts) else []
 
 
 # --- as JSON ------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ what trackers are told of the run. No torch here."""
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, unfinished
 from nocap.store.files import write_file, write_text
 from nocap.store.identity import git_state, uncommitted
+from nocap.store.metrics import now
 from nocap.store.record import Metrics, read_json, write_json
 
 RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody else can enter
@@ -118,7 +118,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
     t = plan.run.trainer
     n_bytes, reason = _val_bytes(plan)
     attempt = {
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "started": now(),
         "host": platform.node(),
         "devices": t.devices,
         "threads": t.threads,

@@ -9,10 +9,9 @@ import re
 import stat
 import string
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import partial
 from operator import methodcaller
@@ -22,8 +21,8 @@ from typing import Any
 from nocap.config.keys import require
 from nocap.judge.arms import has, spell
 from nocap.store import lease
-from nocap.store.formats import BYTES, NONE, count, duration, size, whole
-from nocap.store.metrics import METRICS, OF_A_RUN
+from nocap.store.formats import BYTES, NONE, count, duration, shorten, size, whole
+from nocap.store.metrics import METRICS, OF_A_RUN, moment
 from nocap.store.runs import Record
 
 DAY_S = 86_400.0
@@ -49,9 +48,8 @@ def status(run: Record) -> str:
 
 def age_s(run: Record) -> float | None:
     """Since the last attempt began."""
-    with suppress(ValueError):
-        return max(0.0, time.time() - datetime.fromisoformat(str(run.attempt.get("started"))).timestamp())
-    return None
+    began = moment(str(run.attempt.get("started")))
+    return None if began is None else max(0.0, time.time() - began)
 
 
 def age(seconds: float | None) -> str:
@@ -85,6 +83,7 @@ class Column:
     name: str
     of: Callable[[Record], Any]  # text or a number; None where there is none
     show: Callable[[Any], str] = spell
+    order: Callable[[Any], Any] | None = None  # what to sort a value by; None: by itself
 
     def text(self, run: Record) -> str:
         value = self.of(run)
@@ -93,6 +92,8 @@ class Column:
     def sorts(self, run: Record) -> tuple[int, Any]:
         """Ascending; those without a value come first."""
         value = self.of(run)
+        if value is not None and self.order is not None:
+            value = self.order(value)
         return (0, 0) if value is None else (1, value) if isinstance(value, int | float) else (2, str(value))
 
 
@@ -109,7 +110,7 @@ COLUMNS = {
         Column(name="grid", of=lambda run: run.attempt.get("grid")),
         Column(name="host", of=lambda run: run.attempt.get("host")),
         Column(name="machine", of=lambda run: run.machine_name),
-        Column(name="started", of=lambda run: run.attempt.get("started")),
+        Column(name="started", of=lambda run: run.attempt.get("started"), order=moment),
         Column(name="age", of=age_s, show=age),
         Column(name="size", of=lambda run: size_of(run.folder), show=size),
         Column(name="steps", of=lambda run: run.number("steps"), show=whole),
@@ -121,14 +122,18 @@ COLUMNS = {
 
 
 def column(name: str, runs: Sequence[Record]) -> Column:
-    """The column of this name, or of a key of the configs: whole, or its last part.
+    """The column of this name, or of a key of these runs' configs: whole, or its last part.
 
     Errors:
-        ValueError: no run has such a key.
+        ValueError: no run has such a key, or several keys end so.
     """
-    if name not in COLUMNS:
-        _check_key(name, runs)
-    return COLUMNS.get(name) or Column(name=name, of=partial(_configured, name))
+    if name in COLUMNS:
+        return COLUMNS[name]
+    _check_key(name, runs)
+    every = {key: None for run in runs for key in run.config}
+    ends = [key for key in every if key.endswith(f".{name}")]
+    require(name in every or len(ends) < 2, name, f"be one key, as {shorten(ends, most=4)}", "several")
+    return Column(name=name, of=partial(_configured, name))
 
 
 def _configured(name: str, run: Record) -> Any:
@@ -149,21 +154,25 @@ FILTER = re.compile(r"([\w.]+)([=<>])(.*)")
 ORDER = {"<": operator.lt, ">": operator.gt}
 
 
-def matching(word: str, runs: Iterable[Record]) -> list[Record]:
+def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> list[Record]:
     """Those with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`, `optimizer.lr=0.003` or
-    `attention=gqa`.
+    `attention=gqa`. `named`: the runs before any filter, whose keys there are.
 
     Errors:
         ValueError: no such key, or no number where one is compared.
     """
-    (key, sign, wanted), runs = FILTER.findall(word)[0], list(runs)
+    key, sign, wanted = FILTER.findall(word)[0]
+    require(not wanted.startswith("="), word, "be KEY=VALUE, KEY<NUMBER or KEY>NUMBER", "two signs")
     if sign == "=" and key not in COLUMNS:
-        _check_key(key, runs, group=True)
+        _check_key(key, named, group=True)
         return [run for run in runs if has(run, word)]
-    shown = column(key, runs)
+    shown = column(key, named)
     if sign == "=":
         return [run for run in runs if (value := shown.of(run)) is not None and _equals(value, wanted)]
     limit = amount(word, wanted, UNITS | BYTES if shown.name == "size" else UNITS)
+    first = next((value for run in named if (value := shown.of(run)) is not None), limit)
+    is_number = isinstance(first, int | float) and not isinstance(first, bool)
+    require(is_number, word, f"compare numbers; {key}=VALUE compares other values", spell(first))
     return [
         run for run in runs if isinstance(value := shown.of(run), int | float) and ORDER[sign](value, limit)
     ]

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from nocap.config.bounded import read_text
@@ -28,9 +29,9 @@ from nocap.training.terminal import table
 
 
 def list_runs(options: argparse.Namespace) -> int:
-    runs, problems = _chosen(options.words, options.output_dir)
-    columns = [column(name, runs) for name in options.columns.split(",")]
-    runs = sorted(runs, key=column(options.sort, runs).sorts)
+    chosen = _chosen(options.words, options.output_dir)
+    columns = [column(name, chosen.named) for name in options.columns.split(",")]
+    runs = sorted(chosen.runs, key=column(options.sort, chosen.named).sorts)
     if runs:
         print(
             aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs])
@@ -38,9 +39,12 @@ def list_runs(options: argparse.Namespace) -> int:
     print(plural(len(runs), "run"))
     if options.json:  # a size is walked for again
         options.answer(
-            {"runs": [{each.name: each.of(run) for each in columns} for run in runs], "problems": problems}
+            {
+                "runs": [{each.name: each.of(run) for each in columns} for run in runs],
+                "problems": chosen.problems,
+            }
         )
-    _tell(problems)
+    _tell(chosen.problems)
     return 0
 
 
@@ -52,34 +56,55 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def sync(options: argparse.Namespace) -> int:
-    runs, problems = _chosen(options.words, options.output_dir)
-    named = {run.attempt.get("grid") for run in runs}
-    grids = [
-        folder for folder in sorted((options.output_dir / "grids").glob("[!.]*/")) if folder.name in named
-    ]
-    folders = [*(run.folder for run in runs), *grids]
+    """Upload what trackers left offline of runs that nobody trains now, and of the grids that list them."""
+    chosen = _chosen(options.words, options.output_dir)
+    training = [run for run in chosen.runs if lease.is_held(run.folder)]
+    runs = [run for run in chosen.runs if run not in training]
+    grids = _naming(sorted(options.output_dir.glob(f"grids/[!.]*/{GRID}")))
+    listing = {folder for run in runs for folder in grids.get(run.identity, ())}
+    folders = [*(run.folder for run in runs), *map(Path, sorted(listing))]
     waiting = offline(None, folders)
-    # a tool beside this Python
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     for uploader, places in waiting.items():
-        command = [*shlex.split(uploader), *(str(place.absolute()) for place in places)]
-        subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
-    left, before = offline(None, folders), sum(map(len, waiting.values()))
-    print(
-        f"uploaded: {before - sum(map(len, left.values()))} of {before} offline, of "
-        f"{plural(len(runs), 'run')}"
-    )
-    _tell(
-        [
-            *problems,
-            *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places),
-        ]
-    )
-    return 1 if left else 0
+        _upload(uploader, places)
+    left = offline(None, folders)
+    before = sum(map(len, waiting.values()))
+    after = sum(map(len, left.values()))
+    print(f"uploaded: {before - after} of {before} offline, of {plural(len(runs), 'run')}")
+    problems = [
+        *chosen.problems,
+        *(f"not uploaded: {run.folder.name}: a process trains it, and adds to it" for run in training),
+        *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places),
+    ]
+    _tell(problems)
+    return 1 if problems else 0
 
 
-def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Record], list[str]]:
-    """The runs of these names and filters, and a line for each that cannot be read or was changed.
+def _upload(uploader: str, places: Sequence[Path]) -> None:
+    """Run a tracker's own command on these folders. It lies beside this Python, or on the PATH.
+
+    Errors:
+        ValueError: it is not installed.
+    """
+    program, *words = shlex.split(uploader)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    found = shutil.which(program, path=path)
+    rule = "be a program beside this Python, or on the PATH"
+    require(found is not None, uploader, rule, f"no {program}")
+    command = [str(found), *words, *(str(place.absolute()) for place in places)]
+    subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """What words stand for."""
+
+    runs: list[Record]  # of these names that meet all filters
+    named: list[Record]  # of these names
+    problems: list[str]  # a line for each that cannot be read or was changed
+
+
+def _chosen(words: Sequence[str], outputs: Path) -> Chosen:
+    """Find the runs of these names and filters.
 
     Errors:
         ValueError: a name stands for no run, or a filter is none.
@@ -91,8 +116,9 @@ def _chosen(words: Sequence[str], outputs: Path) -> tuple[list[Record], list[str
     loaded = load(names, outputs=outputs, rows=False)
     runs = loaded.records
     for word in filters:
-        runs = matching(word, runs)
-    return runs, [*(f"{name}: {why}" for name, why in loaded.unreadable.items()), *loaded.problems]
+        runs = matching(word, runs, named=loaded.records)
+    unreadable = [f"{name}: {why}" for name, why in loaded.unreadable.items()]
+    return Chosen(runs=runs, named=loaded.records, problems=[*unreadable, *loaded.problems])
 
 
 def _tell(lines: Iterable[str]) -> None:
@@ -148,15 +174,22 @@ def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Identity → the folders whose files name it, for people: grids and searches, studies by their logs, and
-    runs that began from it or learn from it. A line for each file that cannot be read."""
-    used_by, runs = dict[str, list[str]](), options.output_dir / "runs"
+    """Identity → the folders of grids and searches, of studies by their logs, and of runs that began from it
+    or learn from it."""
+    runs = options.output_dir / "runs"
     paths = [
         *options.output_dir.glob(f"grids/*/{GRID}"),
         *options.studies.glob(f"*/{log.FILE}"),
         *runs.glob(f"[!.]*/{MANIFEST}"),
     ]
-    for path in sorted(paths):
+    return _naming(sorted(paths))
+
+
+def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
+    """Identity → the folders of those files that name it, for people. A line for each file that cannot be
+    read."""
+    used_by = dict[str, list[str]]()
+    for path in paths:
         try:
             identities = {*re.findall(r'"identity": "([0-9a-f]{12})"', read_text(path))}
         except (OSError, ValueError) as error:
@@ -176,10 +209,10 @@ def remove(options: argparse.Namespace) -> int:
     require(
         checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none"
     )
-    runs, problems = _chosen(options.words, options.output_dir)
+    chosen = _chosen(options.words, options.output_dir)
+    runs = sorted(chosen.runs, key=COLUMNS["started"].sorts)
     if checkpoints:
         runs = [run for run in runs if run.status in ENDED and is_folder(run.folder / FOLDER)]
-    runs = sorted(runs, key=COLUMNS["started"].sorts)
     frees = {run.folder: size_of(run.folder / FOLDER if checkpoints else run.folder) for run in runs}
     used_by = _used_by(options)
     shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
@@ -204,8 +237,8 @@ def remove(options: argparse.Namespace) -> int:
         runs = [run for run in runs if kept[run.folder] is None]
     total = f"{what}{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
     print(f"removed: {total}" if options.yes else f"{total}: nothing was removed; --yes removes")
-    _tell([*problems, *stayed])
-    return 1 if stayed or (options.yes and problems and options.words) else 0
+    _tell([*chosen.problems, *stayed])
+    return 1 if stayed or (options.yes and chosen.problems and options.words) else 0
 
 
 def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:

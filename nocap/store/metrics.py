@@ -258,6 +258,17 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
+def moment(text: str) -> float | None:
+    """Read a time of ISO 8601 as seconds since the epoch, so that times of two zones are in their order.
+
+    One without a zone is of this machine's. None: the text is no time.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (OverflowError, ValueError):
+        return None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """What one arm did in one metric, once."""

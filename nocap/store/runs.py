@@ -18,7 +18,7 @@ from nocap.config.keys import flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.store.formats import plural, shorten
-from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement
+from nocap.store.metrics import METRICS, OF_A_RUN, Ending, Measurement, moment
 from nocap.store.record import (
     ENDED,
     MANIFEST,
@@ -316,10 +316,12 @@ def _in_order(folders: Iterable[Path], attempt: int = 0) -> list[Path]:
     return sorted(folders, key=lambda folder: (_started(folder, attempt), folder.name))
 
 
-def _started(folder: Path, attempt: int) -> str:
+def _started(folder: Path, attempt: int) -> float:
+    """Read when an attempt began; a run that does not say it comes first."""
+    began = None
     with suppress(ValueError, LookupError, TypeError):  # a damaged one is named by who reads it
-        return str((read_json(folder / "manifest.json") or {})["attempts"][attempt]["started"])
-    return ""
+        began = moment(str((read_json(folder / "manifest.json") or {})["attempts"][attempt]["started"]))
+    return -math.inf if began is None else began
 
 
 def _below(place: Path) -> list[Path]:

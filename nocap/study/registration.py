@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.store.formats import listed, plural, shorten
+from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
 from nocap.study.log import Line, Log
@@ -168,7 +168,10 @@ def _said(analyses: Sequence[Line], machine: str) -> list[str]:
 
 
 def _before(started: str, at: str | None) -> bool:
-    return at is not None and (not started or datetime.fromisoformat(started) < datetime.fromisoformat(at))
+    if at is None:
+        return False
+    began, registered = moment(started), moment(at)
+    return began is None or (registered is not None and began < registered)
 
 
 def _is_of(line: Line, claim: Claim, contents: Mapping[str, set[str]]) -> bool:
