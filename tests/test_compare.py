@@ -143,7 +143,7 @@ def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0,
     noise = np.random.default_rng(0).normal(0, SD, (2, seeds))
     wobble = np.random.default_rng(1).normal(1, 0.001, (2, seeds)) * 1000
     for seed in range(seeds):
-        at = f"2026-01-01T0{seed}:"
+        at = f"2025-12-31T0{seed}:"  # before those that say no time of theirs
         write_run(root, seed=seed, started=at + "00", loss=3.3 + noise[0, seed], speed=wobble[0, seed])
         arm = {"loss": 3.3 + effect + noise[1, seed], "speed": speedup * wobble[1, seed], **other}
         gelu3x(root, seed=seed, started=at + "30", **arm)
