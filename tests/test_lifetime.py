@@ -222,3 +222,46 @@ def test_no_rank_outlives_its_parent(tmp_path: Path) -> None:
         os.kill(ranks["rank 1"], signal.SIGSTOP)
         running.end(signal.SIGKILL)
         wait_until(lambda: not processes(running.run_dir), "the ranks end with their parent")
+
+
+STALLS = """
+import importlib.abc, os, pathlib, signal, sys
+
+class Stall(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("nocap.config.compose", "nocap.training.loop") and "-m" in sys.orig_argv:
+            if MODULE in sys.orig_argv:
+                pathlib.Path(FOLDER, f"importing-{os.getpid()}").touch()
+                signal.pause()
+
+sys.meta_path.insert(0, Stall())
+"""
+
+
+def stalled(module: str, folder: Path) -> str:
+    """A PYTHONPATH with which `python -m MODULE` never ends its imports, and says that it has come there."""
+    text = STALLS.replace("MODULE", repr(module)).replace("FOLDER", repr(str(folder)))
+    (folder / "sitecustomize.py").write_text(text)
+    return os.pathsep.join([str(folder), str(REPO)])
+
+
+@linux
+@pytest.mark.parametrize("module", ["nocap.launch.worker", "nocap.launch.cell", "nocap.study.session"])
+def test_a_process_whose_parent_died_before_it_began_imports_nothing(tmp_path: Path, module: str) -> None:
+    env = {**os.environ, "PYTHONPATH": stalled(module, tmp_path), "NOCAP_PARENT": "1"}
+    command = [sys.executable, "-m", module, "nothing", "nobody"]
+    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"")
+    assert not list(tmp_path.glob("importing-*"))
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_worker_that_still_imports_does_not_outlive_its_parent(tmp_path: Path, ranks: int) -> None:
+    path = stalled("nocap.launch.worker", tmp_path)
+    with attempt(tmp_path / "out", f"trainer.devices={ranks}", path=path) as running:
+        running.wait_for(lambda: len([*tmp_path.glob("importing-*")]) == ranks, "the workers import")
+        assert len(processes(running.run_dir)) == ranks
+        running.end(signal.SIGKILL)
+        wait_until(lambda: not processes(running.run_dir), "the workers end with their parent")

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
+
+from nocap.training.process import leave, watch_parent
+
+if __name__ == "__main__":
+    # before the imports below, which take seconds
+    watch_parent(int(os.environ["NOCAP_PARENT"]))
+
+import math
 import sys
 import time
 import traceback
@@ -22,7 +29,6 @@ from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, s
 from nocap.store.record import read_json
 from nocap.store.runs import GRID
 from nocap.training.heartbeat import Heartbeat
-from nocap.training.process import leave, watch_parent
 from nocap.training.terminal import table
 
 SHOWN_S = 10.0
@@ -168,5 +174,4 @@ def _appears(path: Path) -> bool:
 
 
 if __name__ == "__main__":
-    watch_parent(int(os.environ["NOCAP_PARENT"]))  # as a process it ends with the one that started it
     raise SystemExit(CellJob(*sys.argv[1:])())

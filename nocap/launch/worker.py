@@ -4,6 +4,13 @@ RUN_DIR` for each device."""
 from __future__ import annotations
 
 import os
+
+from nocap.training.process import die_with_parent, leave
+
+if __name__ == "__main__":
+    # before the imports below, which take seconds
+    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+
 import sys
 import time
 import traceback
@@ -30,7 +37,6 @@ from nocap.store.record import Metrics, Row, read_json, write_summary
 from nocap.store.tracking import open_tracker
 from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
-from nocap.training.process import die_with_parent, leave
 from nocap.training.recorder import Outcome
 from nocap.training.step import Job
 from nocap.training.summary import cut_short, summarize
@@ -43,7 +49,6 @@ FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
 def main() -> None:
     run_dir = Path(sys.argv[1])
     unblock()
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
     try:
         run = load(run_dir / "config.yaml")
     except ValueError as error:  # an option from outside that changed since the command began

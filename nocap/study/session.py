@@ -7,10 +7,17 @@ timed interleaved by `nocap.measure`, and profiled. Decoding takes turns, too.
 
 from __future__ import annotations
 
+import os
+
+from nocap.training.process import die_with_parent
+
+if __name__ == "__main__":
+    # before the imports below, which take seconds
+    die_with_parent(int(os.environ["NOCAP_PARENT"]))
+
 import gc
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +45,6 @@ from nocap.model.gpt import build_model
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.metrics import now
 from nocap.store.record import write_json
-from nocap.training.process import die_with_parent
 
 Seen = dict[str, dict[str, Any]]  # what was measured, as the file has it: name of an arm → key → number
 
@@ -227,6 +233,5 @@ KINDS: dict[str, Callable[..., Seen]] = {
 }
 
 if __name__ == "__main__":
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
     with guarded():
         main(Path(sys.argv[1]))
