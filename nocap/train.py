@@ -12,7 +12,7 @@ from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config import entry  # noqa: E402
-from nocap.config.compose import has_sweeps, unchecked  # noqa: E402
+from nocap.config.compose import checked, has_sweeps  # noqa: E402
 from nocap.config.errors import refusals  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.config.plain import explained  # noqa: E402
@@ -27,7 +27,10 @@ def main() -> None:
             # a sweep has no values to show
             print(manual([] if flags.grid else flags.overrides, everything=flags.all))
         elif flags.cfg:
-            config, _ = unchecked(flags.overrides)
+            from nocap.launch.plan import without_data
+
+            config, run = checked(flags.overrides)
+            without_data(run)
             with explained():
                 print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
         elif flags.info or flags.shell_completion:

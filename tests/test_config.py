@@ -286,6 +286,51 @@ def test_names_in_a_list_or_mapping_are_plain():
 # --- what is told -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "word",
+    [
+        "trainer.val_tokens=1000",  # which micro-batches do not divide
+        "trainer.batch_tokens=1000",
+        "trainer.keep_steps=[0]",
+        "trainer.init_from=nothing",
+        "trainer.init_from=nobody@80",
+        "model.n_head=5",
+        "schedule.warmup_steps=1000000",
+        "seed=-1",
+        "tracker.project=",
+        "tracker.also=[wandb]",
+        "tracker.project=${oc.env:NO_SUCH_VARIABLE}",
+        "data=text",  # its path must be given
+        "output_dir=file/out",
+    ],
+)
+def test_a_config_that_cannot_be_trained_is_not_printed(here, tmp_path, word):
+    """It is refused as training refuses it."""
+    (tmp_path / "file").touch()
+    words = ("model=nano", "data=synthetic", "tracker=wandb", "trainer.steps=100", word)
+    refused = here(*words)
+    assert refused.code == 2
+    for flags in ([], ["--resolve"]):
+        shown = here("--cfg", "job", *flags, *words)
+        assert shown.code == 2
+        assert shown.out == ""
+        assert shown.err == refused.err
+
+
+def test_a_config_without_a_compiler_is_not_printed(here, monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    shown = here("--cfg", "job", "model=nano", "trainer.compile=full", "trainer.device=cpu")
+    assert shown.code == 2
+    assert shown.err.startswith("nocap: trainer.compile=full on the CPU needs a C++ compiler")
+
+
+def test_a_config_is_printed_without_its_data(here):
+    """Training would refuse the file, which is not there: its place is all that a config says."""
+    shown = here("--cfg", "job", "model=nano", "data=text", "data.path=later.txt")
+    assert shown.code == 0
+    assert yaml.safe_load(shown.out)["data"]["path"] == "later.txt"
+
+
 def test_what_was_composed_and_what_hydra_knows_is_told(here):
     shown = here("--cfg", "job", "attention=sliding", "model=nano")
     assert (shown.code, "  kind: sliding\n  n_kv_heads: ${model.n_head}\n" in shown.out) == (0, True)

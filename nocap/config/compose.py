@@ -80,6 +80,17 @@ def composed(overrides: Iterable[str]) -> Composed:
     return Composed(overrides=words, run=run, choices=choices, defaults=left)
 
 
+@hardware.unmeasured()
+def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
+    """Compose the config of these overrides as it is printed, and the run that it makes.
+
+    Errors:
+        ValueError: as for `compose`.
+    """
+    config, _ = unchecked(words)
+    return config, _run(config)
+
+
 @explained()
 def _run(config: DictConfig) -> Run:
     run = cast(Run, OmegaConf.to_object(config))

@@ -20,7 +20,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import train_windows, val_windows
 from nocap.data.prepare import Dataset, prepare
-from nocap.launch.sources import Source, init_checkpoint, located, teachers
+from nocap.launch.sources import Source, checkpoint_of, init_checkpoint, located, teachers
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.formats import plural
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
@@ -99,14 +99,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     Errors:
         ValueError: the data, the compiler, the output directory, a teacher or the init checkpoint is invalid.
     """
-    check_compiler(run)
-    require(
-        not run.store.diff or uncommitted() is not None,
-        "store.diff",
-        "be false where nocap runs from no git checkout",
-        run.store.diff,
-    )
-    run = located(run)
+    run = without_data(run)
     dataset = dataset_of(run, Datasets() if datasets is None else datasets)
     _check_tokens(run, dataset)
     parts = identity_parts(run, data_fingerprint=dataset.fingerprint)
@@ -115,10 +108,7 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
     if (init := init_checkpoint(run, parts)) is not None:
         parts["init"] = init.part
     identity = digest(parts)
-    root = expanded(run.output_dir).absolute() / "runs"
-    existing = next(part for part in (root, *root.parents) if part.exists())
-    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    require(writable, "output_dir", "be a folder that can be written", run.output_dir)
+    root = _root(run)
     run_dir = root / f"{_name(run, choices)}-s{run.seed}-{identity}"
     if not run_dir.exists():
         run_dir = of_identity(root, identity) or run_dir
@@ -138,6 +128,39 @@ def plan(run: Run, *, choices: Mapping[str, str | None], datasets: Datasets | No
         options=_options(run, choices),
         notices=tuple(_damage(run_dir, identity) if run_dir.exists() else _half_done(run, parts, root, name)),
     )
+
+
+def without_data(run: Run) -> Run:
+    """Locate the runs that a run names, and refuse what is refused whatever its data are.
+
+    Errors:
+        ValueError: the compiler, the output directory, a teacher or the init checkpoint is invalid.
+    """
+    check_compiler(run)
+    require(
+        not run.store.diff or uncommitted() is not None,
+        "store.diff",
+        "be false where nocap runs from no git checkout",
+        run.store.diff,
+    )
+    located_run = located(run)
+    teachers(located_run)
+    checkpoint_of(located_run)
+    _root(located_run)
+    return located_run
+
+
+def _root(run: Run) -> Path:
+    """The folder of all runs.
+
+    Errors:
+        ValueError: it cannot be written.
+    """
+    root = expanded(run.output_dir).absolute() / "runs"
+    existing = next(part for part in (root, *root.parents) if part.exists())
+    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    require(writable, "output_dir", "be a folder that can be written", run.output_dir)
+    return root
 
 
 def _name(run: Run, choices: Mapping[str, str | None]) -> str:

@@ -118,11 +118,33 @@ def _teacher(key: str, path: str) -> Source:
     return Source(part={"identity": record.identity, "weights": weights}, record=names, seconds=seconds)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """What `trainer.init_from` names."""
+
+    path: Path
+    step: int
+    part: dict[str, Any]  # of the identity
+    seconds: float  # of what led to it
+
+
 def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
-    """What `trainer.init_from` names, for a run with these parts of its identity.
+    """Find what `trainer.init_from` names, for a run with these parts of its identity.
 
     Errors:
-        ValueError: it is no checkpoint, of no step of this run, or of a run that got there another way.
+        ValueError: as for `checkpoint_of`, or it is of a run that got there another way.
+    """
+    if (found := checkpoint_of(run)) is None:
+        return None
+    names = _same_way(run, parts, found.path, found.step)
+    return Source(part=found.part, record=names, seconds=found.seconds)
+
+
+def checkpoint_of(run: Run) -> Checkpoint | None:
+    """Read the checkpoint that a run begins from, if it does.
+
+    Errors:
+        ValueError: it is no checkpoint, or of no step of this run.
     """
     if run.trainer.init_from is None:
         return None
@@ -152,8 +174,7 @@ def init_checkpoint(run: Run, parts: Mapping[str, Any]) -> Source | None:
         f"be of a step before trainer.steps={run.trainer.steps}",
         f"step {step}",
     )
-    names = _same_way(run, parts, path, step)
-    return Source(part=part, record=names, seconds=float(sum(state["clock_s"].values())))
+    return Checkpoint(path=path, step=step, part=part, seconds=float(sum(state["clock_s"].values())))
 
 
 def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict[str, Any]:
