@@ -1,6 +1,7 @@
 """Where a grid's cells run: a pool of local devices, and a cluster's jobs. Whatever the place, the records
 are the same."""
 
+import json
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from tests.attempts import wait_until
 from tests.conftest import SMALL
 from tests.grids import ARMS, CELL, Background, records, summaries
 from tests.grids import small_grid as small_grid
-from tests.in_process import planned
+from tests.in_process import TINY, planned, start
 from tests.tools import slurm
 
 needs_submitit = pytest.mark.skipif(
@@ -177,6 +178,66 @@ def test_a_command_leaves_its_jobs_to_slurm_and_later_reports(cluster, tmp_path,
     assert (done.code, "2 finished" in done.out) == (0, True), done
     assert {s["attempts"] for s in summaries(out).values()} == {1}
     assert len(list(cluster.glob("submitted-*"))) == 1  # one array in all
+
+
+# In place of Slurm's: jobs that never begin.
+WAITING = {
+    "sbatch": 'echo "Submitted batch job 7"',
+    "sacct": 'printf "JobID|State|NodeList\\n7_0|PENDING|\\n7_1|PENDING|\\n"',
+}
+LEFT = ("--multirun", "--detach", *TINY, "seed=0,1", "hydra/launcher=slurm")
+
+
+@pytest.fixture
+def queue(tmp_path, monkeypatch):
+    """Of a Slurm whose jobs wait."""
+    for name, command in WAITING.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{command}\n")
+        path.chmod(0o755)
+    (tmp_path / "bin" / "srun").symlink_to(tmp_path / "bin" / "sbatch")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+
+@needs_submitit
+@pytest.mark.parametrize("ended", [None, "failed", "preempted"])
+def test_what_is_left_to_slurm_is_handed_over_however_it_ended_before(tmp_path, queue, here, ended):
+    out = tmp_path / "out"
+    if ended is not None:
+        folder = planned(out, "seed=0").run_dir
+        folder.mkdir(parents=True)
+        (folder / "summary.json").write_text(json.dumps({"status": ended, "error": "of before"}))
+    done = here(*LEFT, f"output_dir={out}")
+    assert done.code == 75
+    assert done.err == ""
+    assert "2 not started; 0 trained now" in done.out
+    assert "goes on as Slurm's job 7_0" in done.out
+    assert done.out.splitlines()[-1].startswith("handed over; ")
+
+
+@needs_submitit
+@pytest.mark.parametrize("flags", [["--detach"], []])
+def test_jobs_that_slurm_refuses_are_not_handed_over(tmp_path, queue, here, flags):
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: no such account' >&2\nexit 1\n")
+    words = [word for word in LEFT if word != "--detach"]
+    done = here(*flags, *words, f"output_dir={tmp_path / 'out'}")
+    assert done.code == 1
+    assert "handed over" not in done.out
+    assert done.err.count("nocap: not finished: seed=") == 2
+    assert done.err.count("(FailedJobError: sbatch: error: no such account)\n") == 2
+
+
+@needs_submitit
+def test_a_grid_that_has_ended_reports_though_it_is_left_to_slurm(tmp_path, queue, here):
+    out = tmp_path / "out"
+    for seed in (0, 1):
+        start(planned(out, f"seed={seed}"))
+    done = here(*LEFT, f"output_dir={out}")
+    assert done.code == 0
+    assert "2 cells, 2 done, 0 to train" in done.out
+    assert "handed over" not in done.out
+    assert "report: " in done.out
 
 
 @needs_submitit

@@ -4,7 +4,6 @@ nocap's own names are touched."""
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -347,8 +346,66 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
 
     first = written()
     assert written() == first
-    os.utime(report, (1, 1))  # before its cell ended
-    assert written() >= first
+    page = report.read_bytes()
+    # what a kill left is of fewer runs, and may be younger than all of them, as where they are copies
+    for left in (b"of before", page[:100], b""):
+        report.write_bytes(left)
+        written()
+        assert report.read_bytes() == page
+
+
+def a_grid(this: Plan, out: Path) -> Grid:
+    """A grid of one cell, with a report of before."""
+    cell = Cell(overrides=(), label="", plan=this)
+    grid = Grid(name="g", folder=out / "grids" / "g", swept=(), cells=(cell,))
+    grid.write()
+    (grid.folder / "report.html").write_text("of before")
+    return grid
+
+
+@pytest.mark.parametrize("status", ["failed", "diverged", "damaged"])
+def test_a_grid_without_a_finished_run_keeps_no_report_of_before(
+    status: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    this = copied(whole, tmp_path)
+    grid = a_grid(this, tmp_path / "out")
+    multirun._report(grid, {this.identity: Result(summary={"status": status})}, stopped=False)
+    assert "report: " not in capsys.readouterr().out
+    assert not (grid.folder / "report.html").exists()
+
+
+def test_a_comparison_that_fails_keeps_no_report_of_before(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    this = copied(whole, tmp_path)
+    grid = a_grid(this, tmp_path / "out")
+    (this.run_dir / "metrics.jsonl").write_text("")  # another process has damaged it in between
+    done = {this.identity: Result(summary={"status": "finished"})}
+    assert multirun._report(grid, done, stopped=False) == 1
+    out, err = capsys.readouterr()
+    assert "report: " not in out
+    assert err.startswith("nocap: no comparison: ")
+    assert not (grid.folder / "report.html").exists()
+
+
+@pytest.mark.parametrize("half_done", [True, False])
+def test_a_report_is_not_there_while_its_grid_trains(
+    half_done: bool, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    this = copied(whole, tmp_path)
+    if half_done:
+        (this.run_dir / "summary.json").unlink()
+    grid = a_grid(this, tmp_path / "out")
+    there = list[bool]()
+
+    def run(runner: object) -> dict[str, Result]:
+        there.append((grid.folder / "report.html").exists())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nocap.launch.multirun.Runner.run", run)
+    with pytest.raises(KeyboardInterrupt):
+        multirun._trained(grid, None, fail_fast=False, detach=False)
+    assert there == [not half_done]
 
 
 def test_a_comparison_that_fails_ends_a_grid_with_1(

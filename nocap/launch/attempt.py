@@ -17,6 +17,7 @@ from typing import Any
 
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Device
+from nocap.launch.executor import GOES_ON
 from nocap.launch.head import RANKS, leftovers, write_record_head
 from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
 from nocap.launch.signals import shielded_child, stop_handler
@@ -28,7 +29,6 @@ from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
-GOES_ON = "stopped and saved; the same command goes on"  # what a person reads after Ctrl-C
 LOOK_S = 0.2  # between looks at the heartbeats
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"

@@ -27,10 +27,14 @@ class Work(Protocol):
         """Ask it, once or again, to save and end."""
 
 
+GOES_ON = "stopped and saved; the same command goes on"  # what a person reads after Ctrl-C
+
+
 class Executor:
     """Where cells run; what is written here is a cluster's."""
 
     event: ClassVar[str] = "sent"  # what is said of a cell that it has begun
+    goes_on: ClassVar[str] = GOES_ON  # what is said once nothing more is waited for
     poll_s: ClassVar[float] = 0.5
 
     def describe(self, runs: Sequence[Run]) -> str | None:

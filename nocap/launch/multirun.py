@@ -27,7 +27,7 @@ from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
 from nocap.launch import search
-from nocap.launch.attempt import GOES_ON
+from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
@@ -35,12 +35,10 @@ from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
 from nocap.options.tracker import RunFacts
-from nocap.store.files import write_text
+from nocap.store.files import write_file, write_text
 from nocap.store.identity import digest
-from nocap.store.record import SUMMARY
 from nocap.store.tracking import gathered, offline, track_comparison
 
-HANDED_OVER = "handed over; the same command without --detach waits for the jobs and reports"
 OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
 
@@ -90,6 +88,8 @@ def multirun(
 def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: bool) -> int:
     """The exit code of a grid whose cells were carried out."""
     todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
+    if todo:
+        drop_report(grid.folder)
     executor = launcher.executor(grid.folder) if launcher is not None and todo else one_at_a_time()
     grid.write()
     print(
@@ -104,12 +104,11 @@ def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: 
         results = runner.run()
     finally:
         executor.close()
-    code = _report(grid, results, stopped=runner.stopping, goes_on=HANDED_OVER if detach else GOES_ON)
-    return (
-        EXIT_CODES["failed"]
-        if fail_fast and any(result.status == "failed" for result in results.values())
-        else code
-    )
+    statuses = {result.status for result in results.values()}
+    # one that had no job to leave has come to its end
+    stopped = runner.stopping and (not detach or "waiting" in statuses)
+    code = _report(grid, results, stopped=stopped, goes_on=executor.goes_on)
+    return EXIT_CODES["failed"] if (fail_fast or detach) and "failed" in statuses else code
 
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
@@ -238,6 +237,8 @@ def _report(
         conclude()
     elif counts["finished"]:
         compared = _compare(grid)
+    else:
+        drop_report(grid.folder)
     for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
@@ -266,25 +267,29 @@ def _explain(cell: Cell, result: Result) -> None:
 
 
 def _compare(grid: Grid) -> bool:
-    """Print the comparison. A report older than its runs, as a kill leaves it, is written and tracked again.
+    """Print the comparison. A report that says something else, as a kill leaves it, is written and tracked
+    again.
 
-    An error here loses no run: it is a line, and the grid's command ends with 1. Returns whether there was
-    none.
+    An error here loses no run: it is a line, and the grid's command ends with 1, without a report. Returns
+    whether there was none.
     """
+    is_current = False  # the report
     try:
         from nocap.judge.compare import compare
         from nocap.report import comparison as report
         from nocap.report.arms import render
         from nocap.store.runs import load
 
-        comparison, path = compare(load([grid.folder])), grid.folder / REPORT
+        comparison = compare(load([grid.folder]))
+        path = grid.folder / REPORT
         print(f"\n{render(comparison)}\n")
-        written = path.stat().st_mtime_ns if path.is_file() else 0
-        summaries = [cell.plan.run_dir / SUMMARY for cell in grid.cells]
-        if any(summary.is_file() and summary.stat().st_mtime_ns > written for summary in summaries):
-            report.write(comparison, path)
-            if message := track_grid(grid, comparison.json(), report=path):
-                print(f"tracker: {message}")
+        content = report.render(comparison).encode()
+        changed = not path.is_file() or path.read_bytes() != content
+        if changed:
+            write_file(path, content)
+        is_current = True
+        if changed and (message := track_grid(grid, comparison.json(), report=path)):
+            print(f"tracker: {message}")
         for command in gathered(
             grid.cells[0].plan.run.tracker,
             grid.folder,
@@ -292,9 +297,17 @@ def _compare(grid: Grid) -> bool:
         ):
             print(f"tracker: {command}")
     except Exception as error:
+        if not is_current:
+            drop_report(grid.folder)
         print(f"nocap: no comparison: {type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True
+
+
+def drop_report(folder: Path) -> None:
+    """Remove a grid's report, which is not of its runs as they are, or as they will be."""
+    if (folder / REPORT).is_file():
+        (folder / REPORT).unlink()
 
 
 def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> str | None:

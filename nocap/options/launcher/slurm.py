@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
-    from nocap.launch.grid import Cell
+    from nocap.launch.grid import Cell, Result
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
 # submitit's own names, for any cluster
@@ -63,6 +63,8 @@ class Slurm(OfCluster):
 class SlurmJobs(Executor):
     """What was submitted since the last look becomes arrays of jobs. Slurm restarts them itself."""
 
+    goes_on: ClassVar[str] = "handed over; the same command without --detach waits for the jobs and reports"
+
     def __init__(self, folder: Path, asked: Slurm) -> None:
         import submitit
 
@@ -85,11 +87,11 @@ class SlurmJobs(Executor):
                 f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}"
             ) from error
 
-    def submit(self, cell: Cell) -> SlurmJob:
+    def submit(self, cell: Cell) -> SlurmCell:
         from nocap.launch.cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
-        return self.hand_over(job, job.log.with_suffix(".job"))
+        return SlurmCell(self.hand_over(job, job.log.with_suffix(".job")))
 
     def hand_over(
         self, job: Callable[[], Any], number: Path, finished: Callable[[], bool] = lambda: False
@@ -144,14 +146,32 @@ class SlurmJob:
             self.reason = (printed if error is None else _last_line(error)) or f"see {self.number.parent}"
         return self.reason
 
-    def stop(self) -> None:
-        """It goes on as it is: Slurm's jobs outlive the command that handed them over."""
-        self._jobs.send()
-        self.reason = self.reason or f"goes on as Slurm's job {self.sent.job_id}"
-
     def cancel(self) -> None:
         if self.sent is not None:
             self.sent.cancel(check=False)
+
+
+class SlurmCell:
+    """A cell as a job."""
+
+    def __init__(self, job: SlurmJob) -> None:
+        self._job = job
+        self._stopping = False
+
+    def poll(self) -> Result | str | None:
+        from nocap.launch.plan import Result
+
+        reason = self._job.poll()
+        if reason is not None and self._job.sent is None:
+            raise ValueError(reason)  # no job came of it
+        if reason is None and self._stopping:
+            left = f"goes on as Slurm's job {self._job.sent.job_id}"
+            return Result(summary={"status": "waiting", "error": left}, trained=True)
+        return reason
+
+    def stop(self) -> None:
+        """Leave it as it is: Slurm's jobs outlive the command that handed them over."""
+        self._stopping = True
 
 
 def _last_line(error: Exception) -> str:
