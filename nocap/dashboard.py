@@ -80,19 +80,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
-    from nocap.report.arms import tables
-    from nocap.report.table import tame
+    from nocap.report.arms import notes_on, tables
+    from nocap.report.table import one_line, tame
     from nocap.store.runs import load
 
-    loaded = load([path])
-    comparison = compare(loaded)
-    for line in comparison.problems[len(loaded.problems) :]:
+    comparison = compare(load([path]))
+    notes = notes_on(comparison)
+    for line in notes:
         print(f"nocap: {line}", file=sys.stderr)
     told = [
         "\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""])
         for table in islice(tables(comparison), 2)
     ]
-    verdicts, runs = tame("\n".join(told)), [record.identity for record in comparison.records]
+    verdicts = tame("\n".join([*told, *(f"* {one_line(line)}" for line in notes)]))
+    runs = [record.identity for record in comparison.records]
     return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
 
 
@@ -132,12 +133,16 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         name=f"nocap: {shown.title}",
         sections=sections,
         settings=ws.WorkspaceSettings(x_axis="step", smoothing_type="none", max_runs=100),
-        runset_settings=ws.RunsetSettings(filters=ids, groupby=[ws.Config("arm")], pinned_columns=[*COLUMNS]),
+        runset_settings=ws.RunsetSettings(
+            filters=ids, groupby=[ws.Config(key) for key in ARM], pinned_columns=[*COLUMNS]
+        ),
     )
     # A set of runs without a project is of the report's own: with one, the library would ask a server now.
     blocks: list[Any] = [wr.MarkdownBlock(text=shown.verdicts)]
     for title, section_panels in panels.items():
-        runset = wr.Runset(name=shown.title, filters=ids, groupby=["config.arm"], pinned_columns=[*COLUMNS])
+        runset = wr.Runset(
+            name=shown.title, filters=ids, groupby=[f"config.{key}" for key in ARM], pinned_columns=[*COLUMNS]
+        )
         blocks += [wr.H2(text=title), wr.PanelGrid(runsets=[runset], panels=section_panels)]
     return workspace, wr.Report(
         entity=entity, project=project, title=f"nocap: {shown.title}", width="fluid", blocks=blocks
@@ -159,6 +164,7 @@ AXES = {
 }  # a curve's two names
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
 CLOCK = "Where the time went"
+ARM = ("arm", "arm_id")  # of a run's config: its name for people, and what two arms of one name differ in
 COLUMNS = (
     "run:displayName",
     "config:arm.value",
@@ -170,8 +176,8 @@ COLUMNS = (
 
 
 def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
-    """Section → its plots. Runs are grouped by arm: a line is the mean over seeds, the band their standard
-    deviation. Of a study the ranges are W&B's own."""
+    """Draw the plots of each section. Runs are grouped by arm, each arm by itself: a line is the mean over
+    seeds, the band their standard deviation. Of a study the ranges are W&B's own."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
     speed = {"tokens/s": "perf/tokens_per_s", "ms a step": "perf/step_ms", "memory, MiB": "memory/model_mib"}
     runs = [run for row in comparison.rows for run in row.arm.runs] if comparison else []

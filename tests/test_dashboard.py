@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from nocap import dashboard
+from nocap.store.record import write_summary
 from tests.conftest import REPO
 from tests.test_compare import STEPS, refusal, write_run
 
@@ -26,7 +29,7 @@ def grid(tmp_path: Path) -> Path:
         for words, config in ARMS.items()
         for seed in range(3)
     ]
-    folder = tmp_path / "grids" / "attention-seed-0123abcd"
+    folder = tmp_path / "grids" / "attention-seed"
     folder.mkdir(parents=True)
     cells = [{"identity": run.name.rpartition("-")[2], "run": run.name} for run in runs]
     content = {"name": folder.name, "swept": ["attention"], "cells": cells}
@@ -54,7 +57,7 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     words = (str(grid), "--project", "p", "--entity", "e")
     workspace, report = read_back(written(*words, to=tmp_path / "made.json"))
     names = (workspace.entity, workspace.project, workspace.name)
-    assert names == ("e", "p", "nocap: attention-seed-0123abcd")
+    assert names == ("e", "p", "nocap: attention-seed")
     sections = {section.name: section.panels for section in workspace.sections}
     assert [*sections] == ["Verdicts", "Loss", "Speed and memory", "Where the time went"]
     final, *curves = sections["Loss"]
@@ -73,7 +76,7 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     (verdicts,) = sections.pop("Verdicts")
     drawn = [panel for panels in sections.values() for panel in panels]
     assert {(panel.groupby_aggfunc, panel.groupby_rangefunc) for panel in drawn} == {("mean", "stddev")}
-    assert [key.name for key in workspace.runset_settings.groupby] == ["arm"]
+    assert [key.name for key in workspace.runset_settings.groupby] == ["arm", "arm_id"]
     ids = [run.name.rpartition("-")[2] for run in (tmp_path / "runs").iterdir()]
     assert all(identity in str(workspace.runset_settings.filters) for identity in ids)
     (gqa,) = [line for line in verdicts.markdown.splitlines() if line.startswith("| gqa | 3 |")]
@@ -82,7 +85,37 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert report.blocks[0].text == verdicts.markdown
     grids = [block.panels for block in report.blocks if hasattr(block, "runsets")]
     assert [*map(len, grids)] == [*map(len, sections.values())]
+    runsets = [runset for block in report.blocks if hasattr(block, "runsets") for runset in block.runsets]
+    assert {tuple(runset.groupby) for runset in runsets} == {("config.arm.value", "config.arm_id.value")}
     assert len({(panel.layout.x, panel.layout.y) for panel in grids[0]}) == len(grids[0]), "side by side"
+
+
+def damaged(run: Path) -> str:
+    (run / "metrics.jsonl").write_text("")
+    return f"{run.name} (unreadable: "
+
+
+def preempted(run: Path) -> str:
+    write_summary(run, {**json.loads((run / "summary.json").read_text()), "status": "preempted"})
+    return f"{run.name} (preempted"
+
+
+def removed(run: Path) -> str:
+    shutil.rmtree(run)
+    return f"1 cell without a record ({run.name})"
+
+
+@pytest.mark.parametrize("spoil", [damaged, preempted, removed])
+def test_a_run_that_a_dashboard_leaves_out_is_named(
+    spoil: Callable[[Path], str], grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the screen, and where the verdicts stand."""
+    run = next((tmp_path / "runs").glob("gpt2-gqa-*-s1-*"))
+    told = spoil(run)
+    _, report = read_back(written(str(grid), "--entity", "e", to=tmp_path / "made.json"))
+    assert told in capsys.readouterr().err
+    assert told in report.blocks[0].text
+    assert "| gqa | 2 |" in report.blocks[0].text
 
 
 def test_a_study_has_the_runs_of_its_ledger_and_its_claims(tmp_path: Path) -> None:

@@ -198,6 +198,24 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     assert uploaded.split() == [*map(str, offline)]
 
 
+def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
+    """Whatever they are called: two arms of two grids may have one name."""
+    plan = planned(tmp_path / "out")
+    others = {
+        "a seed": planned(tmp_path / "out", "seed=5"),
+        "a key": planned(tmp_path / "out", "optimizer.weight_decay=0.5"),
+        "code": replace(plan, parts={**plan.parts, "source": {"nocap.model.gpt": "0" * 12}}),
+        "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
+        "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
+    }
+    facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
+    told = {what: run_facts(other.run, other.run_dir, manifest(other, [])) for what, other in others.items()}
+    assert {other.arm for other in told.values()} == {facts.arm}
+    assert len(facts.arm_id) == 12
+    same = [what for what, other in told.items() if other.arm_id == facts.arm_id]
+    assert same == ["a seed", "machine"]
+
+
 def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
     words = ("model=nano", "data=synthetic", "attention=gqa", "optimizer.lr=0.002", "tracker=none", "seed=3")
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))

@@ -70,9 +70,7 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
-        groups.setdefault(
-            digest([record.config, record.parts.get("source"), record.parts.get("data")]), []
-        ).append(record)
+        groups.setdefault(arm_key(record.config, record.parts), []).append(record)
     arms = []
     for members in groups.values():
         finished = tuple(r for r in members if _counts(r) or not (ended or r.status == "diverged"))
@@ -82,6 +80,11 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
                 Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged)
             )
     return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
+
+
+def arm_key(config: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+    """Digest what all runs of an arm have in common: a flat config without the seed, source and data."""
+    return digest([config, parts.get("source"), parts.get("data")])
 
 
 def _counts(run: Record) -> bool:

@@ -21,7 +21,7 @@ from nocap.config.plain import dump, to_plain
 from nocap.config.run import Run
 from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
-from nocap.judge.arms import short_keys, spell
+from nocap.judge.arms import arm_key, short_keys, spell
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts
 from nocap.store import lease
@@ -199,10 +199,13 @@ def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
     if grid is None or not words:
         words = [str(manifest["name"]).removesuffix(f"-s{run.seed}"), *words]
     arm = " ".join(words)
+    own = dict(flat(redact(manifest["parts"]["config"])))
+    own.pop("seed", None)
     return RunFacts(
         identity=manifest["identity"],
         name=f"{arm} s{run.seed}",
         arm=arm,
+        arm_id=arm_key(own, manifest["parts"]),
         seed=run.seed,
         run_dir=run_dir,
         config=config,

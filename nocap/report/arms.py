@@ -194,11 +194,17 @@ def _target(arms: Sequence[ComparedArm], target: float) -> Table:
     return Table(title=title, columns=[*columns, Column(title="reached it")], rows=rows, notes=notes)
 
 
-def render(comparison: Comparison) -> str:
-    """All of it, for a terminal."""
+def notes_on(comparison: Comparison) -> list[str]:
+    """List what should be doubted, and the runs that are not compared."""
     notes = [f"note: {line}" for line in comparison.problems]
     if left := comparison.not_compared:
         notes.append(f"not compared: {shorten((f'{name} ({status})' for name, status in left), most=6)}")
+    return notes
+
+
+def render(comparison: Comparison) -> str:
+    """All of it, for a terminal."""
+    notes = notes_on(comparison)
     # not dashes alone
     told = [
         table

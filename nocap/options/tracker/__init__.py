@@ -20,6 +20,7 @@ class RunFacts:
     identity: str
     name: str  # for people: what sets the run apart from those beside it, and the seed
     arm: str  # the same without the seed
+    arm_id: str = ""  # equal for the runs of an arm alone: two arms may have one name in two grids
     seed: int
     run_dir: Path
     config: Mapping[str, object]  # resolved, plain

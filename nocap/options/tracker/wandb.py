@@ -231,7 +231,13 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         "group": tracker.group or facts.group,
         "job_type": facts.arm,
         "tags": list(dict.fromkeys(tag[:LONGEST_TAG] for tag in (*tracker.tags, *facts.tags) if tag)),
-        "config": {**facts.config, "arm": facts.arm, "options": facts.options, "swept": facts.swept},
+        "config": {
+            **facts.config,
+            "arm": facts.arm,
+            "arm_id": facts.arm_id,
+            "options": facts.options,
+            "swept": facts.swept,
+        },
     }
     settings = wandb.Settings(
         init_timeout=timeout_s,
