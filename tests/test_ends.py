@@ -116,7 +116,9 @@ def test_each_door_ends_as_ever_without_stderr(outputs: Path, script: str) -> No
 @pytest.mark.slow
 def test_each_door_refuses_a_python_without_assertions(outputs: Path) -> None:
     codes, out, err = ended(outputs, "optimized", flags=("-O",))
-    rule = "nocap: PYTHONOPTIMIZE must be off: Hydra reads a command line inside of Python's assertions, got 1"
+    rule = (
+        "nocap: PYTHONOPTIMIZE must be off: Hydra reads a command line inside of Python's assertions, got 1"
+    )
     assert set(codes.values()) == {2}
     assert out == ""
     assert err.splitlines() == [rule] * len(COMMANDS)

@@ -410,10 +410,12 @@ def with_mirror(folder: Path) -> Path:
 def test_what_sync_cannot_upload_ends_it_with_1(
     here: Path, uploader: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A record that is damaged, and a run that a process trains: W&B's mark would stand for the rows to
-    come."""
-    damaged, trains, whole = (write_run(here / "outputs", seed=seed) for seed in (0, 2, 3))
-    mirrors = [with_mirror(folder) for folder in (damaged, trains, whole)]
+    """A record that is damaged, and a run that may go on: W&B would have its rows twice, or take what is
+    there for all."""
+    damaged, trains, stopped, whole = (write_run(here / "outputs", seed=seed) for seed in (0, 2, 3, 4))
+    mirrors = [with_mirror(folder) for folder in (damaged, trains, stopped, whole)]
+    (trains / "summary.json").unlink()
+    changed(stopped / "summary.json", status="preempted")
     (damaged / "summary.json").write_text("{")
     assert main(["sync", damaged.name]) == 1
     out, err = capsys.readouterr()
@@ -423,8 +425,10 @@ def test_what_sync_cannot_upload_ends_it_with_1(
         assert main(["sync", "seed>1"]) == 1
     out, err = capsys.readouterr()
     assert out == "uploaded: 1 of 1 offline, of 1 run\n"
-    assert f"nocap: not uploaded: {trains.name}: a process trains it, and adds to it\n" in err
-    assert [bool(list(mirror.glob("*.synced"))) for mirror in mirrors] == [False, False, True]
+    for mirror, state in zip(mirrors[1:3], ("running", "preempted"), strict=True):
+        place = mirror.relative_to(here)
+        assert f"nocap: not uploaded: {place}: its run is {state}, and may go on\n" in err
+    assert [bool(list(mirror.glob("*.synced"))) for mirror in mirrors] == [False, False, False, True]
 
 
 def test_without_its_program_sync_says_where_it_looks(

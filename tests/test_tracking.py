@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from nocap.launch.head import manifest, run_facts, typed_keys
 from nocap.launch.multirun import upload_all
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
+from nocap.options.tracker.wandb import WandbSession
 from nocap.store.tracking import gathered, open_tracker
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
@@ -196,6 +199,40 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     assert command == f"xargs wandb sync < out/grids/{grid.name}/offline.txt"
     uploaded = subprocess.check_output(command.replace("wandb sync", "echo"), shell=True, text=True)
     assert uploaded.split() == [*map(str, offline)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("offline", "command"), [(False, "wandb sync --no-skip-online "), (True, "wandb sync ")]
+)
+def test_the_command_for_what_was_not_sent_is_one_that_sends_it(
+    offline: bool, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W&B's own client passes over a run that began online, unless it is told not to."""
+    folder = tmp_path / f"{'offline-' * offline}run-20260101_000000-x"
+    folder.mkdir()
+    (folder / "run-x.wandb").touch()
+
+    def finish(exit_code: int) -> None:
+        raise TimeoutError("no answer")
+
+    run = SimpleNamespace(
+        offline=offline,
+        url="https://example.org",
+        starting_step=0,
+        settings=SimpleNamespace(sync_dir=str(folder)),
+        summary={},
+        finish=finish,
+    )
+    session = WandbSession(run)
+    session.finish(summary={}, status="finished")
+    assert session.url_or_hint == f"{command}{folder}"
+    assert session.url_or_hint in capsys.readouterr().err
+    environment = {**os.environ, "WANDB_API_KEY": "", "WANDB_DIR": str(tmp_path)}
+    program = Path(sys.executable).with_name("wandb")
+    words = [str(program), *shlex.split(session.url_or_hint)[1:], "--dry-run"]
+    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert "Would sync 1 run(s)" in said.stdout + said.stderr
 
 
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.report.table import aligned
 from nocap.report.why import render, why
-from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, size_of
+from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, size_of, status
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
@@ -56,10 +56,10 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Upload what trackers left offline of runs that nobody trains now, and of the grids that list them."""
+    """Upload what trackers left offline of runs that have ended, and of the grids that list them."""
     chosen = _chosen(options.words, options.output_dir)
-    training = [run for run in chosen.runs if lease.is_held(run.folder)]
-    runs = [run for run in chosen.runs if run not in training]
+    unfinished = {run.folder: status(run) for run in chosen.runs if run.status not in ENDED}
+    runs = [run for run in chosen.runs if run.folder not in unfinished]
     grids = _naming(sorted(options.output_dir.glob(f"grids/[!.]*/{GRID}")))
     listing = {folder for run in runs for folder in grids.get(run.identity, ())}
     folders = [*(run.folder for run in runs), *map(Path, sorted(listing))]
@@ -70,11 +70,13 @@ def sync(options: argparse.Namespace) -> int:
     before = sum(map(len, waiting.values()))
     after = sum(map(len, left.values()))
     print(f"uploaded: {before - after} of {before} offline, of {plural(len(runs), 'run')}")
-    problems = [
-        *chosen.problems,
-        *(f"not uploaded: {run.folder.name}: a process trains it, and adds to it" for run in training),
-        *(f"{uploader} did not upload {place}" for uploader, places in left.items() for place in places),
-    ]
+    problems = list(chosen.problems)
+    for folder, state in unfinished.items():
+        for places in offline(None, [folder]).values():
+            # W&B takes what is uploaded again for more rows
+            problems += [f"not uploaded: {place}: its run is {state}, and may go on" for place in places]
+    for uploader, places in left.items():
+        problems += [f"{uploader} did not upload {place}" for place in places]
     _tell(problems)
     return 1 if problems else 0
 

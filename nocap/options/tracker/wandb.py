@@ -96,7 +96,9 @@ class WandbSession(TrackerSession):
         # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them,
         # but for its clock. Offline it is 0.
         self._first_step = int(run.starting_step)
-        self._hint = f"wandb sync {shlex.quote(os.path.abspath(run.settings.sync_dir))}"
+        # without the flag W&B passes over the folder of a run that began online
+        flag = "" if run.offline else "--no-skip-online "
+        self._hint = f"wandb sync {flag}{shlex.quote(os.path.abspath(run.settings.sync_dir))}"
         self.url_or_hint: str | None = self._hint if run.offline else run.url
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True).start()
