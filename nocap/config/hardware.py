@@ -10,9 +10,11 @@ import os
 import platform
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.config.paths import cache_root
+from nocap.config.paths import cache_root, private_caches
 from nocap.config.trainer import Device, Precision
 
 # Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA →
@@ -169,11 +171,28 @@ def cpp_compiler() -> str | None:
 
 
 def check_compiler(asked: str, device: Device) -> None:
-    """Refuse compilation on a CPU without a C++ compiler."""
-    if device is Device.cpu and is_here() and not cpp_compiler():
-        raise ValueError(
-            f"{asked} on the CPU needs a C++ compiler, and there is no {os.environ.get('CXX', 'g++')}"
-        )
+    """Refuse compilation on a CPU without a C++ compiler, or with a path that torch would split: it writes
+    the compiler's command as one text."""
+    if device is not Device.cpu or not is_here():
+        return
+    compiler = os.environ.get("CXX", "g++")
+    if not cpp_compiler():
+        raise ValueError(f"{asked} on the CPU needs a C++ compiler, and there is no {compiler}")
+    paths = {
+        "CXX": compiler,
+        "TORCHINDUCTOR_CACHE_DIR": private_caches()["TORCHINDUCTOR_CACHE_DIR"],
+        "TMPDIR": tempfile.gettempdir(),
+    }
+    for variable, path in paths.items():
+        rule = f"be a path without blanks, quotes and backslashes, where torch would split it, for {asked}"
+        require(_is_one_word(path), variable, rule, path)
+
+
+def _is_one_word(path: str) -> bool:
+    try:
+        return shlex.split(path) == [path]
+    except ValueError:  # a quote without its end
+        return False
 
 
 def native_bf16() -> bool:
