@@ -62,8 +62,9 @@ def _check(options: argparse.Namespace) -> int:
     require(
         bool(candidates), str(folder), f"hold an option: GROUP/NAME.yaml, with GROUP one of {places}", "none"
     )
-    for group, _ in candidates.values():
-        outside.options(group)  # a file that cannot be imported is refused
+    for group, name in candidates.values():  # what cannot be used is refused, also what is not chosen
+        outside.yaml_of(group, name)
+        outside.all_options(group)
     checks = dict.fromkeys(check.__name__ for group, _ in candidates.values() for check in CHECKS[group])
     chosen = [choice for choice, (_, name) in candidates.items() if only in ("", *checks, choice, name)]
     require(

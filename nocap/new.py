@@ -77,7 +77,7 @@ def _check(group: str, name: str, folder: Path) -> None:
         taken = place / outside.place(group) / f"{name}.yaml"
         require(not taken.exists(), "NAME", f"be new: {taken} is {group}={name} already", name)
     require(
-        name not in outside.options(group),
+        name not in outside.all_options(group),
         "NAME",
         f"be new: an option of {group} has this kind already",
         name,

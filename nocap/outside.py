@@ -5,31 +5,36 @@ extends the interface and has a `kind` of its own is an option, which the `kind`
 
 Options from outside lie in folders like `conf/`, whose groups hold a Python file beside each yaml. They come
 from the command's `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, each
-naming a package that is such a folder. A record or a study never brings one along. The environment variable
-`NOCAP_OUTSIDE` lists the folders and each file's SHA-256, so that every process that a command starts, on
-whatever machine, loads the same bytes or refuses. A file `DIR/GROUP/NAME.py` is the module
-`nocap.outside.GROUP.NAME`, found by `_Finder`.
+naming a package that is such a folder. A record or a study never brings one along.
+
+An option is found by name when it is chosen: by its yaml, with the file beside that, or by its `kind`, which
+is the name of a file or stands in its source. The rest of a folder is not imported, hashed or refused. A file
+`DIR/GROUP/NAME.py` is the module `nocap.outside.GROUP.NAME`, found by `_Finder`. The environment variable
+`NOCAP_OUTSIDE` lists the folders, and each file that was chosen with its SHA-256 and kinds, so that every
+process that a command starts, on whatever machine, loads the same bytes or refuses.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pkgutil
 import sys
 import textwrap
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
-from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,40 +50,27 @@ PLACES = {"launcher": "hydra/launcher"}  # of groups whose folder Hydra names ot
 VARIABLE = "NOCAP_OUTSIDE"
 WIDTH = 100  # characters of a line of every command's help
 LOADED = set(sys.modules)  # before any option from outside
+_uses = itertools.count(1)
 __path__: list[str] = []
+
+
+class ChangedError(InputError):
+    """A file is another than the one that the command chose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class File:
-    """One option's Python file."""
+    """The Python file of an option that was chosen, or of what such a file imports."""
 
     group: str
     name: str
     path: Path
     sha256: str
+    kinds: tuple[str, ...]  # of the options that it defines
 
     @property
     def module(self) -> str:
         return f"{__name__}.{self.group}.{self.name}"
-
-    def load(self) -> ModuleType:
-        """Import it.
-
-        Errors:
-            InputError: it cannot be imported, or has changed since the command began; one line with the file
-                and the reason.
-        """
-        try:
-            return importlib.import_module(self.module)
-        except (Exception, SystemExit) as error:  # the file may raise anything
-            lines = [
-                frame.lineno
-                for frame in traceback.extract_tb(error.__traceback__)
-                if frame.filename == str(self.path)
-            ]
-            where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError's text has its own
-            line = f"{self.path} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
-            raise InputError(f"{line}{where}") from error
 
 
 # --- groups and their options -------------------------------------------------------------------------------
@@ -115,29 +107,79 @@ def yamls(group: str) -> dict[str, Path]:
     return dict(sorted(by_name.items()))
 
 
-def option(group: str, place: str, plain: Any) -> type[Option]:
-    """The option that the `kind` of its plain form names.
+def yaml_of(group: str, name: str) -> Path | None:
+    """The one yaml of this name, or None.
 
     Errors:
-        ValueError: there is none.
+        ValueError: there are several, of which Hydra would take the first in silence.
+    """
+    paths = [folder / place(group) / f"{name}.yaml" for folder in (conf_dir(), *folders())]
+    return _only(paths, f"{group}={name}")
+
+
+def option(group: str, place: str, plain: Any) -> type[Option]:
+    """The option that the `kind` of its plain form names, which is chosen with that.
+
+    Errors:
+        ValueError: there is none, or its file cannot be used.
     """
     require(isinstance(plain, dict), place, f"be one option, as in {place}=NAME", plain)
-    rows, kind = options(group), plain.get("kind")
-    known = (
-        f"{', '.join(rows)}, or of an option that --config-dir brings (--allow-code takes "
-        "the record's own copy)"
+    kind = plain.get("kind")
+    found = find(group, kind) if isinstance(kind, str) else None
+    if found is not None:
+        return found
+    rule = (
+        f"be one of {', '.join(options(group))}, or of an option that --config-dir brings (--allow-code "
+        "takes the record's own copy)"
     )
-    require(isinstance(kind, str) and kind in rows, f"{place}.kind", f"be one of {known}", repr(kind))
-    return rows[kind]
+    unread = ", ".join(str(path) for path in _sources(group) if _kinds_in(path) is None)
+    if unread:
+        rule += f", where {unread} can be parsed"
+    raise InputError(f"{place}.kind must {rule}, got {kind!r}")
+
+
+def find(group: str, kind: str) -> type[Option] | None:
+    """The option of this kind, which is chosen with that; None where there is none.
+
+    Errors:
+        ValueError: its file cannot be used.
+    """
+    for names in _holding(group, kind):
+        if kind in options(group):
+            break
+        for name in names:
+            _load(group, name)
+    return options(group).get(kind)
+
+
+def _holding(group: str, kind: str) -> Iterator[list[str]]:
+    """The files that may hold an option of this kind, the likeliest first: those that did when they were
+    chosen, that of its name, those whose source has it."""
+    yield [file.name for file in files() if file.group == group and kind in file.kinds]
+    yield [kind] if any(path.stem == kind for path in _sources(group)) else []
+    yield [path.stem for path in _sources(group) if kind in (_kinds_in(path) or ())]
+
+
+def choose(group: str, name: str) -> None:
+    """Have the file beside a yaml from outside define its options, if there is one.
+
+    Errors:
+        ValueError: it cannot be used.
+    """
+    if any(path.stem == name for path in _sources(group)):
+        _load(group, name)
 
 
 def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
-    """A yaml of a group, and its option.
+    """A yaml of a group, and its option, which is chosen with that.
 
     Errors:
         OSError, ValueError: it cannot be read, or there is none.
     """
-    plain = read_yaml(yamls(group)[name])
+    path = yaml_of(group, name)
+    assert path is not None, "one of `yamls`"
+    choose(group, name)
+    plain = read_yaml(path)
     return plain, option(group, f"{group}/{name}", plain)
 
 
@@ -154,42 +196,48 @@ def interface(group: str) -> type[Option]:
 
 
 def options(group: str) -> dict[str, type[Option]]:
-    """Kind → option, nocap's own first.
+    """Kind → option: nocap's own, then those from outside that this process has chosen."""
+    by_kind = dict(_own(group))
+    for file in files():
+        module = sys.modules.get(file.module)
+        if file.group == group and module is not None:
+            for kind, cls in _by_kind(module, group).items():
+                by_kind.setdefault(kind, cls)
+    return by_kind
+
+
+def all_options(group: str) -> dict[str, type[Option]]:
+    """Kind → option of all files of the group, for who lists or checks them.
 
     Errors:
-        ValueError: a file from outside cannot be imported, holds no option, or one whose kind is taken.
+        ValueError: a file from outside cannot be used.
     """
-    return _options(group, state())
+    for path in _sources(group):
+        _load(group, path.stem)
+    return options(group)
 
 
 @cache
-def _options(group: str, state: str) -> dict[str, type[Option]]:
-    package, by_kind = importlib.import_module(f"{PACKAGE}.{group}"), dict[str, type[Option]]()
-    modules = [
-        importlib.import_module(f"{PACKAGE}.{group}.{module.name}")
-        for module in pkgutil.iter_modules(package.__path__)
-    ]
-    for module in (*modules, *(file.load() for file in files() if file.group == group)):
-        own = [cls for cls in _classes(module, interface(group)) if not cls.__name__.startswith("_")]
-        require(
-            bool(own) or module in modules,
-            str(module.__file__),
-            "define an option",
-            f"no dataclass of {interface(group).__name__}",
-        )
-        for cls in own:
-            named = f"{module.__file__}: {cls.__name__}"
-            require(
-                "__dataclass_fields__" in vars(cls),
-                named,
-                "be decorated as a dataclass",
-                "keys that would not be seen",
-            )
-            kind, name = cls.__dataclass_fields__["kind"].default, module.__name__.rpartition(".")[2]
-            ok = isinstance(kind, str) and kind not in by_kind
-            require(ok, named, f"have a kind of its own, as in kind: str = {name!r}", repr(kind))
-            by_kind[str(kind)] = cls
+def _own(group: str) -> dict[str, type[Option]]:
+    package = importlib.import_module(f"{PACKAGE}.{group}")
+    by_kind = dict[str, type[Option]]()
+    for row in pkgutil.iter_modules(package.__path__):
+        by_kind |= _by_kind(importlib.import_module(f"{PACKAGE}.{group}.{row.name}"), group)
     return by_kind
+
+
+def _by_kind(module: ModuleType, group: str) -> dict[str, type[Option]]:
+    """The options that a module defines."""
+    by_kind = dict[str, type[Option]]()
+    for cls in _options_in(module, group):
+        kind = cls.__dataclass_fields__["kind"].default
+        if isinstance(kind, str) and "__dataclass_fields__" in vars(cls):
+            by_kind[kind] = cls
+    return by_kind
+
+
+def _options_in(module: ModuleType, group: str) -> list[type[Option]]:
+    return [cls for cls in _classes(module, interface(group)) if not cls.__name__.startswith("_")]
 
 
 def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
@@ -201,14 +249,103 @@ def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
     ]
 
 
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def _sources(group: str) -> list[Path]:
+    """The Python files of a group in the folders from outside."""
+    paths = [path for folder in folders() for path in sorted((folder / place(group)).glob("[!_.]*.py"))]
+    return [path for path in paths if path.is_file()]
+
+
+def _kinds_in(path: Path) -> list[str] | None:
+    """The kinds of the options in a source, which is not run; None where it cannot be parsed."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(read_bytes(path))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    kinds = list[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="kind"), value=ast.Constant(value=str(kind))):
+                kinds.append(kind)
+    return kinds
+
+
+def path_of(module: str) -> Path | None:
+    """The file of a module `nocap.outside.GROUP.NAME`; None for any other.
+
+    Errors:
+        ValueError: several folders have one.
+    """
+    for file in used([module]):
+        return file.path
+    group, _, name = module.removeprefix(f"{__name__}.").partition(".")
+    if not module.startswith(f"{__name__}.") or group not in groups():
+        return None
+    return _only([path for path in _sources(group) if path.stem == name], f"{group}={name}")
+
+
+def _only(paths: Iterable[Path], choice: str) -> Path | None:
+    """The one of these files that is there."""
+    there = [path for path in paths if path.is_file()]
+    for path in there[1:]:
+        require(False, str(path), f"have another name: {there[0]} is {choice} already", path.name)
+    return there[0] if there else None
+
+
+def _load(group: str, name: str) -> None:
+    """Choose a file: import it, and check the options that it defines.
+
+    Errors:
+        ValueError: it cannot be imported, has changed since the command began, or holds no option, or one
+            whose kind is taken; one line with the file and the reason.
+    """
+    path = path_of(f"{__name__}.{group}.{name}")
+    assert path is not None, "one of `_sources`"
+    rule = "be named as a Python module is, in letters, digits and _"
+    require(name.isidentifier(), str(path), rule, path.name)
+    own = _options_in(_imported(f"{__name__}.{group}.{name}", path), group)
+    known = options(group)
+    require(bool(own), str(path), "define an option", f"no dataclass of {interface(group).__name__}")
+    for cls in own:
+        named = f"{path}: {cls.__name__}"
+        is_dataclass = "__dataclass_fields__" in vars(cls)
+        require(is_dataclass, named, "be decorated as a dataclass", "keys that would not be seen")
+        kind: Any = cls.__dataclass_fields__["kind"].default
+        rule = f"have a kind of its own, as in kind: str = {name!r}"
+        require(known.get(kind) is cls, named, rule, repr(kind))
+
+
+def _imported(module: str, path: Path) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ChangedError:
+        raise
+    except (Exception, SystemExit) as error:  # the file may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+        where = f" (line {lines[-1]})" if lines else ""  # a SyntaxError's text has its own
+        line = f"{path} cannot be imported: {type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"{line}{where}") from error
+
+
 # --- what is in use -----------------------------------------------------------------------------------------
 
 
 def state() -> str:
-    """The folders and files in use, as JSON. At first those of installed packages."""
+    """The folders in use and the files that were chosen, as JSON. At first the folders of installed
+    packages."""
     if VARIABLE not in os.environ:
         _set(_installed())
     return os.environ[VARIABLE]
+
+
+def in_use() -> str:
+    """The folders in use, as a text that differs after each `use`: then all modules are new."""
+    parts = json.loads(state())
+    return json.dumps([parts["use"], parts["folders"]])
 
 
 def folders() -> list[Path]:
@@ -216,7 +353,9 @@ def folders() -> list[Path]:
 
 
 def files() -> list[File]:
-    return [File(**{**row, "path": Path(row["path"])}) for row in json.loads(state())["files"]]
+    """Those that were chosen, in their order."""
+    rows = json.loads(state())["files"]
+    return [File(**{**row, "path": Path(row["path"]), "kinds": tuple(row["kinds"])}) for row in rows]
 
 
 def used(modules: Iterable[str]) -> list[File]:
@@ -225,15 +364,16 @@ def used(modules: Iterable[str]) -> list[File]:
 
 
 def use(more: Iterable[str | Path]) -> None:
-    """Add folders to those in use, and hash their files.
+    """Add folders to those in use. If there are any, nothing of them is chosen any more.
 
     Errors:
-        OSError, ValueError: no such folder, or one that holds an option by a name that is taken.
+        OSError, ValueError: no such folder.
     """
-    added = [expanded(folder).absolute() for folder in more]
+    before, added = folders(), [expanded(folder).absolute() for folder in more]
     for folder in added:
         require(folder.is_dir(), "--config-dir", "be a folder", folder)
-    _set(dict.fromkeys([*folders(), *added]))
+    if added:
+        _set(dict.fromkeys([*before, *added]))
 
 
 def _installed() -> Iterator[Path]:
@@ -250,30 +390,9 @@ def _installed() -> Iterator[Path]:
 
 
 def _set(used: Iterable[Path]) -> None:
-    """Put these folders in use, and nothing else: hash their files, forget the modules of before."""
-    used, rows, paths_by_name = [*used], list[dict[str, str]](), dict[tuple[str, str], Path]()
-    for folder, group in ((folder, group) for folder in (conf_dir(), *used) for group in groups()):
-        for path in sorted(
-            [*(folder / place(group)).glob("*.yaml"), *(folder / place(group)).glob("[!_.]*.py")]
-        ):
-            taken = paths_by_name.setdefault((group, path.name), path)
-            require(
-                taken == path,
-                str(path),
-                f"have another name: {taken} is {group}={path.stem} already",
-                path.name,
-            )
-            if path.suffix == ".py":
-                require(
-                    path.stem.isidentifier(),
-                    str(path),
-                    "be named as a Python module is, in letters, digits and _",
-                    path.name,
-                )
-                sha256 = hashlib.sha256(read_bytes(path)).hexdigest()
-                rows.append({"group": group, "name": path.stem, "path": str(path), "sha256": sha256})
-    os.environ[VARIABLE] = json.dumps({"folders": [str(folder) for folder in used], "files": rows})
-    _options.cache_clear()
+    """Put these folders in use, and nothing else, and forget the modules of before."""
+    parts = {"use": next(_uses), "folders": [str(folder) for folder in used], "files": []}
+    os.environ[VARIABLE] = json.dumps(parts)
     for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
         del sys.modules[name]
 
@@ -310,7 +429,7 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
 
 def _filled(text: str) -> str:
     """In lines of the help's width, but for those that are indented, such as examples."""
-    parts = groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
+    parts = itertools.groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
     return "\n".join(
         "\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts
     )
@@ -320,29 +439,38 @@ def _filled(text: str) -> str:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, and runs the very bytes whose hash was
-    checked."""
+    """Finds `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, which is chosen with that, and runs the
+    very bytes that were hashed."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        if not fullname.startswith(f"{__name__}."):
-            return None
-        for file in used([fullname]):
-            return importlib.util.spec_from_file_location(fullname, file.path, loader=self)
-        return (
-            ModuleSpec(fullname, self, is_package=True) if fullname.rpartition(".")[2] in groups() else None
-        )
+        if (file := path_of(fullname)) is not None:
+            return importlib.util.spec_from_file_location(fullname, file, loader=self)
+        is_group = fullname.removeprefix(f"{__name__}.") in groups() and fullname.startswith(__name__)
+        return ModuleSpec(fullname, self, is_package=True) if is_group else None
 
     def exec_module(self, module: ModuleType) -> None:
-        for file in used([module.__name__]):
-            source = read_bytes(file.path)
-            sha256 = hashlib.sha256(source).hexdigest()
-            require(
-                sha256 == file.sha256,
-                str(file.path),
-                f"be what this command began with, sha256 {file.sha256[:12]}…",
-                f"{sha256[:12]}…",
-            )
-            exec(compile(source, str(file.path), "exec", dont_inherit=True), vars(module))
+        path = path_of(module.__name__)
+        if path is None:  # a group
+            return
+        source = read_bytes(path)
+        sha256 = hashlib.sha256(source).hexdigest()
+        chosen = used([module.__name__])
+        for file in chosen:
+            if sha256 != file.sha256:
+                rule = f"be what this command began with, sha256 {file.sha256[:12]}…"
+                raise ChangedError(f"{path} must {rule}, got {sha256[:12]}…")
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+        if not chosen:
+            _note(module, path, sha256)
+
+
+def _note(module: ModuleType, path: Path, sha256: str) -> None:
+    """Have the processes that follow load the same."""
+    group, name = module.__name__.removeprefix(f"{__name__}.").split(".")
+    row = {"group": group, "name": name, "path": str(path), "sha256": sha256}
+    parts = json.loads(state())
+    parts["files"].append({**row, "kinds": [*_by_kind(module, group)]})
+    os.environ[VARIABLE] = json.dumps(parts)
 
 
 sys.meta_path.append(_Finder())

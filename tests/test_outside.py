@@ -15,6 +15,7 @@ import pytest
 
 from nocap import outside
 from nocap.config.compose import compose
+from nocap.config.plain import from_plain, to_plain
 from nocap.config.run import Run
 from nocap.store.identity import source_hashes
 from tests.attempts import state_of
@@ -216,14 +217,161 @@ def test_wrong_keys_are_refused_like_built_in_ones(word: str, says: str):
 
 
 def test_a_file_that_changed_since_the_command_began_is_refused(tmp_path: Path):
-    outside.use([shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")])
-    (file,) = outside.files()
-    assert file.load().HeadTemperature
-    with (tmp_path / "mine" / "attention" / "head_temperature.py").open("a") as source:
+    folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
+    run = composed(folder, "attention=head_temperature")
+    with (folder / "attention" / "head_temperature.py").open("a") as source:
         source.write("\n")
-    del sys.modules[file.module]  # another process, which has the environment of this one
-    with pytest.raises(ValueError, match="must be what this command began with, sha256"):
-        file.load()
+    in_another_process()
+    with pytest.raises(
+        ValueError, match=r"head_temperature\.py must be what this command began with, sha256"
+    ):
+        from_plain(to_plain(run), "it")
+
+
+def in_another_process() -> None:
+    """Forget the modules, as a worker does, which has the environment of this process."""
+    for file in outside.files():
+        sys.modules.pop(file.module, None)
+
+
+# --- what is not chosen -------------------------------------------------------------------------------------
+
+SPOILED = {  # path below the folder → its text
+    "a syntax error": ("attention/other.py", "def (:\n"),
+    "one that raises": ("attention/other.py", "raise RuntimeError('no')\n"),
+    "one that exits": ("mlp/other.py", "raise SystemExit(3)\n"),
+    "no option": ("attention/other.py", "x = 1\n"),
+    "a kind that is taken": ("attention/other.py", KIND),
+    "a name that is taken": ("mlp/swiglu.yaml", "kind: gated\n"),
+    "no name of Python's": ("attention/not-a-name.py", GOOD),
+    "a broken yaml": ("attention/other.yaml", ": : [\n"),
+    "a yaml with Hydra's part": ("attention/other.yaml", "kind: global\nhydra: {run: {dir: x}}\n"),
+    "an experiment": ("experiment/other.yaml", "[\n"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILED)
+def test_what_is_not_chosen_is_neither_read_nor_refused(tmp_path: Path, what: str):
+    folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
+    path, text = SPOILED[what]
+    (folder / path).parent.mkdir(exist_ok=True)
+    (folder / path).write_text(text)
+    (folder / "attention" / ".#lock.yaml").symlink_to("nowhere")  # as an editor leaves it
+    assert composed(folder, "attention=head_temperature").attention.kind == "head_temperature"
+    assert [file.name for file in outside.files()] == ["head_temperature"]
+    assert compose(list(SMALL)).attention.kind == "global"
+
+
+def two_options(folder: Path) -> dict[str, Run]:
+    """The runs of two options of a folder, which one command chose."""
+    (folder / "attention").mkdir(parents=True)
+    for name in ("first", "second"):
+        source = GOOD.replace('"head_temperature"', f'"{name}"')
+        (folder / "attention" / f"{name}.py").write_text(source)
+        (folder / "attention" / f"{name}.yaml").write_text(f"kind: {name}\nn_kv_heads: 4\n")
+    outside.use([folder])
+    return {name: compose([*SMALL, f"attention={name}"]) for name in ("first", "second")}
+
+
+@pytest.mark.parametrize("text", ["def (:\n", "# saved\n" + GOOD, ""])
+def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
+    runs = two_options(tmp_path / "mine")
+    (tmp_path / "mine" / "attention" / "second.py").write_text(text)
+    in_another_process()
+    assert from_plain(to_plain(runs["first"]), "it").attention.kind == "first"
+    assert "nocap.outside.attention.second" not in sys.modules
+    with pytest.raises(ValueError, match=r"second\.py must be what this command began with"):
+        from_plain(to_plain(runs["second"]), "it")
+
+
+def test_a_kind_is_found_in_a_file_of_another_name():
+    folder = REPO / "experiments" / "atlas" / "ideas"
+    assert set(composed(folder, "ideas=[tail_average]").ideas) == {"tail_average"}
+    assert [file.name for file in outside.files()] == ["averaged_weights"]
+    assert outside.find("ideas", "short_windows") is not None
+    assert [file.name for file in outside.files()] == ["averaged_weights", "growing"]
+    assert outside.find("ideas", "nowhere") is None
+
+
+TRACKER = """
+from dataclasses import dataclass
+from nocap.options.tracker import Tracker
+
+@dataclass(kw_only=True, slots=True)
+class Mine(Tracker):
+    kind: str = "mine"
+"""
+
+
+def test_a_tracker_beside_another_is_found_by_its_kind(tmp_path: Path):
+    (tmp_path / "tracker").mkdir()
+    (tmp_path / "tracker" / "some.py").write_text(TRACKER)
+    assert composed(tmp_path, "tracker.also=[mine]").tracker.also == ["mine"]
+    with pytest.raises(ValueError, match=r"tracker\.also must hold trackers .*, got nowhere"):
+        composed(tmp_path, "tracker.also=[nowhere]")
+
+
+def test_a_kind_that_is_nowhere_names_what_could_not_be_looked_through(tmp_path: Path):
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "mine.yaml").write_text("kind: nowhere\n")
+    with pytest.raises(ValueError, match=r"attention\.kind must be one of .*, got 'nowhere'") as known:
+        composed(tmp_path, "attention=mine")
+    (tmp_path / "attention" / "half.py").write_text("def (:\n")
+    with pytest.raises(ValueError, match=r"where .*half\.py can be parsed, got 'nowhere'\Z"):
+        composed(tmp_path, "attention=mine")
+    assert "parsed" not in str(known.value)
+
+
+@pytest.mark.parametrize("names", [("first.py", "second.py"), ("second.py", "third.py")])
+def test_one_kind_in_two_files_is_refused_where_it_is_chosen(tmp_path: Path, names: tuple[str, str]):
+    (tmp_path / "attention").mkdir()
+    (tmp_path / "attention" / "mine.yaml").write_text("kind: double\nn_kv_heads: 4\n")
+    for name in names:
+        (tmp_path / "attention" / name).write_text(GOOD.replace('"head_temperature"', '"double"'))
+    with pytest.raises(ValueError, match=rf"{names[1]}: HeadTemperature must have a kind of its own"):
+        composed(tmp_path, "attention=mine")
+
+
+def test_a_name_in_two_folders_is_refused_where_it_is_chosen(tmp_path: Path):
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        shutil.copytree(STRANGERS / "head_temperature", folder)
+        shutil.copytree(STRANGERS / "scaled_relu2", folder, dirs_exist_ok=True)
+    (tmp_path / "two" / "mlp" / "scaled_relu2.yaml").unlink()
+    (tmp_path / "two" / "mlp" / "scaled_relu2.py").unlink()
+    outside.use(folders)
+    assert compose([*SMALL, "mlp=scaled_relu2"]).mlp.kind == "scaled_relu2"
+    with pytest.raises(ValueError, match=r"two.*head_temperature\.yaml must have another name: .*one"):
+        compose([*SMALL, "attention=head_temperature"])
+
+
+SAVES = """
+        import pathlib
+        beside = pathlib.Path(__file__).parent
+        (beside / "third.py").write_text("def (:")
+        (beside / "second.py").write_text((beside / "second.py").read_text() + "# saved\\n")
+"""
+
+
+@pytest.mark.slow
+def test_saving_files_while_a_grid_runs_stops_only_their_own_cells(door: Door, tmp_path: Path):
+    """The first cell stands for a person who saves a file of no cell, and one of the second cell."""
+    two_options(tmp_path / "mine")
+    path = tmp_path / "mine" / "attention" / "first.py"
+    path.write_text(
+        path.read_text().replace("def mixer(self, run, layer):\n", f"def mixer(self, run, layer):{SAVES}")
+    )
+    words = (*SMALL, "trainer.steps=2", "--multirun", "attention=first,second", "seed=0,1")
+    done = door(
+        "--config-dir",
+        "mine",
+        *words,
+        env={"NOCAP_OUTSIDE": json.dumps({"use": 1, "folders": [], "files": []})},
+    )
+    assert done.code == 1
+    assert len(re.findall(r"done +attention=first", done.out)) == 2
+    changed = r"failed +attention=second .*second\.py must be what this command began with, sha256"
+    assert len(re.findall(changed, done.out)) == 2
 
 
 # --- identity -----------------------------------------------------------------------------------------------

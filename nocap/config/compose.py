@@ -8,17 +8,20 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, cast
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from nocap import outside
@@ -138,10 +141,9 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
         )
     chosen, choices = _chosen(
         tuple(str(override.input_line) for override in overrides if is_choice(override)),
-        # a folder that is used again has new modules
-        (outside.state(), *(file.load() for file in outside.files())),
+        outside.in_use(),
         tuple(
-            (path, path.stat().st_mtime_ns)
+            (path, _changed_ns(path))
             for folder in (conf_dir(), *outside.folders())
             for path in sorted(folder.rglob("*.yaml"))
         ),
@@ -160,6 +162,14 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             )
             OmegaConf.update(config, key, value, merge=True)
     return config, choices
+
+
+def _changed_ns(path: Path) -> int:
+    """When a yaml was changed; 0 where it is none, as an editor's lock is, or gone by now."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
@@ -311,7 +321,7 @@ def has_sweeps(words: Sequence[str]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _chosen(words: tuple[str, ...], own: object, yamls: object) -> tuple[DictConfig, dict[str, str | None]]:
+def _chosen(words: tuple[str, ...], in_use: str, yamls: object) -> tuple[DictConfig, dict[str, str | None]]:
     """What these options give, and their names."""
     config = by_hydra(words)
     choices = dict(config.hydra.runtime.choices)  # without those that are a list
@@ -332,25 +342,49 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     for override in map(parsed, words):
         if is_choice(override) and not override.is_delete():
             named(override)
-    for path in (
-        path
-        for folder in outside.folders()
-        for group in sorted(_folders())
-        for path in sorted((folder / group).rglob("*.yaml"))
-    ):
-        _check_from_outside(path)
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
-        try:
+        for name in _yamls_of(words) if outside.folders() else ():
+            _choose(name)
+        with _hydras_errors():
             config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
-        except HydraException as error:
-            raise ValueError(explain(error.__cause__ or error)) from None
-        except (AssertionError, AttributeError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
-            ) from error
     register_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
     return config
+
+
+@contextmanager
+def _hydras_errors() -> Iterator[None]:
+    """What Hydra says of a yaml becomes a ValueError of one line."""
+    try:
+        yield
+    except HydraException as error:
+        raise ValueError(explain(error.__cause__ or error)) from None
+    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"a yaml's defaults must be options' names, as in [other]: Hydra's {type(error).__name__}"
+        ) from error
+
+
+def _yamls_of(words: Sequence[str]) -> list[str]:
+    """The yamls that Hydra reads for these choices, those that another yaml's defaults name, too."""
+    loader = GlobalHydra.instance().config_loader()
+    with _hydras_errors():
+        read = loader.compute_defaults_list("train", [*words, *search_path()], RunMode.RUN).defaults
+    return [row.config_path for row in read if row.config_path]
+
+
+def _choose(name: str) -> None:
+    """Choose what this yaml is, such as "attention/mine", where it is from outside."""
+    for group in (*outside.groups(), "experiment"):
+        place = f"{outside.place(group)}/"
+        if not name.startswith(place):
+            continue
+        path = outside.yaml_of(group, name.removeprefix(place))
+        if path is None or path.is_relative_to(conf_dir()):
+            continue
+        _check_from_outside(path)
+        if group != "experiment":
+            outside.choose(group, name.removeprefix(place))
 
 
 @cache

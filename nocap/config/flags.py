@@ -162,7 +162,8 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
     chosen = {
         group: name for row in train["defaults"] if isinstance(row, dict) for group, name in row.items()
     }
-    chosen[outside.place("launcher")] = [*outside.yamls("launcher")]
+    own = sorted((conf_dir() / outside.place("launcher")).glob("*.yaml"))
+    chosen[outside.place("launcher")] = [path.stem for path in own]
     for override in filter(is_choice, overrides_of(words)):
         require(
             override.key_or_group != "experiment",

@@ -131,6 +131,10 @@ class Run:
                 yield f.name, value
         yield from ((f"ideas.{name}", idea) for name, idea in self.ideas.items())
 
+    def outside_files(self) -> list[outside.File]:
+        """The files from outside that its options are made of."""
+        return outside.used({cls.__module__ for _, option in self.options() for cls in type(option).__mro__})
+
     def _check_batch(self) -> None:
         t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len
         rule, factors = (
@@ -159,23 +163,22 @@ class Run:
 
     def _check_trackers(self) -> None:
         """One that is named beside another gets no keys."""
-        able = [
-            kind
-            for kind, cls in outside.options("tracker").items()
-            if kind != self.tracker.kind
-            and not any(f.default is f.default_factory is MISSING for f in fields(cls))
-        ]
-        for kind in self.tracker.also:
-            require(
-                kind in able and self.tracker.also.count(kind) == 1,
-                "tracker.also",
-                f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}",
-                kind,
-            )
+        also = self.tracker.also
+        for kind in also:
+            found = outside.find("tracker", kind)
+            fits = found is not None and _needs_no_keys(found) and kind != self.tracker.kind
+            rows = outside.options("tracker").items()
+            able = [other for other, cls in rows if other != self.tracker.kind and _needs_no_keys(cls)]
+            rule = f"hold trackers beside tracker={self.tracker.kind} that need no keys: {', '.join(able)}"
+            require(fits and also.count(kind) == 1, "tracker.also", rule, kind)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
         """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""
         return counting(self, what, plain)
+
+
+def _needs_no_keys(option: type[Option]) -> bool:
+    return not any(f.default is f.default_factory is MISSING for f in fields(option))
 
 
 def keys_that_count(what: str) -> list[str]:

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
     sources = dict[str, str]()
-    for kind, option in outside.options("data").items():
+    for kind, option in outside.all_options("data").items():
         text = option.__doc__ or ""
         # a dataclass without a docstring of its own gets its signature for one
         if text.startswith(f"{option.__name__}("):

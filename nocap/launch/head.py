@@ -58,7 +58,7 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
     write_json(plan.run_dir / "manifest.json", made, stage=stage)
     if plan.run.store.diff and (changed := uncommitted()) is not None:
         write_file(plan.run_dir / "uncommitted.diff", changed[1], stage=stage, mode=0o600)
-    for file in outside_files(plan.run):  # a copy to read. It is imported from here only with --allow-code.
+    for file in plan.run.outside_files():  # a copy to read. It is imported from here only with --allow-code.
         for path in (file.path, file.path.with_suffix(".yaml")):
             if path.is_file():
                 write_text(
@@ -76,11 +76,6 @@ def leftovers(plan: Plan) -> list[Path]:
         *unfinished(plan.run_dir / FOLDER),
         *([ranks] if is_folder(ranks) else []),
     ]
-
-
-def outside_files(run: Run) -> list[outside.File]:
-    """The files from outside that this run's options are made of."""
-    return outside.used({cls.__module__ for _, option in run.options() for cls in type(option).__mro__})
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
@@ -156,9 +151,10 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
             for name, option in plan.run.options()
             if option.causal is False or option.random is True
         },
+        "measured": [key for key, _ in flat(plan.run.that_count("losses", to_plain(plan.run)))],
         "outside": [
             {"group": file.group, "name": file.name, "sha256": file.sha256}
-            for file in outside_files(plan.run)
+            for file in plan.run.outside_files()
         ],
         "git": git_state(),
         "attempts": [*attempts, attempt],

@@ -52,7 +52,8 @@ def main() -> None:
     try:
         run = load(run_dir / "config.yaml")
     except ValueError as error:  # an option from outside that changed since the command began
-        print(f"nocap: {error}", file=sys.stderr)
+        if not _tell("refused", str(error)):
+            print(f"nocap: {error}", file=sys.stderr)
         leave(EXIT_CODES["refused"])
     status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
     # A rank that wrote its record has succeeded: any other code would end the rest.
@@ -191,15 +192,22 @@ def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
     if world.size > 1 and not refused:  # all ranks refuse for the same reason
         line = f"rank {world.rank}: {line}"
     status = "refused" if refused else "failed"
-    # the parent reports the first failure: the others only say that they lost a rank
-    if told := os.environ.get("NOCAP_FAILURES"):
-        os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
+    if _tell(status, line):
         return status
     if world.is_main:
         _cut_short(job, "failed", line)
     if world.is_main or not refused:
         print(f"nocap: {line}" + ("" if refused else f"; see {log}"), file=sys.stderr)
     return status
+
+
+def _tell(status: str, line: str) -> bool:
+    """Tell the parent, if it listens. It reports the first failure: the others only say that they lost a
+    rank."""
+    told = os.environ.get("NOCAP_FAILURES")
+    if told is not None:
+        os.write(int(told), f"{status} {line}".encode(errors="replace")[:FAILURE_BYTES] + b"\0")
+    return told is not None
 
 
 def _place_outside(error: Exception) -> str:

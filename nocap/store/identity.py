@@ -132,7 +132,7 @@ def check_source(run: Run, source: dict[str, str]) -> None:
     """
     now, counted = (
         source_hashes(run),
-        {path for _, path in _closure(file.module for file in outside.files()).values()},
+        {path for _, path in _closure(file.module for file in _loaded()).values()},
     )
     rules = {
         name: "be what this command began with"
@@ -158,6 +158,11 @@ def check_source(run: Run, source: dict[str, str]) -> None:
                 for name, rule in rules.items()
             )
         )
+
+
+def _loaded() -> list[outside.File]:
+    """The files from outside that this process runs: a command may have chosen more, for other runs."""
+    return [file for file in outside.files() if file.module in sys.modules]
 
 
 def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
@@ -198,8 +203,8 @@ def is_quiet(module: str) -> bool:
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
     """The file of a module, looked for in `beside` and the folder above, too. None for Python's own, torch's,
     and those without a file."""
-    if file := next((file for file in outside.files() if file.module == module), None):
-        return file.path
+    if path := outside.path_of(module):
+        return path
     root, *rest = module.split(".")
     spec = (
         getattr(sys.modules.get(root), "__spec__", None)

@@ -99,7 +99,7 @@ def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[
     folders = list(folders)
     kinds = cast(
         Iterable[type[Tracker]],
-        outside.options("tracker").values() if tracker is None else map(type, _each(tracker)),
+        outside.all_options("tracker").values() if tracker is None else map(type, _each(tracker)),
     )
     return {
         kind.uploader: places
