@@ -258,6 +258,15 @@ MEASURED: dict[str, Callable[[Record], str]] = {
     **{key: partial(_setting, key) for key in keys_that_count("losses") if not key.endswith(".kind")},
     "data.val": lambda run: run.tokens_hash("val")[:12],
 }
+
+
+def measures(records: Iterable[Record]) -> dict[str, Callable[[Record], str]]:
+    """`MEASURED` with the keys that the records' options from outside declare."""
+    keys = dict.fromkeys(key for record in records for key in record.manifest.get("measured") or ())
+    more = {key: partial(_setting, key) for key in keys if not key.endswith(".kind")}
+    return MEASURED | more
+
+
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
 CONFOUNDERS = ("kernel", "data", "source", "torch")
 _KERNEL_KEYS = {"attention.kernel", "attention.local_kernel"}
@@ -326,16 +335,18 @@ def select(
     Errors:
         ValueError: an unknown `allow` or group.
     """
-    known = (*MEASURED, *CONFOUNDERS)
+    measured = measures(runs.records)
+    known = (*measured, *CONFOUNDERS)
     for key in allow:
         require(
             any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key)
         )
-    declared = [key for key in MEASURED if any(covers(allowed, key) for allowed in allow)]
-    strict = [key for key in MEASURED if key not in declared]
+    declared = [key for key in measured if any(covers(allowed, key) for allowed in allow)]
+    strict = [key for key in measured if key not in declared]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
     for record in runs.records:
-        groups.setdefault(digest({key: MEASURED[key](record) for key in strict})[:6], []).append(record)
+        own = [key for key in strict if key in MEASURED or key in record.config]
+        groups.setdefault(digest({key: measured[key](record) for key in own})[:6], []).append(record)
     ranked = sorted(
         groups,
         key=lambda name: (sum(run.status == "finished" for run in groups[name]), len(groups[name])),
@@ -364,17 +375,19 @@ def _has(records: Sequence[Record], baseline: str) -> bool:
 
 def _declared(keys: Sequence[str], records: Sequence[Record]) -> Iterator[str]:
     """A line a key in which the runs differ."""
+    measured = measures(records)
     for key in keys:
         names: dict[str, list[str]] = {}
         for record in records:
-            names.setdefault(MEASURED[key](record), []).append(record.folder.name)
+            names.setdefault(measured[key](record), []).append(record.folder.name)
         if len(names) > 1:
             values = (f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
             yield f"declared: {key} is {', '.join(values)}"
 
 
 def _left_out(name: str, other: Sequence[Record], chosen: Sequence[Record], keys: Sequence[str]) -> str:
-    pairs = {key: (MEASURED[key](other[0]), MEASURED[key](chosen[0])) for key in keys}
+    measured = measures([*other, *chosen])
+    pairs = {key: (measured[key](other[0]), measured[key](chosen[0])) for key in keys}
     differ = {key: f"{key} is {value}, not {ours}" for key, (value, ours) in pairs.items() if value != ours}
     names = shorten((record.folder.name for record in other), most=2)
     flags = " ".join(f"--allow {key}" for key in differ)

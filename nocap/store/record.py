@@ -83,6 +83,7 @@ SHAPES: dict[str, Shape] = {
         "options": _TEXTS,
         "defaults": _TEXTS,
         "declared": {...: [str]},
+        "measured": [str],
         "outside": [_each(str, "group name sha256")],
         "imported": dict,
     },

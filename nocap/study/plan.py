@@ -10,14 +10,10 @@ from typing import Any
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
-from nocap.config.run import keys_that_count
 from nocap.config.trainer import Trainer
 from nocap.launch.plan import Datasets, dataset_of
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
-
-# what two arms must share for their losses to mean the same, beside their data
-SAME = keys_that_count("losses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +148,11 @@ def check_fair(arms: Mapping[str, Composed]) -> None:
     Errors:
         ValueError: the first key in which an arm's data or validation is another.
     """
-    plain = {
-        name: {key: value for key, value in flat(to_plain(arm.run)) if key in SAME or key.startswith("data.")}
-        for name, arm in arms.items()
-    }
+    plain = dict[str, dict[str, Any]]()
+    for name, arm in arms.items():
+        keys = dict(flat(to_plain(arm.run)))
+        losses = dict(flat(arm.run.that_count("losses", to_plain(arm.run))))
+        plain[name] = losses | {key: value for key, value in keys.items() if key.startswith("data.")}
     for name, config in plain.items():
         first, baseline = next(iter(plain.items()))
         for key in dict.fromkeys((*baseline, *config)):
