@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.option import declared
 from nocap.config.paths import cache_root
@@ -32,7 +31,6 @@ from nocap.model.attention import CausalSelfAttention, Mixer
 from nocap.model.compiled import compiled as compile_
 from nocap.model.gpt import GPT, Block
 from nocap.model.language_model import LanguageModel
-from nocap.store.record import read_json
 from nocap.store.runs import find_one
 from nocap.training.trained import exported, trained
 
@@ -268,9 +266,8 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose
             weights are not finite.
     """
-    if run_dir.is_dir():
-        _log_other_code(run_dir, log)
-    run, model, step = trained(run_dir, log=log) if run_dir.is_dir() else exported(run_dir)
+    read = trained if run_dir.is_dir() else exported
+    run, model, step = read(run_dir, log=log)
     encoding = run.tokenizer.load(cache_dir=cache_root(run.cache_dir))
     return Trained(name=run_dir.name, run=run, model=model.to(device), encoding=encoding, step=step)
 
@@ -292,21 +289,6 @@ def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code:
 
 def log(line: str) -> None:
     print(f"nocap: {line}", file=sys.stderr, flush=True)
-
-
-def _log_other_code(run_dir: Path, log: Callable[[str], None]) -> None:
-    """A line for each option from outside that is not, byte for byte, the one that the run was trained
-    with."""
-    known = {
-        (row["group"], row["name"]): row["sha256"]
-        for row in (read_json(run_dir / "manifest.json") or {}).get("outside") or ()
-    }
-    for file in outside.files():
-        if known.get((file.group, file.name), file.sha256) != file.sha256:
-            log(
-                f"{file.path} is not the code that this run was trained with; its record has a copy "
-                "(--allow-code)"
-            )
 
 
 class Sampler:

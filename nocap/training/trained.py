@@ -7,7 +7,7 @@ That file is safetensors: the weights, and as metadata the config and what the r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from nocap.config.bounded import parse_json
+from nocap.config.bounded import parse_json, parse_yaml, read_text
 from nocap.config.keys import InputError
 from nocap.config.outward import redact
 from nocap.config.paths import expanded
@@ -27,11 +27,17 @@ from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.store.files import write_file
 from nocap.store.identity import config_that_counts
-from nocap.store.record import check_record, read_json
+from nocap.store.record import Metrics, check_record, read_json
 from nocap.store.runs import read
 from nocap.training import checkpoint
 from nocap.training.state import difference, put_weights, weights
 from nocap.training.step import enter_step
+
+Log = Callable[[str], None]
+
+
+def no_log(line: str) -> None:
+    """Log nothing."""
 
 
 def run_of(path: str | Path) -> Run:
@@ -40,16 +46,24 @@ def run_of(path: str | Path) -> Run:
     Errors:
         ValueError: there is none, or its record is not what nocap wrote.
     """
-    run = load((folder := expanded(path)) / "config.yaml")
-    check_record(folder, config=config_that_counts(run))
+    folder = expanded(path)
+    run = load(folder / "config.yaml")
+    written = parse_yaml(read_text(folder / "config.yaml"))
+    check_record(folder, config=_shared(config_that_counts(run), written))
     return replace(run, attention=run.attention.portable())
 
 
-def trained(
-    run_dir: Path, *, log: Callable[[str], None] = lambda line: None
-) -> tuple[Run, LanguageModel, int]:
+def _shared(config: Any, written: Any) -> Any:
+    """A config without the keys that are not written: an older nocap did not have them."""
+    if not isinstance(config, dict) or not isinstance(written, dict):
+        return config
+    return {key: _shared(value, written[key]) for key, value in config.items() if key in written}
+
+
+def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
     """The run, its model on the CPU in evaluation with the weights that it is validated with, and the step of
-    the checkpoint: the newest valid one. What is wrong with a newer one goes to the log.
+    the checkpoint: the newest valid one. What is wrong with a newer one, and code that is not the run's, goes
+    to the log.
 
     Errors:
         ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one
@@ -57,7 +71,9 @@ def trained(
     """
     run = run_of(run_dir)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    identity = (read_json(run_dir / "manifest.json") or {}).get("identity")
+    manifest = read_json(run_dir / "manifest.json") or {}
+    identity = manifest.get("identity")
+    _log_other_code(run, _code(manifest), log)
     newest = checkpoint.find(
         run_dir / "checkpoints", misfit=partial(checkpoint.misfit, model=model, identity=identity)
     )
@@ -71,13 +87,30 @@ def trained(
     return run, model.eval(), newest.step
 
 
+def _code(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
+    """Group and name → SHA-256 of the options from outside that a run was trained with."""
+    return {(row["group"], row["name"]): row["sha256"] for row in manifest.get("outside") or ()}
+
+
+def _log_other_code(run: Run, known: Mapping[tuple[str, str], str], log: Log) -> None:
+    """Write a line for each option from outside that is not, byte for byte, the one that the run was trained
+    with."""
+    for file in run.outside_files():
+        if known.get((file.group, file.name)) != file.sha256:
+            log(
+                f"{file.path} is not the code that this run was trained with; its record has a copy "
+                "(--allow-code)"
+            )
+
+
 def _check_finite(path: Path, tensors: Iterable[torch.Tensor]) -> None:
     if not all(bool(t.isfinite().all()) for t in tensors):
         raise ValueError(f"{path} must hold finite weights, got some that are not: the run diverged")
 
 
-def export(run_dir: Path, path: Path, *, log: Callable[[str], None]) -> dict[str, Any]:
-    """Write the model of the run's newest valid checkpoint, and return what the file says of the run.
+def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
+    """Write the model of the run's newest valid checkpoint, and return what the file says of the run: its
+    `val_loss` is of that checkpoint, or None where that was not validated.
 
     Errors:
         ValueError: as for `trained`.
@@ -85,7 +118,14 @@ def export(run_dir: Path, path: Path, *, log: Callable[[str], None]) -> dict[str
     """
     run, model, step = trained(run_dir, log=log)
     record = read(run_dir, rows=False)
-    about = {"name": record.name, "identity": record.identity, "step": step, "val_loss": record.val_loss}
+    rows = Metrics(run_dir / "metrics.jsonl").rows()
+    about = {
+        "name": record.name,
+        "identity": record.identity,
+        "step": step,
+        "val_loss": next((row.get("val/loss") for row in rows if row["step"] == step), None),
+        "outside": record.manifest.get("outside") or [],
+    }
     config = to_plain(replace(run, output_dir="outputs", cache_dir=None))  # places on this machine
     metadata = {
         "format": "pt",
@@ -96,7 +136,7 @@ def export(run_dir: Path, path: Path, *, log: Callable[[str], None]) -> dict[str
     return about
 
 
-def exported(path: Path) -> tuple[Run, LanguageModel, int]:
+def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
     """As `trained`: the run, its model on the CPU in evaluation, and the step.
 
     Errors:
@@ -109,9 +149,11 @@ def exported(path: Path) -> tuple[Run, LanguageModel, int]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config, about = (parse_json(metadata[key]) for key in ("config", "run"))
         step = int(about["step"])
+        code = _code(about)
     except (KeyError, *checkpoint.UNREADABLE) as error:
         raise ValueError(f"{rule}, got {type(error).__name__}: {error}") from error
     run = from_plain(config, rule)
+    _log_other_code(run, code, log)
     run = replace(run, attention=run.attention.portable())
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     if problem := difference({name: list(t.shape) for name, t in tensors.items()}, model):
