@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import keyword
-import re
 import shutil
 import signal
 import sys
@@ -28,7 +28,6 @@ from nocap.store.identity import (
     is_quiet,
     module_path,
     source_hashes,
-    what_counts,
 )
 from nocap.training.loop import train
 from tests.attempts import attempt, wait_until
@@ -44,9 +43,6 @@ STACK = (
     "objective.z_loss=0.001",
     "model.qk_norm=true",
 )
-
-# Lines of modules that count whose text may change all the same: what is refused, raised or logged.
-REVIEWED = re.compile(r"rule = |require\(|raise |assert |job\.log\(|print\(|recorder\.probe\(|f?\"")
 
 
 @pytest.fixture(scope="module")
@@ -115,13 +111,13 @@ def test_a_changed_line_makes_another_run(executed: dict[str, set[int]], every: 
     tried, survivors = 0, []
     for module in sorted(all_hashed()):
         source = module_path(module).read_text()
-        before, text = code_digest(what_counts(source)), source.splitlines()
+        before, text = code_digest(ast.parse(source)), source.splitlines()
         lines = executed.get(module, set()) | executed.get(f"{module}.__init__", set())
         for number, mutant in list(mutants(source, lines))[::every]:
             tried += 1
             with suppress(SyntaxError):  # not Python: no run either
-                same = code_digest(what_counts(mutant)) == before
-                if same and not REVIEWED.match(text[number - 1].strip()):
+                same = code_digest(ast.parse(mutant)) == before
+                if same:
                     survivors.append(f"{module}:{number}: {text[number - 1].strip()}")
     assert tried > 400 / every  # fewer where other tests have filled the caches of this process
     assert not survivors
@@ -134,10 +130,8 @@ HARMLESS = {
     "a version": ("nocap/__init__.py", '__version__ = "', '__version__ = "9.'),
     "a GPU's peak": ("nocap/config/hardware.py", 'r"A40": (149.7', 'r"A40": (150.7'),
     "a report's word": ("nocap/report/arms.py", "baseline", "base line"),
-    "an error's text": ("nocap/options/norm/channels.py", '"be false where', '"not be true where'),
-    "a rule's text": ("nocap/options/schedule/__init__.py", 'rule = f"be at most', 'rule = f"not be above'),
-    "what is said": ("nocap/training/loop.py", "resuming from step", "going on from step"),
     "a comment": ("nocap/training/step.py", "# --- the step ---", "# --- a step ---"),
+    "a docstring": ("nocap/training/step.py", '"""', '"""The '),
     "the tracker": ("nocap/options/tracker/wandb.py", "GRACE_S = 5.0", "GRACE_S = 6.0"),
     "the checkpoint's writer": (
         "nocap/training/checkpoint.py",
@@ -157,7 +151,7 @@ def test_what_changes_no_number_makes_no_other_run(what: str):
     path, old, new = HARMLESS[what]
     source, module = (REPO / path).read_text(), path.removesuffix(".py").removesuffix("/__init__")
     assert old in source
-    before, after = (code_digest(what_counts(text)) for text in (source, source.replace(old, new, 1)))
+    before, after = (code_digest(ast.parse(text)) for text in (source, source.replace(old, new, 1)))
     assert before == after or module.replace("/", ".") not in all_hashed()
 
 

@@ -1,12 +1,9 @@
 """What makes two runs the same run: config with its seed, source of what computes its numbers, data,
 environment.
 
-The source is a hash for each module: those of the step and of the run's options, and what they import. Two
-rules leave out what computes no number. `QUIET` lists modules: how a run is configured, stored, shown and
-measured. In the other modules these do not count: comments, docstrings, code for the type checker, texts of
-errors (what is raised, the message of an assert, all of `require` but its condition, a text that is assigned
-to `rule`), what is printed (`print`, and `log` of a text), and `recorder.probe`, which leaves everything as
-it was.
+The source is a hash for each module: those of the step and of the run's options, and what they import. It is
+of the file without docstrings and comments. The modules in `QUIET` compute no number, and do not count: how a
+run is configured, stored, shown and measured.
 
 What an option from outside imports counts, too: an installed package by its version, any other module by its
 content, and what that one imports. Python's own modules do not, nor does torch, whose version is in the
@@ -23,11 +20,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from nocap import outside
 from nocap.config import hardware
@@ -98,13 +96,23 @@ def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
 # Name and file of a module of torch, of Triton's making, or of Python.
 _KNOWN = rf"torch[. ]|\S+ (.*/\.triton|{re.escape(os.path.dirname(os.__file__))})/(?!(?:site|dist)-packages/)"
 STEP = ("nocap.training.loop", "nocap.training.step")
-# they save, measure and report, and restore bit for bit by their tests
-_TRAINING = r"checkpoint|ledger|memory|probe|recorder|spikes|state"
-# Packages, folders, finding files that are hashed by themselves, making shards whose content is in the data's
-# hash, FLOPs.
+# Modules that compute no number.
 QUIET = (
-    r"nocap(\.(config|store)(\..*)?|\.options|\.outside|\.data\.shards|\.model\.flops"
-    rf"|\.training(\.({_TRAINING}))?)?"
+    "nocap",
+    "nocap.options",  # the package, not its modules
+    "nocap.outside",
+    "nocap.config*",
+    "nocap.store*",
+    "nocap.data.shards",  # its content is in the data's hash
+    "nocap.model.flops",
+    "nocap.training",  # the package; below it, what saves, measures and reports
+    "nocap.training.checkpoint",
+    "nocap.training.ledger",
+    "nocap.training.memory",
+    "nocap.training.probe",
+    "nocap.training.recorder",
+    "nocap.training.spikes",
+    "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens
 # is in the key by which `nocap.data.made` keeps them.
@@ -197,7 +205,7 @@ def _of_options(run: Run, what: str) -> list[str]:
 
 
 def is_quiet(module: str) -> bool:
-    return re.fullmatch(QUIET, module) is not None
+    return any(fnmatchcase(module, pattern) for pattern in QUIET)
 
 
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
@@ -258,79 +266,36 @@ def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], lis
         return versions, []
     content = path.read_bytes()
     try:
-        tree = what_counts(content)
+        tree = ast.parse(content)
     except (SyntaxError, ValueError):  # compiled
         return {module: hashlib.sha256(content).hexdigest()[:12]}, []
     return {module: code_digest(tree)}, list(_imports(tree))
 
 
 def code_digest(tree: ast.Module) -> str:
+    """The hash of a source without docstrings and comments."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            has_docstring = ast.get_docstring(node) is not None
+            node.body = node.body[has_docstring:]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Dots and names; those that are no module are dropped later."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((0, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (
-                (node.level, f"{node.module or ''}{member}".lstrip("."))
-                for member in ("", *(f".{a.name}" for a in node.names))
-            )
-
-
-def what_counts(source: str | bytes) -> ast.Module:
-    """A module's source without what computes no number; see the top of this file."""
-    return cast(ast.Module, _WhatCounts().visit(ast.parse(source)))
-
-
-def _is_text(node: ast.expr) -> bool:
-    """`"resuming"`, `f"step {step}"`, or one of two such texts by a condition."""
-    if isinstance(node, ast.IfExp):
-        return _is_text(node.body) and _is_text(node.orelse)
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
-
-
-class _WhatCounts(ast.NodeTransformer):
-    """Expressions hold no statements: they are left as they are. A block that is empty then does nothing."""
-
-    def visit(self, node: ast.AST) -> ast.AST | None:
+    """Dots and names of what is imported when it runs; those that are no module are dropped later."""
+    waiting = list[ast.AST]([tree])
+    while waiting:
+        node = waiting.pop()
         match node:
-            case ast.expr():
-                return node
-            case ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]) | ast.Expr(value=ast.Constant()):
-                return None
-            case ast.Raise(exc=ast.Call(func=kind)) | ast.Raise(exc=kind):
-                return ast.Raise(exc=kind, cause=None)
-            case ast.Assert():
-                return ast.Assert(test=node.test, msg=None)
-            case ast.Assign(targets=[ast.Name(id="rule")], value=value) if _is_text(value):
-                return None
-            case ast.Expr(value=ast.Call(func=ast.Name(id="print") | ast.Attribute(attr="print"))):
-                return None
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="recorder"), attr="probe"))):
-                return None
-            case ast.Expr(
-                value=ast.Call(func=ast.Name(id="log") | ast.Attribute(attr="log"), args=[said], keywords=[])
-            ) if _is_text(said):
-                return None
-            case ast.Expr(
-                value=ast.Call(
-                    func=(ast.Name(id="require") | ast.Attribute(attr="require")) as func, args=args
-                )
-            ):
-                return ast.Expr(ast.Call(func=func, args=args[:1], keywords=[]))
-        self.generic_visit(node)
-        if (
-            isinstance(
-                node,
-                ast.FunctionDef | ast.ClassDef | ast.For | ast.While | ast.With | ast.If | ast.ExceptHandler,
-            )
-            and not node.body
-        ):
-            node.body = [ast.Pass()]
-        return node
+            case ast.Import(names=names):
+                yield from ((0, alias.name) for alias in names)
+            case ast.ImportFrom(names=names):
+                members = ["", *(f".{alias.name}" for alias in names)]
+                yield from ((node.level, f"{node.module or ''}{member}".lstrip(".")) for member in members)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                waiting += node.orelse
+            case _:
+                waiting += ast.iter_child_nodes(node)
 
 
 # --- git ----------------------------------------------------------------------------------------------------
