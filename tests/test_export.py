@@ -4,8 +4,10 @@ model has."""
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from nocap import api, export
+from nocap import api, export, outside
+from nocap.config.bounded import parse_yaml
+from nocap.config.plain import dump
+from nocap.store.record import digest
 from nocap.training.trained import exported, trained
 from tests.conftest import REPO, Undisturbed
 from tests.in_process import planned, start
@@ -120,3 +125,100 @@ def test_a_file_that_is_not_named_safetensors_is_refused(
         export.main([str(undisturbed.run_dir), str(tmp_path / "model.pt")])
     assert "FILE must end in .safetensors" in capsys.readouterr().err
     assert not [*tmp_path.iterdir()]
+
+
+# --- checkpoints that are not the last, and of other code ---------------------------------------------------
+
+
+def export_of(run_dir: Path, file: Path) -> dict[str, Any]:
+    """What the file says of the run."""
+    assert export.main([str(run_dir), str(file)]) == 0
+    with safe_open(file, "pt") as opened:
+        return json.loads(opened.metadata()["run"])
+
+
+def test_a_file_says_the_loss_of_its_own_checkpoint(tmp_path: Path) -> None:
+    """A tiny run validates at 3, 6 and its end, 7, and keeps three checkpoints."""
+    this = planned(tmp_path, "trainer.keep_steps=[4,6]")
+    start(this)
+    rows = [json.loads(line) for line in (this.run_dir / "metrics.jsonl").read_text().splitlines()]
+    losses = {row["step"]: row["val/loss"] for row in rows if "val/loss" in row}
+    for step in (7, 6, 4):
+        about = export_of(this.run_dir, tmp_path / "model.safetensors")
+        assert about["step"] == step
+        assert about["val_loss"] == losses.get(step)
+        shutil.rmtree(this.run_dir / "checkpoints" / f"step-{step:08}")
+    assert len({losses[7], losses[6]}) == 2
+    assert 4 not in losses
+
+
+def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
+    """A run that was killed, as a nocap trained it that did not have this key; its folder."""
+    this = planned(out)
+    config = {**this.parts["config"], group: {**this.parts["config"][group]}}
+    del config[group][key]
+    parts = {**this.parts, "config": config}
+    run_dir = this.run_dir.with_name(f"{this.run_dir.name[:-12]}{digest(parts)}")
+    start(replace(this, parts=parts, identity=digest(parts), run_dir=run_dir))
+    (run_dir / "summary.json").unlink()
+    written = parse_yaml((run_dir / "config.yaml").read_text())
+    del written[group][key]
+    (run_dir / "config.yaml").write_text(dump(written))
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("group", "key"), [("attention", "merge_qkv"), ("model", "logit_softcap"), ("objective", "loss_chunks")]
+)
+def test_a_run_of_an_older_nocap_is_read(tmp_path: Path, group: str, key: str) -> None:
+    start(planned(tmp_path))
+    expected, model, last = trained(planned(tmp_path).run_dir)
+    run, older, step = trained(of_an_older_nocap(tmp_path, group, key))
+    assert run == expected
+    assert step == last
+    assert torch.equal(older.next_logits(TOKENS), model.next_logits(TOKENS))
+
+
+@pytest.mark.parametrize("text", ["logit_softcap: 15.0", "logit_softcap: null", "qk_norm: true"])
+def test_a_key_that_was_not_trained_with_is_refused(tmp_path: Path, text: str) -> None:
+    older = of_an_older_nocap(tmp_path, "model", "logit_softcap")
+    lines = (older / "config.yaml").read_text().splitlines()
+    kept = [line for line in lines if text.partition(":")[0] not in line]
+    kept.insert(kept.index("model:") + 1, f"  {text}")
+    (older / "config.yaml").write_text("\n".join(kept))
+    with pytest.raises(ValueError, match=r"config\.yaml is not the config of manifest\.json"):
+        trained(older)
+
+
+def test_a_key_that_has_no_default_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older = of_an_older_nocap(tmp_path, "model", "seq_len")
+    with pytest.raises(SystemExit, match="2"):
+        export.main([str(older), str(tmp_path / "model.safetensors")])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "config.yaml must be a run's config.yaml: model.seq_len" in said
+
+
+@pytest.mark.parametrize("read", ["folder", "file"])
+def test_other_code_than_the_runs_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], read: str
+) -> None:
+    softcap = shutil.copytree(REPO / "tests" / "own_ideas" / "softcap", tmp_path / "own")
+    outside.use([softcap])
+    this = planned(tmp_path, "attention=softcap")
+    start(this)
+    file = tmp_path / "model.safetensors"
+    assert export.main([str(this.run_dir), str(file), "--config-dir", str(softcap)]) == 0
+    assert "is not the code" not in capsys.readouterr().err
+    (path,) = (softcap / "attention").glob("*.py")
+    path.write_text(f"{path.read_text()}\n# another\n")
+    outside.use([softcap])
+    said = list[str]()
+    if read == "folder":
+        again = [str(this.run_dir), str(file), "--config-dir", str(softcap)]
+        assert export.main(again) == 0
+        said.append(capsys.readouterr().err)
+    else:
+        exported(file, log=said.append)
+    assert f"{path} is not the code that this run was trained with" in said[0]
+    os.environ.pop(outside.VARIABLE)

@@ -162,6 +162,35 @@ def test_a_folder_for_compiled_code_that_others_can_write_in_is_refused(
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "path"),
+    [
+        ("NOCAP_CACHE", "a b"),
+        ("NOCAP_CACHE", 'a"b'),
+        ("TORCHINDUCTOR_CACHE_DIR", "o'brien"),
+        ("TMPDIR", "for a while"),
+        ("CXX", "g++ 13"),
+    ],
+)
+def test_a_path_that_torch_would_split_is_refused(
+    unset: None, here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, path: str
+) -> None:
+    folder, compiler = tmp_path / path, tmp_path / "g++"
+    folder.mkdir()
+    for file in (compiler, folder / "g++"):
+        file.write_text("#!/bin/sh\n")
+        file.chmod(0o700)
+    monkeypatch.setattr("tempfile.tempdir", None)  # looked for again
+    value = folder / "g++" if variable == "CXX" else folder
+    done = here(*COMPILED, env={"CXX": str(compiler), variable: str(value)})
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    named = "TORCHINDUCTOR_CACHE_DIR" if variable == "NOCAP_CACHE" else variable
+    assert f"{named} must be a path without blanks, quotes and backslashes" in done.err
+    assert str(value) in done.err
+    assert not (tmp_path / "outputs").exists()
+
+
 @pytest.mark.slow
 def test_plugins_in_a_strangers_folder_are_not_imported(door: Door, tmp_path: Path) -> None:
     for place in ("hydra_plugins/evil.py", "hydra_plugins/more/__init__.py", "study/study.yaml"):
