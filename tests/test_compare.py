@@ -60,6 +60,7 @@ def write_run(
     version: int = 1,
     options: dict[str, str] | None = None,
     swept: tuple[str, ...] = (),
+    measured: tuple[str, ...] = (),
 ) -> Path:
     """A record as nocap writes it, with `config` as flat keys changed from `CONFIG`."""
     resolved = copy.deepcopy(CONFIG)
@@ -87,6 +88,7 @@ def write_run(
             "source": {"kind": "shards"},
         },
         "options": options or {},
+        "measured": measured,
         "attempts": [{"started": started, "devices": 1, "swept": swept}],
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -412,6 +414,12 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         ({"config": {"trainer.val_tokens": 8192}}, "trainer.val_tokens"),
         ({"config": {"trainer.val_precision": "bf16"}}, "trainer.val_precision"),
         ({"config": {"tokenizer.vocabulary": "bytes"}}, "tokenizer.vocabulary"),
+        # an option from outside declared it
+        (
+            {"config": {"objective.smoothing": 0.1}, "measured": ("objective.smoothing",)},
+            "objective.smoothing",
+        ),
+        ({"config": {"mlp.expansion": 3.0}, "measured": ("mlp.expansion",)}, "mlp.expansion"),
     ],
 )
 def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsys, difference, key):
