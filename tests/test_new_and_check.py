@@ -228,7 +228,7 @@ COMPILES = pytest.mark.slow, pytest.mark.filterwarnings("ignore")  # torch's com
         ("causal", "attention", MIXER.format(change="", first=2), ATTENTION, FUTURE),
         ("causal", "norm", BATCH, {}, FUTURE),
         ("decodes", "attention", IN_TANH, ATTENTION, "it says cache_slots, and"),
-        ("counts", "mlp", FLOPS, {}, "flops_per_token says 8,192, and 24,576 are counted"),
+        ("counts", "mlp", FLOPS, {}, "a formula says 16,384 FLOPs a token for mlp, and 49,152 are counted"),
         (
             "rates",
             "schedule",

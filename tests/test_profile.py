@@ -65,7 +65,8 @@ def test_counted_flops_equal_the_arithmetic_part_by_part(attention, mlp):
     }  # of 2 × 32 tokens
     total = sum(flops.values())
     flops["mlp"] = flops.pop("mlp_up") + flops.pop("mlp_down")
-    assert flops == component_flops(run, vocab_size=70)
+    arithmetic = component_flops(run, vocab_size=70)
+    assert flops == {part: each for part, each in arithmetic.items() if each}
     assert flops_per_token(run, vocab_size=70) == (total, "arithmetic")
 
 

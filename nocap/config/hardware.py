@@ -290,7 +290,7 @@ def peak_flops(device: Device, precision: Precision) -> tuple[float | None, str]
     return None, f"no peak is known for {name} in {precision.value}"
 
 
-def utilization(flops: float, device: Device, precision: Precision, devices: int) -> float | None:
+def utilization(flops: float | None, device: Device, precision: Precision, devices: int) -> float | None:
     """MFU: model FLOP/s over what the devices could do at most; `None` where that is not known."""
     peak, _ = peak_flops(device, precision)
-    return flops / (peak * devices) if peak else None
+    return flops / (peak * devices) if peak and flops is not None else None

@@ -143,7 +143,7 @@ class ComparedArm:
             "difference": self.difference and self.difference.json(),
             **{metric: timed.json() for metric, timed in self.times.items()},
             "params": arm.summary("params") or {},
-            **{key: arm.summary(key) for key in ("flops_per_token", "tokens", "steps")},
+            **{key: arm.summary(key) for key in ("flops_per_token", "flops_basis", "tokens", "steps")},
             "kernel": arm.summary("kernel") or {},
             "hardware": sorted({run.machine[0] for run in arm.runs}),
             "to_target": self.to_target and {axis: reach.json() for axis, reach in self.to_target.items()},

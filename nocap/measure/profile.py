@@ -224,6 +224,7 @@ def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Me
         "tokens": run.trainer.batch_tokens // run.trainer.devices,
         "flops_per_token": flops,
         "flops_basis": basis,
+        "not_counted": counted.not_counted,  # why the rows have no FLOPs, bytes and bounds
         "kernel": kernel_name(run, run.trainer.precision),
         "hardware": hardware.describe(run.trainer.device, run.trainer.threads),
         "roof": asdict(peak),

@@ -25,7 +25,7 @@ from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure.parts import STEP, Key, Ranges
 from nocap.measure.timed import Clock
-from nocap.model.flops import component_flops, op_flops
+from nocap.model.flops import NotCountedError, component_flops, op_flops, uncounted_explained
 from nocap.model.gpt import build_model
 from nocap.options.attention import first_window
 from nocap.store.metrics import MODEL_PARTS, STEP_PARTS
@@ -117,6 +117,7 @@ class Count(TorchDispatchMode):
     def __init__(self, run: Run) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.run, self.ranges, self.parameters = run, Ranges(run), 0
+        self.not_counted: str | None = None  # why there is no work here
         self.work = defaultdict[Key, Work](Work)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -152,15 +153,29 @@ class Count(TorchDispatchMode):
         if not computed or first_window(run) is None:
             return 1.0
         tokens = run.trainer.micro_batch * run.model.seq_len
-        return min(1.0, component_flops(run, vocab_size=1)["scores"] * tokens / computed)
+        # a model of its own has no such component
+        scores = component_flops(run, vocab_size=1).get("scores")
+        return 1.0 if scores is None else min(1.0, scores * tokens / computed)
 
     def held_mib(self) -> float:
         return (HELD * self.parameters + sum(self.ranges.kept.values())) / memory.MIB
 
 
 def count(run: Run, *, vocab_size: int) -> Count:
-    """Count one micro-batch of the run on this machine's device, without allocating it."""
+    """Count one micro-batch of the run on this machine's device, without allocating it. Where that cannot be
+    done, nothing is counted, and `not_counted` says why."""
     counted, device = Count(run), run.trainer.device.value
+    try:
+        with uncounted_explained():
+            _count(counted, device, vocab_size=vocab_size)
+    except NotCountedError as error:
+        counted = Count(run)
+        counted.not_counted = str(error)
+    return counted
+
+
+def _count(counted: Count, device: str, *, vocab_size: int) -> None:
+    run = counted.run
     # FlexAttention compiles itself and cannot be faked
     countable = run.varied(attention=run.attention.countable())
     with FakeTensorMode():
@@ -175,7 +190,6 @@ def count(run: Run, *, vocab_size: int) -> Count:
                 loss = model(tokens, tokens)
             loss.total.backward()
     counted.parameters = memory.n_bytes(model.parameters())
-    return counted
 
 
 # Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
@@ -222,12 +236,13 @@ Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → 
 def options_ceilings(
     old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float
 ) -> list[dict[str, Any]]:
-    """Everything that the configuration tree offers, the largest win first: by FLOPs and by the step, whose
-    parts took these `ms`."""
+    """Everything that the configuration tree offers and that can be counted, the largest win first: by FLOPs
+    and by the step, whose parts took these `ms`."""
     rows: list[dict[str, Any]] = []
     for override, run in options(old.run, compose).items():
         new = count(run, vocab_size=run.tokenizer.vocab_size)
-        rows.append({"label": override, **ceiling(old, new, peak, ms, rest_ms)})
+        if old.not_counted is None and new.not_counted is None:
+            rows.append({"label": override, **ceiling(old, new, peak, ms, rest_ms)})
     return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
 
 

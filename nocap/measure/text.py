@@ -61,6 +61,8 @@ def _speed(ratio: Json) -> Cell:
 def _notes(result: Json) -> Iterator[str]:
     peaks, arms = result["peak_flops"], result["arms"]
     yield from (f"{arm['label']}: {arm['status']}: {arm['reason']}" for arm in arms if arm["reason"])
+    unknown = (arm for arm in arms if arm["flops_per_token"] is None and arm["flops_basis"])
+    yield from (f"{arm['label']}: FLOPs {arm['flops_basis']}" for arm in unknown)
     yield (
         "all of this is of one session: how much this machine differs tomorrow is in no "
         "interval here; a study times in three sessions"
@@ -125,6 +127,10 @@ def _head(profile: Json) -> Iterator[str]:
     yield f"on {hard['name']}, {hard['threads']} thread(s), torch {hard['torch']}"
     yield f"peaks, measured: {flops}; {peak['bytes_per_s'] / 1e9:,.1f} GB/s"
     yield f"time: {profile['clock']}"
+    if profile["flops_per_token"] is None:
+        yield f"FLOPs a token: {profile['flops_basis']}"
+    if profile["not_counted"]:
+        yield f"FLOPs, bytes and bounds of the parts: not counted ({profile['not_counted']})"
 
 
 def _per(unit: float, digits: int = 1) -> Callable[[float], str]:
@@ -155,7 +161,7 @@ COUNTED = ("flops", "of_flops", "flop_s", "bytes", "bound_ms", "of_bound")
 
 def _parts(parts: Sequence[Json], step: Json) -> Table:
     all_flops = sum(row["flops"] for row in parts)
-    rows = [{**row, "of_flops": row["flops"] / all_flops} for row in parts]
+    rows = [{**row, "of_flops": row["flops"] / all_flops if all_flops else 0.0} for row in parts]
     cells = [[row[key] or None if key in COUNTED else row[key] for key in PART_COLUMNS] for row in rows]
     columns = [Column(title=title, show=show) for title, show in PART_COLUMNS.values()]
     return Table(title="where the time went", columns=columns, rows=cells, notes=list(_sum(step)))

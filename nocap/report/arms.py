@@ -163,7 +163,12 @@ def _costs(arms: Sequence[ComparedArm], base: ComparedArm, *, imported: bool) ->
                 f"{key}={spell(value)}" for key, value in row.changes.items() if value != ABSENT
             )
             cells += [kernel or None, differs or None]
-    return Table(title="What each arm is", columns=columns, rows=rows)
+    notes = [
+        f"{row.label}: FLOPs {basis}"
+        for row in arms
+        if row.costs["flops_per_token"] is None and (basis := row.arm.summary("flops_basis"))
+    ]
+    return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
 
 
 def _target(arms: Sequence[ComparedArm], target: float) -> Table:

@@ -105,7 +105,7 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
             for row in rows
         ]
         return 1 / (1 - max(shares)) if shares and max(shares) < 1 else None
-    read: dict[Rule, Callable[[Json], float]] = {
+    read: dict[Rule, Callable[[Json], float | None]] = {
         Rule.flops: lambda row: _flops(row["component_flops"], claim.parts),
         Rule.params: lambda row: float(row["params"]),
         # a GPU's peak has the allocator's slack in it, too
@@ -124,13 +124,16 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
     if len(rows) < 2 or any(row.get("status", "measured") != "measured" for row in rows):
         return None  # an arm that did not fit gives no bound
     base, arm = map(read[rule], rows)
-    return base / arm if arm > 0 else None
+    return base / arm if base is not None and arm else None
 
 
-def _flops(components: Mapping[str, float], parts: list[str]) -> float:
-    """Of a token; of these parts of the step where there are some."""
-    named = dict.fromkeys(COMPONENT[part] for part in parts if part in COMPONENT)
-    return sum(components[name] for name in named) if parts else sum(components.values())
+def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | None:
+    """Of a token; of these parts of the step where there are some. `None`: one of them was not counted, as
+    those of a model of its own are not one by one."""
+    named = [COMPONENT[part] for part in parts if part in COMPONENT] if parts else components
+    known = [components.get(name) for name in dict.fromkeys(named)]
+    counted = [flops for flops in known if flops is not None]
+    return sum(counted) if len(counted) == len(known) else None
 
 
 # --- measurements -------------------------------------------------------------------------------------------

@@ -102,6 +102,11 @@ def tables(results: Json) -> Iterator[Table]:
         title="arms",
         columns=[Column(title=title, show=show) for title, show in shown.items()],
         rows=list(map(_arm, results["arms"])),
+        notes=[
+            f"{arm['arm']}: FLOPs {arm['flops_basis']}"
+            for arm in results["arms"]
+            if arm["flops_per_token"] is None and arm.get("flops_basis")
+        ],
     )
     if trials := results["trials"]:
         yield Table(

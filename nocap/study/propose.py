@@ -22,12 +22,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, cast
 
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.errors import FailedError
 from nocap.config.keys import require
+from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
 from nocap.sources import arms
@@ -253,16 +254,20 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
         f"{tokens:,}",
     )
     if rules.flops is not None:
-        from nocap.model.flops import component_flops  # torch
-
-        flops = [sum(component_flops(run, vocab_size=run.tokenizer.vocab_size).values()) for run in sides]
-        require(
-            flops[0] / flops[1] <= rules.flops,
-            "FLOPs of a token",
-            f"be at most {rules.flops:g} of the baseline's (propose.flops)",
-            f"{flops[0] / flops[1]:.3f}",
-        )
+        _check_flops(sides, most=rules.flops)
     return proposal
+
+
+def _check_flops(sides: Sequence[Run], *, most: float) -> None:
+    from nocap.model.flops import flops_per_token  # torch
+
+    rule, flops = f"be at most {most:g} of the baseline's (propose.flops)", list[float]()
+    for run in sides:
+        counted, basis = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
+        require(counted is not None, "FLOPs of a token", rule, basis)
+        flops.append(cast(float, counted))
+    share = flops[0] / flops[1]
+    require(share <= most, "FLOPs of a token", rule, f"{share:.3f}")
 
 
 def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:

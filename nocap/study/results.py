@@ -284,6 +284,7 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> Results:
         "params": known.get("params") or (dig(runs[0].summary, "params", "total") if runs else None),
         "flops_per_token": known.get("flops_per_token")
         or (runs[0].number("flops_per_token") if runs else None),
+        "flops_basis": known.get("flops_basis") or (dig(runs[0].summary, "flops_basis") if runs else None),
         "kernel": known.get("kernel"),
         "tokens": runs[0].number("tokens") if runs else None,
         "val_loss": {"mean": fmean(ends), "all": ends} if ends else None,

@@ -74,6 +74,7 @@ KEPT = (
     "tokens_per_s",
     "step_ms",
     "flops_per_token",
+    "flops_basis",
     "params",
     "kernel",
     "memory_mib",

@@ -288,7 +288,18 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
 # beside the log: runs that a command on another machine takes instead of training them again
 ROWS = "rows.jsonl"
 # of a summary
-KEPT = ("val_loss", "val_bpb", "steps", "tokens", "flops_per_token", "params", "status", "hardware", "kernel")
+KEPT = (
+    "val_loss",
+    "val_bpb",
+    "steps",
+    "tokens",
+    "flops_per_token",
+    "flops_basis",
+    "params",
+    "status",
+    "hardware",
+    "kernel",
+)
 
 
 def _key(plan: StudyPlan, run: Training) -> str:

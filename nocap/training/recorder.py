@@ -124,15 +124,14 @@ class Recorder:
         tokens_per_s = self.job.run.batch_tokens(step) / (update.step_ms / 1e3)
         losses = {"loss": update.parts.get("next_token", update.loss)}
         losses |= {f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"}
+        flops_per_s = None if self.flops is None else tokens_per_s * self.flops
         return {
             **{f"train/{name}": _finite(loss) for name, loss in losses.items()},
             "train/grad_norm": _finite(update.grad_norm),
             **{f"train/{name}": lr for name, lr in update.lrs.items()},
             "perf/step_ms": update.step_ms,
             "perf/tokens_per_s": tokens_per_s,
-            "perf/mfu": hardware.utilization(
-                tokens_per_s * self.flops, t.device, t.precision, self.job.world.size
-            ),
+            "perf/mfu": hardware.utilization(flops_per_s, t.device, t.precision, self.job.world.size),
             **self._spike(update, step=step),
         }
 

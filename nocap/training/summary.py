@@ -53,7 +53,7 @@ def summarize(
         "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()}
         if step_ms
         else None,
-        **_mfu(run, tokens_per_s, totals.get("flops_per_token")),
+        **_mfu(run, tokens_per_s, totals),
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
@@ -87,11 +87,15 @@ def cut_short(
     return summary
 
 
-def _mfu(run: Run, tokens_per_s: float | None, flops: float | None) -> dict[str, Any]:
-    t = run.trainer
+def _mfu(run: Run, tokens_per_s: float | None, totals: Mapping[str, Any]) -> dict[str, Any]:
+    t, flops = run.trainer, totals.get("flops_per_token")
     peak, basis = hardware.peak_flops(t.device, t.precision)
-    if peak is None or tokens_per_s is None or flops is None:
-        return {"mfu": None, "mfu_basis": basis if peak is None else "no step was timed"}
+    if peak is None:
+        return {"mfu": None, "mfu_basis": basis}
+    if tokens_per_s is None or "flops_basis" not in totals:
+        return {"mfu": None, "mfu_basis": "no step was timed"}
+    if flops is None:
+        return {"mfu": None, "mfu_basis": f"FLOPs {totals['flops_basis']}"}
     formula = (
         f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {t.devices} × {basis}"
     )

@@ -24,7 +24,8 @@ class Attention(Option):
     Optional methods about a mixer, defined by the class that defines the mixer or by a later one (see
     `nocap.config.option.declared`):
 
-        keys_met(layer, T) -> float         keys a query meets on average; without it FLOPs are counted
+        keys_met(layer, T) -> float         keys a query meets on average, which is all that its FLOPs depend
+                                            on, 12·d_model a key; without it they are counted
         cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes from a cache
                                             of them; without it, or where it is None, the prefix is recomputed
                                             for each token
@@ -32,8 +33,12 @@ class Attention(Option):
                                             None: it has three
         kernel_name(run, precision) -> str  for the record; without it the option's kind
 
-    And about the module of `build`: rows() -> dict, the row of the profile for each module inside by its name
-    (see `nocap.store.metrics`); without it the module is one row.
+    And about the module of `build`:
+
+        flops_per_token(run, layer) -> float of forward and backward of the whole module, of pairs of tokens
+                                            those that are seen; without it they are counted
+        rows() -> dict                      the row of the profile for each module inside by its name (see
+                                            `nocap.store.metrics`); without it the module is one row
     """
 
     n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
@@ -76,7 +81,8 @@ class Attention(Option):
         """Make what mixers look up, before the first forward on this device."""
 
     def window_of(self, layer: int) -> int | None:
-        """The layer's window in tokens, the query's own included; None: all earlier tokens."""
+        """The layer's window in tokens, the query's own included; None: all earlier tokens. One that has a
+        window defines `at_window`, too: so its FLOPs can be counted."""
         return None
 
     def at_window(self, window: int) -> Self:
@@ -91,6 +97,13 @@ class Attention(Option):
     def countable(self) -> Self:
         """The same mathematics by kernels that run on tensors without memory, for counting."""
         return self
+
+
+def causal_keys(window: int | None, T: int) -> float:
+    """The keys that a query meets on average, its own counted as half: T/2 under the causal mask; with a
+    window w < T, w - w²/2T."""
+    w = min(window or T, T)
+    return w - w * w / (2 * T)
 
 
 def first_window(run: Run) -> int | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from nocap.config.keys import key, require
 from nocap.config.option import declared
 from nocap.config.trainer import Device, Precision
-from nocap.options.attention import Attention
+from nocap.options.attention import Attention, causal_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,9 +159,7 @@ class Softmax(Attention):
             prepare_flex(window, seq_len=run.model.seq_len, device=device)
 
     def keys_met(self, layer: int, T: int) -> float:
-        """T/2 under the causal mask; with a window w < T, w - w²/2T."""
-        w = min(self.window_of(layer) or T, T)
-        return w - w * w / (2 * T)
+        return causal_keys(self.window_of(layer), T)
 
     def cache_slots(self, layer: int, capacity: int) -> int | None:
         return None if self.document_start is not None else min(self.window_of(layer) or capacity, capacity)

@@ -84,6 +84,11 @@ class Idea(Option):
 
     # --- what it says of itself ---
 
+    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+        """FLOPs of matrix products that it adds to a training token. It describes the joints of its own
+        class, and no others (see `nocap.config.option.declared`): without it they are counted."""
+        return 0.0
+
     def flops_beside(self, run: Run, *, vocab_size: int) -> float:
         """FLOPs of a training token that counting the model does not find: those of another model."""
         return 0.0

@@ -33,6 +33,9 @@ class PartialKeyOffset(Idea):
             d_head,
         )
 
+    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+        return 0.0
+
     def build_layer(self, run: Run, layer: int) -> nn.Module:
         from torch import nn
 

@@ -30,6 +30,9 @@ class SharedLayers(Idea):
             self.repeat,
         )
 
+    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+        return 0.0
+
     def built(self, run: Run, model: Any) -> None:
         blocks = list(getattr(model, "blocks", ()))
         own = [

@@ -30,6 +30,9 @@ class Smear(WithRate):
         rule = f"be at most model.d_model={run.model.d_model}"
         require(self.channels <= run.model.d_model, "ideas.smear.channels", rule, self.channels)
 
+    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+        return 0.0
+
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         return learned(gate=[0.0] * self.channels, share=self.start)
 

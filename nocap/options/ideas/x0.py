@@ -26,6 +26,9 @@ class X0(WithRate):
     residual: float = key(ge=-1e3, le=1e3)  # λ₁ at the start
     x0: float = key(ge=-1e3, le=1e3)  # λ₂ at the start
 
+    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+        return 0.0
+
     def build_layer(self, run: Run, layer: int) -> nn.Module:
         return learned(lambdas=[self.residual, self.x0])
 

@@ -46,7 +46,8 @@ WHOLE_KEYS = (
 class Model(Option):
     """The transformer's shape. An option may replace a block by `build_block`, or the whole model by `build`.
 
-    A model that one of these replaces has its FLOPs counted, and decodes by recomputing the prefix. Of the
+    A model that one of these replaces has its FLOPs counted, ideas included, unless it has a method
+    `flops_per_token(run, *, vocab_size)`, and decodes by recomputing the prefix. Of the
     keys that nocap's own block or model reads, it refuses those that it does not name in `READS`.
     """
 

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Norm(Option):
-    """Normalisation over channels, in the blocks and before the head."""
+    """Normalisation over channels, in the blocks and before the head.
+
+    Optional, about the module of `build` (see `nocap.config.option.declared`):
+
+        flops_per_token(d_model) -> float    of matrix products, forward and backward; without it they are
+                                             counted
+    """
 
     def build(self, d_model: int) -> nn.Module:
         """A module over the last dimension, of `d_model` channels."""

@@ -35,6 +35,9 @@ class ChannelNorm(Norm):
         )
         require(not self.bias or self.gain, "norm.bias", "be false where norm.gain is false", self.bias)
 
+    def flops_per_token(self, d_model: int) -> float:
+        return 0.0
+
     def build(self, d_model: int) -> nn.Module:
         from torch import nn
 

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class Objective(Option):
-    """The training loss. Ideas may add parts to it: see `nocap.options.ideas`."""
+    """The training loss. Ideas may add parts to it: see `nocap.options.ideas`.
+
+    Optional, about `loss` (see `nocap.config.option.declared`):
+
+        flops_per_token(run, *, vocab_size) -> float    of forward and backward, the head's product included;
+                                                        without it they are counted
+    """
 
     # Parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once.
     loss_chunks: int = key(ge=0, le=2**40, default=1)

@@ -11,6 +11,7 @@ from nocap.options.objective import Objective
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nocap.config.run import Run
     from nocap.model.gpt import Head
     from nocap.model.language_model import Loss
 
@@ -20,6 +21,9 @@ class CrossEntropy(Objective):
     kind: str = "cross_entropy"
     # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
     z_loss: float = key(ge=0, le=1000)
+
+    def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
+        return 6.0 * run.model.d_model * vocab_size
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
         from nocap.model.language_model import Loss

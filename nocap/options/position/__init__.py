@@ -10,6 +10,7 @@ from nocap.config.option import Option
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from nocap.config.run import Run
     from nocap.options.model import Model
 
     Where = slice | Tensor  # positions in the sequence
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Position(Option):
     """Position information. `part` is what `build` made."""
+
+    def flops_per_token(self, run: Run) -> float:
+        """FLOPs of matrix products for a token, forward and backward, in all layers. It describes what its
+        own class does, and nothing else (see `nocap.config.option.declared`): without it they are counted."""
+        return 0.0
 
     def build(self, model: Model) -> nn.Module | None:
         """What it keeps: parameters, tables."""

@@ -10,6 +10,7 @@ from nocap.options.position import Position
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from nocap.config.run import Run
     from nocap.options.model import Model
     from nocap.options.position import Where
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class Learned(Position):
     kind: str = "learned"
+
+    def flops_per_token(self, run: Run) -> float:
+        return 0.0
 
     def build(self, model: Model) -> nn.Module:
         from torch import nn

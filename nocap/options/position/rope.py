@@ -25,6 +25,9 @@ class Rope(Position):
         d_head = run.model.d_model // run.model.n_head
         require(d_head % 2 == 0, "model.d_model / model.n_head", "be even for position=rope", d_head)
 
+    def flops_per_token(self, run: Run) -> float:
+        return 0.0
+
     def build(self, model: Model) -> nn.Module:
         from nocap.model.position import RotaryTables
 
