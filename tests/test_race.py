@@ -15,8 +15,9 @@ import psutil
 import pytest
 
 from nocap import race
+from nocap.config.errors import FailedError
 from nocap.sources import command
-from nocap.sources.arms import of_refs
+from nocap.sources.arms import of_commands, of_refs, split
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race, content
 from nocap.sources.slurm import on_slurm
@@ -288,6 +289,7 @@ def test_a_metric_in_a_file(repo, raced, name, text, value):
     both = arms(base="write.py", idea="write.py {seed}")
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "1")
     assert {row["val_loss"] for row in answer["measurements"]} == {value}
+    assert not (repo / name).exists()
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------
@@ -351,6 +353,206 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(repo, raced, faile
     assert code == 1
     assert "base, seed 0: its output cannot be written: /dev/full (No space left on device)" in said
     raced(*ALIKE, "--pairs", "1")
+
+
+def printed(folder, *lines):
+    """The folder of a run that printed these lines."""
+    folder.mkdir()
+    (folder / LOG).write_text("".join(f"0.1\t{line}\n" for line in lines))
+    (folder / RESULT).write_text(json.dumps({"arm": "base", "seed": 0}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines", "value"),
+    [
+        (r"val loss (\d+\.\d+)", ("val loss 2.5000", "val loss nan"), "nan"),
+        (r"val loss (\d\.\d{4})$", ("val loss 2.5123", "val loss -Inf"), "-inf"),
+        (r"val loss.*?([\d.]+)", ("val loss nan (best 2.31)",), "nan"),
+        (r"best ([\d.]+)", ("val loss nan best 2.31",), "2.31"),
+        (r"inf loss ([\d.]+)", ("inf loss 2.31",), "2.31"),  # of inference
+    ],
+)
+def test_a_pattern_of_digits_does_not_pass_over_a_loss_that_is_not_finite(tmp_path, pattern, lines, value):
+    read = Reading(what=pattern).value(printed(tmp_path / "run", *lines), finite=False)
+    assert str(read) == value
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "whole", "part"),
+    [
+        (r"val loss ([\d.]+)", "val loss 3.2e+12", "3.2e+12", "3.2"),
+        (r".*(\d\.\d+)", "val loss 12.345", "12.345", "2.345"),
+        (r"loss.*?(\d+\.\d+)", "loss -1.5", "-1.5", "1.5"),
+        (r"step (?P<step>\d).*?(?P<value>\S+)$", "step 12 loss 2.5", "12", "1"),
+    ],
+)
+def test_a_pattern_that_takes_a_part_of_a_number_is_refused(tmp_path, pattern, line, whole, part):
+    with pytest.raises(FailedError, match=f"must be all of the number {re.escape(whole)}, got {part}; see"):
+        Reading(what=pattern).value(printed(tmp_path / "run", line))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("out.jsonl", '{"loss": 3}\n{"loss": 2.5}\n{"loss": null}\n', "nan"),
+        ("out.csv", "step,loss\n0,3\n1,2.5\n2,\n3,\n", "nan"),  # as pandas writes it
+        ("out.csv", "step,loss\n0,\n1,2.5\n2,\n", "2.5"),  # rows of training between
+        ("out.csv", "step,loss\n0,3\n1,\n2,2.5\n3,\n", "2.5"),
+        ("out.json", '{"loss": NaN}', "nan"),
+    ],
+)
+def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text, value):
+    folder = printed(tmp_path / "run")
+    (folder / f"kept-{name}").write_text(text)
+    assert str(Reading(what="loss", file=name).value(folder, finite=False)) == value
+
+
+def carried_out(folder, program, **how):
+    """The folder of a run of this Python program."""
+    made = Command(name="base", words=(PYTHON, "-c", program), cwd=folder, content="x")
+    command.run(made, 0, folder / "run", timeout_s=60, **how)
+    return folder / "run"
+
+
+def test_a_long_line_is_one_line(tmp_path):
+    """A number may stand anywhere in it."""
+    folder = carried_out(tmp_path, "print('x' * (2**16 - 12) + ' val loss 3.14159', 'x' * 2**16)")
+    assert Reading(what=PATTERN).value(folder) == 3.14159
+    assert len(list(command.lines(folder))) == 1
+
+
+def test_a_file_that_was_there_before_is_there_afterwards(tmp_path):
+    (tmp_path / "out.csv").write_text("mine")
+    write = "import sys; open('out.csv', 'a').write('loss\\n2.5\\n')"
+    folder = carried_out(tmp_path, write, keep=["out.csv"])
+    assert (tmp_path / "out.csv").read_text() == "mine"
+    assert Reading(what="loss", file="out.csv").value(folder) == 2.5
+    with pytest.raises(FailedError, match="exit code 5"):
+        carried_out(tmp_path, f"{write}; sys.exit(5)", keep=["out.csv"])
+    assert (tmp_path / "out.csv").read_text() == "mine"
+
+
+def test_a_file_that_a_killed_race_had_set_aside_is_put_back(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "theirs-out.csv").write_text("mine")
+    (tmp_path / "out.csv").write_text("half of a r")
+    folder = carried_out(tmp_path, "open('out.csv', 'w').write('loss\\n2.5\\n')", keep=["out.csv"])
+    assert (tmp_path / "out.csv").read_text() == "mine"
+    assert Reading(what="loss", file="out.csv").value(folder) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("{seed} && true", "&&"),
+        ("{seed} | tee log", "|"),
+        ("{seed}; true", ";"),
+        ("{seed} > log 2>&1", ">"),
+        ("--seed $NOCAP_SEED", "$N"),
+        ("`date`", "`"),
+        ("$(date)", "$("),
+        ('--data "$HOME/x"', "$H"),
+    ],
+)
+def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
+    code, said = failed(*arms(base=f"train.py {text}", idea="train.py"), *METRIC)
+    assert code == 2
+    assert f"arm base must be without {own}, which a shell alone reads (sh -c '…' starts one" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ("sh -c 'python t.py && true'", "python t.py && true"),
+        ('sh -c "echo $NOCAP_SEED | cat"', "echo $NOCAP_SEED | cat"),
+        (r"python t.py a\;b", "a;b"),
+        ("python t.py 'data/$x'", "data/$x"),
+        ('python t.py "a>b"', "a>b"),
+        ("python t.py data/*.bin", "data/*.bin"),
+    ],
+)
+def test_what_stands_in_quotes_is_a_word(text, last):
+    assert split(text, "arm a")[-1] == last
+
+
+def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
+    words = [f"--arm=base=X=1 {PYTHON} train.py {{seed}}", f"--arm=idea={PYTHON} train.py {{seed}}", *METRIC]
+    code, said = failed(*words)
+    assert code == 2
+    assert (
+        "arm base must begin with a program that is there (env X=1 PROGRAM sets a variable), got X=1" in said
+    )
+    raced(words[0].replace("X=1", "env X=1"), *words[1:], "--pairs", "1")
+
+
+# --- what else may be wrong of an arm ---
+
+
+def test_a_python_that_cannot_list_its_packages_ends_the_race(repo, failed, raced):
+    """A kill of that query made another arm of it."""
+    (repo / "bin").mkdir()
+    for number, line in enumerate(("kill -9 $$", "echo no such module >&2; exit 1")):
+        python = repo / "bin" / f"python3.{number}"
+        python.write_text(f"#!/bin/sh\n{line}\n")
+        python.chmod(0o755)
+        code, said = failed(f"--arm=base={python} x", f"--arm=idea={python} y", *METRIC)
+        assert code == 1
+        why = ("exit code -9", "no such module")[number]
+        assert f"{python} does not list its packages: {why}" in said
+        code, said = failed(f"--arm=base=env X=1 {python} x", f"--arm=idea={python} y", *METRIC)
+        assert code == 1
+        assert f"{python} does not list its packages: {why}" in said
+    assert not (repo / "outputs" / "commands").exists()
+
+
+def test_a_repository_that_git_refuses_is_not_taken_for_none(repo, failed):
+    (repo / ".git" / "config").write_text("[broken")
+    code, said = failed(*ALIKE, "--pairs", "1")
+    assert code == 2
+    assert "git rev-parse --show-toplevel: fatal: bad config line" in said
+
+
+SHELL = ["--arm", "base=sh -c 'echo val loss 3 | tee -a log.txt'", "--arm", "idea=echo val loss 2", *METRIC]
+
+
+def test_a_file_of_the_repository_that_is_edited_ends_the_race(repo, failed, raced):
+    """A mix of two versions would be compared."""
+    (repo / "log.txt").write_text("so far\n")
+    commit("a log")
+    code, said = failed(*SHELL, "--pairs", "1")
+    assert code == 1
+    assert "base, seed 0: log.txt was edited while it was raced (--ref keeps each version apart)" in said
+    assert not ended(repo)
+    git("rm", "-q", "--cached", "log.txt")
+    raced(*SHELL, "--pairs", "1")  # git does not know it: the command may write it
+
+
+def test_a_file_of_the_repository_that_goes_ends_the_race(repo, failed):
+    code, said = failed("--arm=base=rm helper.py", "--arm=idea=true", *METRIC)
+    assert code == 1
+    assert "base, seed 0: helper.py was edited while it was raced" in said
+
+
+def test_what_a_race_writes_may_be_a_file_of_the_repository(repo, raced):
+    (repo / "log.json").write_text("{}")
+    commit("a log")
+    write = """sh -c 'echo "{\\"loss\\": 2}" > log.json'"""
+    raced(f"--arm=a={write}", f"--arm=b={write}", "--metric", "loss", "--file", "log.json", "--pairs", "1")
+    assert (repo / "log.json").read_text() == "{}"
+
+
+def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
+    """And counts."""
+    contents = set()
+    for text in ("mine", "another"):
+        (repo / "notes.txt").write_text(text)
+        made, _ = of_commands([("base", ["true"])], locked=["evaluation.py"])
+        contents.add(made[0].content)
+        words = ["git", "hash-object", "notes.txt"]
+        blob = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+        assert not (repo / ".git" / "objects" / blob[:2] / blob[2:]).exists()
+    assert len(contents) == 2
 
 
 REFUSALS = (  # words, and what the line begins with

@@ -9,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,16 @@ from nocap.store.record import digest
 
 PACKAGES = """import importlib.metadata as m, platform
 print(platform.python_version(), *sorted(f"{one.name} {one.version}" for one in m.distributions()))"""
+Stamp = tuple[int, int]  # bytes of a file, and when it was written
 Begin = Callable[..., None]  # runs an arm with a seed in a place, `how` as for `run`
 SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer is data
+PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")  # the name of its program
+SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
+# what stands in quotes, or after a backslash; else what a shell alone understands
+SHELL_SYNTAX = re.compile(
+    r"""\\.|'[^']*'|"(?P<text>(?:\\.|[^"\\])*)"|(?P<own>&&?|\|\|?|;|<|>|`|\$[\w({?@*#])""", re.DOTALL
+)
+EXPANDED = re.compile(r"(?<!\\)(?:`|\$[\w({])")  # within double quotes
 
 
 def of_commands(
@@ -39,43 +47,57 @@ def of_commands(
     """
     here = Path.cwd()
     top = repository(here)
-    tree = tree_here(top, apart) if top else ""
     require(top is not None or not locked, "--locked", "be given in a git repository", list(locked))
-    equal = digest_of_locked({"the working tree": tree}, locked, top) if top else ""
+    tree = ""
+    equal = ""
+    stamps = dict[str, Stamp]()
+    if top is not None:
+        stamps = stamps_of(_tracked(top, apart), top)
+        with _aside(top) as env:
+            tree = tree_here(top, apart, env=env)
+            equal = digest_of_locked({"the working tree": files_of(tree, top, env=env)}, locked)
     made = list[Command]()
+    written = [path.resolve() for path in apart]
     for name, words in commands:
         _check_program(name, words, here)
         # a command raced against itself has runs of its own
         twins = sum(arm.words == tuple(words) for arm in made)
-        files, program = [path.resolve() for path in apart], _program(words, here)
-        data = (
-            []
-            if tree
-            else [
-                digest(path.read_bytes().hex()) for path in _named(words, here) if path.resolve() not in files
-            ]
-        )
-        content = digest([list(words), tree, data, program, equal, _environment(words[0]), twins])
+        program = _program(words, here)
+        data = list[str]()
+        if top is None:  # else the tree has them, but for what git ignores
+            named = [path for path in _named(words, here) if path.resolve() not in written]
+            data = [digest(path.read_bytes().hex()) for path in named]
+        content = digest([list(words), tree, data, program, equal, _environment(words), twins])
         made.append(Command(name=name, words=tuple(words), cwd=here, content=content, files=program))
-    return made, _begin_here
+    return made, partial(_begin_here, top or here, stamps)
 
 
-def _begin_here(arm: Command, seed: int, place: Path, **how: Any) -> None:
-    """Run one, `how` as for `run`, where anybody may edit its program meanwhile.
+def _begin_here(
+    top: Path, stamps: Mapping[str, Stamp], arm: Command, seed: int, place: Path, **how: Any
+) -> None:
+    """Run one, `how` as for `run`, where anybody may edit its program or another file of the repository
+    meanwhile. `stamps`: of those that git knows, before the first run.
 
     Errors:
         FailedError: somebody did.
     """
     run(arm, seed, place, **how)
-    if _program(arm.words, arm.cwd) != arm.files:
+    now = stamps_of(stamps, top)
+    changed = [path for path, stamp in stamps.items() if now.get(path) != stamp]
+    if changed or _program(arm.words, arm.cwd) != arm.files:
         shutil.rmtree(place)
-        raise FailedError("its program was edited while it was raced (--ref keeps each version apart)")
+        what = changed[0] if changed else "its program"
+        raise FailedError(f"{what} was edited while it was raced (--ref keeps each version apart)")
+
+
+def _parts(words: Sequence[str]) -> list[str]:
+    """A command's words, and those of a shell within them."""
+    return [part for word in words for part in (word, *re.split(r"[\s=]+", word))]
 
 
 def _named(words: Sequence[str], here: Path) -> list[Path]:
     """The files that a command names, in a shell's words or as a module too."""
-    parts = [part for word in words for part in (word, *re.split(r"[\s=]+", word))]
-    files = {here / name for part in parts for name in (part, part.replace(".", "/") + ".py")}
+    files = {here / name for part in _parts(words) for name in (part, part.replace(".", "/") + ".py")}
     return sorted(path for path in files if os.path.isfile(path) and path.stat().st_size < SCRIPT_BYTES)
 
 
@@ -94,26 +116,54 @@ def split(text: str, key: str) -> list[str]:
     """The words of a command.
 
     Errors:
-        ValueError: its quotes are not in pairs.
+        ValueError: its quotes are not in pairs, or it has what a shell alone understands.
     """
     try:
-        return shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:
         raise ValueError(f"{key} must be a command, with quotes in pairs, got {text!r}") from error
+    is_shells = any(Path(word).name in SHELLS for word in words)
+    for match in SHELL_SYNTAX.finditer(text):
+        own = match["own"]
+        if own is None and match["text"] and not is_shells:  # a shell that the command starts reads it
+            expanded = EXPANDED.search(match["text"])
+            own = expanded and expanded[0]
+        rule = f"be without {own}, which a shell alone reads (sh -c '…' starts one; quotes make it a text)"
+        require(own is None, key, rule, text)
+    return words
 
 
 def _check_program(name: str, words: Sequence[str], at: Path) -> None:
     there = bool(words) and (shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK))
-    require(there, f"arm {name}", "begin with a program that is there", shlex.join(words[:1]) or "nothing")
+    rule = "begin with a program that is there"
+    if words and re.match(r"\w+=", words[0]):
+        rule += f" (env {words[0]} PROGRAM sets a variable)"
+    require(there, f"arm {name}", rule, shlex.join(words[:1]) or "nothing")
 
 
-def _environment(program: str) -> str:
-    """What of the machine's software a run depends on: a Python's packages, or which file the program is."""
-    path = shutil.which(program) or program
-    if "python" not in Path(path).name:
-        return path
-    # never this process: what it has imported may have put more packages on its path, as setuptools does
-    return subprocess.run([path, "-c", PACKAGES], capture_output=True, text=True, check=False).stdout.strip()
+def _environment(words: Sequence[str]) -> list[str]:
+    """What of the machine's software a run depends on: which file its program is, and the packages of each
+    Python that its words name.
+
+    Errors:
+        FailedError: a Python that does not list its packages, such as one that was killed.
+    """
+    programs = [shutil.which(part) for part in dict.fromkeys(_parts(words))]
+    pythons = [path for path in programs if path is not None and PYTHON.fullmatch(Path(path).name)]
+    software = [_packages(python) for python in pythons]
+    if programs[0] not in pythons:
+        software.append(programs[0] or words[0])
+    return software
+
+
+def _packages(python: str) -> str:
+    """The version and packages of a Python. Never of this process: what it has imported may have put more on
+    its path, as setuptools does."""
+    done = subprocess.run([python, "-c", PACKAGES], capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise FailedError(f"{python} does not list its packages: {last}")
+    return done.stdout.strip()
 
 
 # --- versions -----------------------------------------------------------------------------------------------
@@ -122,7 +172,7 @@ def _environment(program: str) -> str:
 def _begin_version(
     top: Path,
     links: Sequence[str],
-    stamps: Mapping[str, tuple[int, int]],
+    stamps: Mapping[str, Stamp],
     arm: Command,
     seed: int,
     place: Path,
@@ -183,7 +233,8 @@ def of_refs(
     require(not same, "--ref", f"differ from {first} in a file", ", ".join(same))
     if HERE not in commits and is_dirty(top, apart):
         say("note: the working tree has changes that no --ref . names: they are not raced")
-    equal = [digest_of_locked(trees, locked, top), digest_of_linked(links, top)]
+    files = {ref: files_of(tree, top) for ref, tree in trees.items()}
+    equal = [digest_of_locked(files, locked), digest_of_linked(links, top)]
     made = list[Command]()
     for i, (ref, words) in enumerate(commands):
         twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
@@ -197,7 +248,7 @@ def of_refs(
         cwd = place / here.relative_to(top)
         name = f"{ref}#{i}" if ref in [other for other, _ in commands[:i]] else ref
         _check_program(name, words, cwd)
-        content = digest([list(words), trees[ref], equal, _environment(words[0]), twin])
+        content = digest([list(words), trees[ref], equal, _environment(words), twin])
         made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
     return made, partial(_begin_version, top, links, stamps_of(links, top))
 
@@ -228,11 +279,19 @@ def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
 
 
 def repository(folder: Path) -> Path | None:
-    """Its top, or None where there is none."""
+    """Its top, or None where there is none, or no git.
+
+    Errors:
+        ValueError: git says something else, as of another user's repository.
+    """
     try:
-        return Path(git("rev-parse", "--show-toplevel", at=folder))
-    except (ValueError, OSError):
+        return Path(git("rev-parse", "--show-toplevel", at=folder, env={"LC_ALL": "C"}))
+    except FileNotFoundError:
         return None
+    except ValueError as error:
+        if "not a git repository" in str(error):
+            return None
+        raise
 
 
 def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
@@ -258,10 +317,24 @@ AUTHOR = {f"GIT_{who}_{what}": "nocap" for who in ("AUTHOR", "COMMITTER") for wh
 AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}
 
 
-def tree_here(top: Path, apart: Sequence[Path] = ()) -> str:
+def tree_here(top: Path, apart: Sequence[Path] = (), *, env: Mapping[str, str] | None = None) -> str:
     """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index
     stays as it is."""
-    return _tree(top, apart, "add", "--all")
+    return _tree(top, apart, "add", "--all", env=env)
+
+
+@contextmanager
+def _aside(top: Path) -> Iterator[dict[str, str]]:
+    """Keep what git writes out of the repository: it would hold a copy of each file that it does not track
+    yet, for good. The environment for git inside the block."""
+    objects = top / git("rev-parse", "--git-path", "objects", at=top)
+    with tempfile.TemporaryDirectory() as folder:
+        yield {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
+
+
+def _tracked(top: Path, apart: Sequence[Path]) -> list[str]:
+    """The files that git knows and that do not lie `apart`."""
+    return [path for path in git("ls-files", "-z", *_but(apart, top), at=top).split("\0") if path]
 
 
 def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
@@ -269,9 +342,9 @@ def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
     return _tree(top, apart, "read-tree", commit)
 
 
-def _tree(top: Path, apart: Sequence[Path], *fill: str) -> str:
+def _tree(top: Path, apart: Sequence[Path], *fill: str, env: Mapping[str, str] | None = None) -> str:
     with tempfile.TemporaryDirectory() as folder:
-        env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        env = {**(env or {}), "GIT_INDEX_FILE": str(Path(folder) / "index")}
         git(*fill, at=top, env=env)
         git(
             "rm",
@@ -298,15 +371,19 @@ def _inside(apart: Sequence[Path], top: Path) -> list[str]:
     return [":(glob)**/__pycache__/**", *(f":(literal){path.as_posix()}" for path in inside)]
 
 
-def files_of(tree: str, top: Path) -> dict[str, str]:
+def _but(apart: Sequence[Path], top: Path) -> list[str]:
+    """All but these, as git names them."""
+    return ["--", ".", *(path.replace(":(", ":(exclude,") for path in _inside(apart, top))]
+
+
+def files_of(tree: str, top: Path, *, env: Mapping[str, str] | None = None) -> dict[str, str]:
     """Path → the hash of its content."""
-    rows = git("ls-tree", "-r", "-z", tree, at=top).split("\0")
+    rows = git("ls-tree", "-r", "-z", tree, at=top, env=env).split("\0")
     return {path: head.split()[2] for row in rows if row for head, _, path in [row.partition("\t")]}
 
 
 def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
-    but = [path.replace(":(", ":(exclude,") for path in _inside(apart, top)]
-    return bool(git("status", "--porcelain", "--", ".", *but, at=top))
+    return bool(git("status", "--porcelain", *_but(apart, top), at=top))
 
 
 def worktree(commit: str, folder: Path, top: Path) -> Path:
@@ -331,16 +408,15 @@ def drop(folder: Path, top: Path) -> None:
     git("worktree", "remove", "--force", str(folder), at=top)
 
 
-def digest_of_locked(trees: Mapping[str, str], patterns: Sequence[str], top: Path) -> str:
-    """The digest of the files that match the patterns, which must be equal in all trees. `trees`: name of an
-    arm → its tree.
+def digest_of_locked(files_of_arms: Mapping[str, Mapping[str, str]], patterns: Sequence[str]) -> str:
+    """The digest of the files that match the patterns, which must be equal in all arms. `files_of_arms`: name
+    of an arm → its `files_of`.
 
     Errors:
         ValueError: a pattern that matches nothing, or a file that is not the same in two arms.
     """
     files_by_arm: dict[str, dict[str, str]] = {}
-    for name, tree in trees.items():
-        every = files_of(tree, top)
+    for name, every in files_of_arms.items():
         for pattern in patterns:
             files = {path: blob for path, blob in every.items() if fnmatch(path, pattern)}
             require(bool(files), "--locked", f"match a file of {name}", pattern)
@@ -369,8 +445,9 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
     return digest(hashes)
 
 
-def stamps_of(paths: Sequence[str], top: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of what is linked in: a run that writes there changes what the next one reads."""
+def stamps_of(paths: Iterable[str], top: Path) -> dict[str, Stamp]:
+    """The stamp of each file that is there: who writes one between two runs changes what the next one
+    reads."""
     files = [
         file
         for path in paths

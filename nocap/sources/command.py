@@ -38,9 +38,13 @@ from nocap.store.record import read_json, write_json
 LOG, RESULT = "output.log", "result.json"
 LOOK_S = 0.05  # between looks at the processes
 GRACE_S = 5.0  # from the request to end to the kill
-LINE_BYTES, LOG_BYTES = 2**16, 2**26  # of a line, and of a log: what is longer is cut, and the log says so
+LOG_BYTES = 2**26  # of a log: what is longer is cut, and the log says so
 COLOUR = re.compile(r"\x1b\[[\d;]*[mK]")  # of a terminal: a number may stand between two
+EMPTY = (None, "")  # cells of a file
 CUT = "cut: more output than is kept"
+# a sign counts where it does not join two words, as in 1-2
+NUMBER = re.compile(r"(?:(?<![\w.])[+-])?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
+NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf|infinity)\b", re.IGNORECASE)
 TAIL = 5  # lines of a failed run's output that are shown
 COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"]  # of every run
 
@@ -103,11 +107,12 @@ class Reading:
         """(step or None, value, seconds since the start) of each match, in order.
 
         Errors:
-            ValueError: a match that is no number.
+            ValueError: a match that is no number, or a part of one.
         """
         if self.file:
             return [(step, value, math.nan) for step, value in _of_file(_kept(folder, self.file), self.what)]
-        points, pattern = [], self.pattern
+        points = list[tuple[float | None, float, float]]()
+        like = "1.0"
         for seconds, line in lines(folder):
             require(
                 line != CUT,
@@ -115,11 +120,35 @@ class Reading:
                 f"be in {LOG_BYTES >> 20} MiB of it (or --file)",
                 "more",
             )
-            for match in pattern.finditer(line):
-                text = match["value"] if "value" in pattern.groupindex else match[1]
-                step = number(match["step"], self.what) if "step" in pattern.groupindex else None
-                points.append((step, number(text, self.name), seconds))
+            for step, text in self._matches(line, like):
+                value = number(text, self.name)
+                points.append((step, value, seconds))
+                if math.isfinite(value):
+                    like = text
         return points
+
+    def _matches(self, line: str, like: str) -> list[tuple[float | None, str]]:
+        """Find step and text of each match. A pattern of digits passes over `nan`, and the number before it
+        would stand for a run that diverged: `nan` counts where the pattern takes a number `like` that one in
+        its place.
+
+        Errors:
+            ValueError: a match that is a part of a number.
+        """
+        group = "value" if "value" in self.pattern.groupindex else 1
+        finite, lost = _with_numbers(line, like)
+        matches = list(self.pattern.finditer(finite))
+        if not any(match.start(group) in lost for match in matches):
+            matches, lost = list(self.pattern.finditer(line)), {}
+        found = list[tuple[float | None, str]]()
+        for match in matches:
+            _check_whole(match, group, self.name)
+            step = None
+            if "step" in self.pattern.groupindex:
+                _check_whole(match, "step", f"the step of {self.name}")
+                step = number(match["step"], self.what)
+            found.append((step, lost.get(match.start(group), match[group])))
+        return found
 
     def value(self, folder: Path, *, finite: bool = True) -> float:
         """The last match.
@@ -155,6 +184,31 @@ def number(text: str, name: str) -> float:
         raise ValueError(f"{name} must be a number, got {text!r}") from error
 
 
+def _with_numbers(line: str, like: str) -> tuple[str, dict[int, str]]:
+    """Put a number `like` this one in place of each that is not finite, and say where which one stood."""
+    lost = dict[int, str]()
+    longer = 0
+    for match in NOT_FINITE.finditer(line):
+        lost[match.start() + longer] = match[0]
+        longer += len(like) - len(match[0])
+    return NOT_FINITE.sub(lambda match: like, line), lost
+
+
+def _check_whole(match: re.Match[str], group: str | int, name: str) -> None:
+    """Refuse 3.2 of 3.2e+12, and 2.9 of 12.9.
+
+    Errors:
+        ValueError: that.
+    """
+    start, end = match.span(group)
+    word = match.string.rfind(" ", 0, max(start, 0)) + 1  # no number goes over a blank
+    for whole in NUMBER.finditer(match.string, word):
+        if whole.start() > start:
+            return
+        if whole.start() <= start and end <= whole.end():
+            require(whole.span() == (start, end), name, f"be all of the number {whole[0]}", match[group])
+
+
 def duration_s(text: str, key: str) -> float:
     """Seconds of 30s, 10m, 2h.
 
@@ -181,15 +235,24 @@ def _kept(folder: Path, name: str) -> Path:
 
 def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
     """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where
-    there is one."""
+    there is one.
+
+    A cell may be empty where nothing was measured, or where what was measured is no number. Cells that are
+    empty from some row on to the end, and none before, are of a run that diverged there.
+    """
     try:
-        there = [row for row in _rows(path) if row.get(name) not in (None, "")]
+        rows = [row for row in _rows(path) if name in row]
     except OSError as error:
         raise ValueError(f"{path.name} must be written by the command ({error.strerror})") from error
-    return [
-        (number(str(row["step"]), "step") if row.get("step") else None, number(str(row[name]), name))
-        for row in there
-    ]
+    points = list[tuple[float | None, float]]()
+    is_empty = [row[name] in EMPTY for row in rows]
+    for row in rows:
+        if row[name] not in EMPTY:
+            step = None if row.get("step") in EMPTY else number(str(row["step"]), "step")
+            points.append((step, number(str(row[name]), name)))
+    if points and len(points) < len(rows) and not any(is_empty[: len(points)]):
+        points.append((None, math.nan))
+    return points
 
 
 def _rows(path: Path) -> list[Row]:
@@ -253,29 +316,56 @@ def run(
     alone: bool = True,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run it to its end. `keep`: files that it writes and that metrics are read from. `alone`: nothing else
-    runs beside it, else its times are not kept. `stop`: ends it from another thread.
+    """Run it to its end. `keep`: files that it writes and that metrics are read from; somebody's own of such
+    a name are there again afterwards. `alone`: nothing else runs beside it, else its times are not kept.
+    `stop`: ends it from another thread.
 
     Errors:
         FailedError: it did not end well, or its output cannot be written; the output stays.
     """
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was cut off
+    files = [command.cwd / name for name in keep]
+    _put_back(files, folder)  # a run that was cut off left it
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for name in keep:
-        (command.cwd / name).unlink(missing_ok=True)  # an old one would be read as this run's
     began, started, cpu_s = time.monotonic(), now(), _children_s()
-    code, peak = _ended(command, seed, folder / LOG, until=began + timeout_s, env=env or {}, stop=stop)
-    wall_s = time.monotonic() - began
+    with _written_anew(files, folder):
+        code, peak = _ended(command, seed, folder / LOG, until=began + timeout_s, env=env or {}, stop=stop)
+        wall_s = time.monotonic() - began
     if code != 0:
         ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
         last = [text for _, text in lines(folder)][-TAIL:]
         raise FailedError("\n".join([f"{ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
-    for name in keep:
-        if (command.cwd / name).is_file():
-            shutil.copyfile(command.cwd / name, _kept(folder, name))
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
     made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
+
+
+@contextmanager
+def _written_anew(files: Sequence[Path], folder: Path) -> Iterator[None]:
+    """Set somebody's own files aside for the block: an old one would be read as this run's. Those that are
+    written inside the block go to `folder`."""
+    for file in files:
+        if os.path.lexists(file):
+            shutil.move(file, _theirs(folder, file))
+    try:
+        yield
+    finally:
+        for file in files:
+            if file.is_file():
+                shutil.move(file, _kept(folder, file.name))
+        _put_back(files, folder)
+
+
+def _put_back(files: Sequence[Path], folder: Path) -> None:
+    """Put somebody's own files where they were."""
+    for file in files:
+        if os.path.lexists(theirs := _theirs(folder, file)):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(theirs, file)
+
+
+def _theirs(folder: Path, file: Path) -> Path:
+    return folder / f"theirs-{file.name}"
 
 
 def _ended(
@@ -336,17 +426,18 @@ def _children_s() -> float:
 def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) -> None:
     """Each line with its time, without secrets and terminal control; or why it cannot be written."""
     left = LOG_BYTES
-    while line := source.readline(LINE_BYTES):
+    while line := source.readline(LOG_BYTES):
+        if left < 0:
+            continue  # what is not kept is read, or the command would wait
         text = visible(redact(COLOUR.sub("", line.rstrip("\n"))))
         left -= len(text)
         if left < 0:
             text = CUT
-        if left > -LINE_BYTES:
-            try:
-                log.write(f"{time.monotonic() - began:.3f}\t{text}\n".encode())
-            except OSError as error:
-                broken.append(error)
-                return
+        try:
+            log.write(f"{time.monotonic() - began:.3f}\t{text}\n".encode())
+        except OSError as error:
+            broken.append(error)
+            return
 
 
 def _watch(process: subprocess.Popen[str], *, until: float, halted: Callable[[], bool]) -> int:
