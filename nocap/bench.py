@@ -114,6 +114,9 @@ def _bench(options: argparse.Namespace) -> int:
             arms += [
                 external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external
             ]
+            labels = [arm.label for arm in arms]
+            twins = sorted({label for label in labels if labels.count(label) > 1})
+            require(not twins, "--arm-external", "differ from the others", ", ".join(twins))
             keep = partial(_keep, options.json, words=base)
             result = bench(arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep)
     finally:

@@ -406,6 +406,28 @@ def test_an_average_is_that_of_its_formula(words: str, tmp_path: Path):
         assert all(map(torch.equal, own(trainee), now))
 
 
+@pytest.mark.parametrize(
+    ("words", "averages"),
+    [
+        (("ideas=[tail_average]", "ideas.tail_average.share=0.1"), True),
+        (("ideas=[averaged_weights]",), True),
+        ((), False),
+    ],
+)
+def test_a_step_is_timed_as_the_last_ones_are(words: tuple[str, ...], averages: bool, tmp_path: Path):
+    """By the first steps an average of the last ones would cost nothing."""
+    run = composed(*words, "trainer.steps=100").in_the_end()
+    job, trainee = trainee_of(run, tmp_path)
+    first = own(trainee)
+    for step in range(2):
+        advance(job, trainee, step)
+    with trainee.model.validating():
+        averaged = own(trainee)
+    equal = all(map(torch.equal, averaged, own(trainee)))
+    assert equal is not averages
+    assert not all(map(torch.equal, averaged, first))
+
+
 AVERAGED = [
     ("ideas=[averaged_weights]",),
     ("ideas=[tail_average]", "ideas.tail_average.share=1"),

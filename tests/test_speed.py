@@ -4,6 +4,7 @@ bench of seconds."""
 import json
 import math
 import re
+import sys
 import weakref
 from itertools import count
 
@@ -535,6 +536,87 @@ def test_refused_external_arms(words, source, said, tmp_path):
     (tmp_path / "x.py").write_text(source)
     with pytest.raises(InputError, match=re.escape(said) + "[^\n]*$"):
         external_arm(NANO, words.format(tmp_path / "x.py"))
+
+
+BESIDE = """
+import model, parts.rate
+
+class Step:
+    def __init__(self):
+        import late
+        self.parameters = [model.torch.zeros(2)]
+        self.settings = {"model": model.NAME, "late": late.NAME, "rate": parts.rate.NAME}
+
+    def __call__(self, tokens):
+        import model as again, last
+        self.settings |= {"again": again.NAME, "last": last.NAME}
+        self.parameters[0].add_(1)
+        return 0.0
+
+def build(request):
+    return Step()
+"""
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Two files of one name, each beside modules of the same names."""
+    for folder in ("a", "b"):
+        (tmp_path / folder / "parts").mkdir(parents=True)
+        (tmp_path / folder / "step.py").write_text(BESIDE)
+        for name in ("model", "late", "last", "parts/rate"):
+            text = f"import torch\nNAME = '{folder}'\n"
+            (tmp_path / folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("one_thread", "quick")
+def test_each_file_has_the_modules_beside_itself(beside):
+    """Whenever it imports them, and the process has none of them afterwards."""
+    path, names = sys.path[:], {*sys.modules}
+    arms = [external_arm(NANO, f"{folder}/step.py") for folder in ("a", "b")]
+    assert [arm.label for arm in arms] == ["a/step.py", "b/step.py"]
+    for arm in arms:
+        arm.tried(lambda arm=arm: arm.warm(Clock.cpu))
+    for arm in reversed(arms):
+        arm.tried(arm.block)
+    for arm, folder in zip(arms, ("a", "b"), strict=True):
+        assert arm.reason is None
+        assert set(arm.built.settings.values()) == {folder}
+        assert len(arm.built.settings) == 5
+    assert sys.path == path
+    assert not {"model", "late", "last", "parts", "parts.rate"} & (sys.modules.keys() - names)
+
+
+def test_a_file_has_the_modules_of_a_path_that_it_adds(beside):
+    """As those of another's repository, which it names by an option."""
+    source = "import sys\nsys.path.insert(0, {!r})\nimport model\nbeside = model.NAME\nbuild = print"
+    for name, folder in (("x", "b"), ("y", "a")):
+        (beside / f"{name}.py").write_text(source.format(str(beside / folder)))
+        arm = external_arm(NANO, f"{name}.py")
+        assert arm.module.beside == folder
+
+
+def test_two_files_of_one_name_and_the_same_words_are_one_arm(beside, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main([*NANO, "--arm", "attention=mha", *["--arm-external", "a/step.py"] * 2])
+    assert end.value.code == 2
+    assert "--arm-external must differ from the others, got a/step.py" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("threads", [(1, 2), (2, 1), (2, 3)])
+def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
+    """Two threads multiply twice as fast: by their peak one thread used half as much as it did."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e9 * torch.get_num_threads())
+    arms = [TimedArm(str(n), nano(f"trainer.threads={n}")) for n in threads]
+    peaks = measure._peaks(arms)
+    torch.set_num_threads(before)
+    for arm, n in zip(arms, threads, strict=True):
+        arm.facts |= {"flops_per_token": 1e6, "tokens_per_step": 1}
+        row = measure._row(arm, np.full((3, 2), 1e-3), None, base=arm, peaks=peaks)
+        assert row["mfu"]["measured"] == pytest.approx(1 / n)
 
 
 def test_the_documented_file_is_the_example():

@@ -108,7 +108,7 @@ class Run:
     def in_the_end(self) -> Run:
         """The run whose every step is as this one's last steps are: for what a step costs."""
         last = {name: left for name, idea in self.ideas.items() if (left := idea.in_the_end()) is not None}
-        return self if last.keys() == self.ideas.keys() else self.varied(ideas=last)
+        return self if last == self.ideas else self.varied(ideas=last)
 
     def varied(self, **parts: Any) -> Run:
         """The run with other parts for nocap's own use: an option that needs an idea is not asked again

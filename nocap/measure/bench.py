@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from nocap.config import hardware
@@ -169,19 +170,23 @@ def estimates(times: Times) -> list[Estimate | None]:
 
 
 def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
-    """FLOP/s by precision of the arms that were timed: by the data sheet, where there is one, and of a large
-    matrix product here."""
-    peaks = {}
-    for t in {
-        arm.run.trainer.precision: arm.run.trainer for arm in arms if arm.status == "measured"
-    }.values():
+    """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet, where there
+    is one, and of a large matrix product here."""
+    peaks = dict[str, dict[str, Any]]()
+    trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == "measured"}
+    for name, t in trainers.items():
+        torch.set_num_threads(t.threads)
         nominal, source = hardware.peak_flops(t.device, t.precision)
-        peaks[t.precision.value] = {
-            "nominal": nominal,
-            "nominal_source": source,
-            "measured": matmul_flops(t.device, t.precision),
-        }
+        measured = matmul_flops(t.device, t.precision)
+        peaks[name] = {"nominal": nominal, "nominal_source": source, "measured": measured}
     return peaks
+
+
+def _peak_of(arm: TimedArm) -> str:
+    """The peak that bounds an arm: `fp32`, or `fp32, 2 threads`."""
+    t = arm.run.trainer
+    has_threads = t.device is Device.cpu and t.threads > 1
+    return f"{t.precision.value}, {t.threads} threads" if has_threads else t.precision.value
 
 
 def _row(
@@ -200,7 +205,7 @@ def _row(
         base.facts["flops_per_token"],
     )
     tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean()) if timed else None
-    peak = peaks.get(arm.run.trainer.precision.value, {})
+    peak = peaks.get(_peak_of(arm), {})
     rate = flops * tokens_per_s if flops and tokens_per_s else None
     ratio = log_ratio.exp() if log_ratio and log_ratio.n >= LEAST_PAIRS else None
     return {

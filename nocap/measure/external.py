@@ -25,8 +25,8 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
@@ -58,7 +58,7 @@ def external_arm(base: Sequence[str], typed: str) -> ExternalArm:
         overrides = [word for word in words if "." in word.partition("=")[0]]
         options = dict(word.split("=", 1) for word in words if word not in overrides)
         path, run = expanded(file), compose_arm(base, shlex.join(overrides)).run
-        return ExternalArm(" ".join([path.name, *words]), run, path, options)
+        return ExternalArm(" ".join([file, *words]), run, path, options)
     except (OSError, ValueError) as error:
         raise InputError(f"--arm-external {typed!r}: {error}") from error
 
@@ -91,12 +91,42 @@ class ExternalArm(TimedArm):
         }
         self.module = ModuleType(f"external_{path.stem}_{sha256[:12]}")
         sys.modules[self.module.__name__] = self.module  # the compiler and dataclasses look for it there
-        sys.path.insert(0, str(path.absolute().parent))  # its neighbours can be imported, as a script's
-        try:
-            exec(compile(content, str(path), "exec", dont_inherit=True), vars(self.module))
-        except (Exception, SystemExit) as error:  # the file may raise anything
-            raise InputError(f"{path} cannot be run: {self.told(error)}") from error
+        self.path = [str(path.absolute().parent)]  # its neighbours can be imported, as a script's
+        self.neighbours = dict[str, ModuleType]()
+        with self._at_home():
+            try:
+                exec(compile(content, str(path), "exec", dont_inherit=True), vars(self.module))
+            except (Exception, SystemExit) as error:  # the file may raise anything
+                raise InputError(f"{path} cannot be run: {self.told(error)}") from error
         require(hasattr(self.module, "build"), str(path), "define a function build(request)", "none")
+
+    def tried(self, work: Callable[[], float | None]) -> float:
+        with self._at_home():
+            return super().tried(work)
+
+    @contextmanager
+    def _at_home(self) -> Iterator[None]:
+        """Let the file import its neighbours inside the block, and no other file's of the same name: the
+        modules that it finds by a path of its own are its own."""
+        path = sys.path[:]
+        names = {*sys.modules}
+        sys.path[:0] = self.path
+        sys.modules.update(self.neighbours)
+        try:
+            yield
+        finally:
+            self.path = [place for place in sys.path if place not in path]
+            sys.path[:] = path
+            new = sys.modules.keys() - names
+            own = {name for name in new if "." not in name and self._is_neighbour(sys.modules[name])}
+            for name in new:
+                if name.partition(".")[0] in own:
+                    self.neighbours[name] = sys.modules.pop(name)
+
+    def _is_neighbour(self, module: ModuleType) -> bool:
+        """Whether it lies in a folder where this file alone looks for modules."""
+        places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
+        return any(str(Path(place).parent) in self.path for place in places)
 
     def build(self) -> float:
         """Build; one step, which must change a parameter, gives the MiB that a forward keeps for its

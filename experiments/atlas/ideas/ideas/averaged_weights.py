@@ -8,7 +8,7 @@ decay)·weights, after each step. `tail_average`: the mean of the weights after 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
@@ -82,3 +82,7 @@ class TailAverage(_Average):
 
     def validating(self, part: Any, model: LanguageModel) -> AbstractContextManager[object]:
         return _Average.validating(self, part, model) if part.get_buffer("/steps").item() else nullcontext()
+
+    def in_the_end(self) -> Idea:
+        """Average from the first step on: a step's cost is that of the last ones."""
+        return replace(self, share=1.0)
