@@ -66,7 +66,7 @@ def write_run(
     resolved = copy.deepcopy(CONFIG)
     for key, value in (config or {}).items():
         group, _, name = key.partition(".")
-        resolved[group][name] = value
+        resolved.setdefault(group, {})[name] = value
     parts = {
         "config": {**resolved, "seed": seed},
         "source": {"nocap.training.loop": source},
@@ -447,6 +447,22 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     assert "declared: " in declared
     assert ("verdicts are on bits per byte" in declared) == in_bits
     assert told(tmp_path, allow=[key])["metric"] == ("val_bpb" if in_bits else "val_loss")
+
+
+@pytest.mark.parametrize("key", ["objective.smoothing", "model.bias_of_loss", "tokenizer.merged"])
+def test_a_record_says_by_which_keys_its_losses_are_comparable(tmp_path, key):
+    """Its options may come from a folder that is not at hand."""
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, measured=("trainer.val_tokens",))
+        for value, words in ((0.1, "gpt2-a"), (0.2, "gpt2-b")):
+            about = {"config": {key: value}, "measured": ("trainer.val_tokens", key)}
+            write_run(tmp_path, words=words, seed=seed, loss=3.2 + seed * 1.1e-3, **about)
+    answer = told(tmp_path)
+    assert len(answer["arms"]) == 1
+    said = [line for line in answer["problems"] if "left out" in line]
+    assert len(said) == 2
+    assert all(f"{key} is " in line for line in said)
+    assert len(told(tmp_path, allow=[key])["arms"]) == 3
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,21 +12,25 @@ from nocap import outside
 from nocap.checks.contract import results
 from nocap.checks.trial import Trial
 from nocap.config.compose import compose
+from nocap.config.compose import composed as composed_whole
 from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
+from nocap.launch.head import manifest
 from nocap.measure.generation import UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts
+from nocap.study.plan import check_fair
 from nocap.training import checkpoint
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import rates, set_lr
 from nocap.training.step import Job, Trainee, Update, build, take_step, validate
 from nocap.training.world import join
 from tests.conftest import REPO, SMALL
+from tests.in_process import planned
 
 V = 257
 MULTI = ("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]")
@@ -174,6 +179,51 @@ def from_outside(folder: Path, group: str, name: str, source: str, *words: str, 
     (folder / group / f"{name}.yaml").write_text(f"{package}kind: {name}\n{keys}")
     outside.use([folder])
     return compose([*SMALL, f"ideas=[{name}]" if group == "ideas" else f"{group}={name}", *words])
+
+
+MILDER = """
+from dataclasses import dataclass
+from nocap.config.keys import key
+from nocap.options.{package} import {base}
+
+@dataclass(kw_only=True)
+class Milder({base}):
+    kind: str = "milder"
+    share: float = key(ge=0, le=1, losses=True)
+    beside: float = 0.5
+"""
+PLACES = [
+    ("ideas", "ideas", "Idea", "ideas.milder.share", ""),
+    ("objective", "objective.cross_entropy", "CrossEntropy", "objective.share", "z_loss: 0.0\n"),
+    (
+        "norm",
+        "norm.channels",
+        "ChannelNorm",
+        "norm.share",
+        "norm: rms\neps: 1.0e-6\ngain: false\nbias: false\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("group", "package", "base", "key", "more"), PLACES)
+def test_a_key_from_outside_that_losses_depend_on_is_in_the_record_and_the_same_in_all_arms(
+    tmp_path: Path, group: str, package: str, base: str, key: str, more: str
+):
+    source = MILDER.format(package=package, base=base)
+    from_outside(tmp_path / "own", group, "milder", source, keys=f"share: 0.2\n{more}")
+    chosen = f"{group}=[milder]" if group == "ideas" else f"{group}=milder"
+    plain = manifest(planned(tmp_path), [])["measured"]
+    measured = manifest(planned(tmp_path, chosen), [])["measured"]
+    assert key in measured
+    assert [name for name in measured if name != key] == plain
+    assert {"model.seq_len", "trainer.val_tokens", "tokenizer.vocabulary"} <= {*plain}
+    arms = {value: composed_whole([*SMALL, chosen, f"{key}={value}"]) for value in (0.2, 0.3)}
+    check_fair({"base": arms[0.2], "idea": arms[0.2]})
+    rule = (
+        rf"arm idea: {re.escape(key)} must be the baseline's \(base: 0.2\), or losses mean different things"
+    )
+    with pytest.raises(ValueError, match=rule):
+        check_fair({"base": arms[0.2], "idea": arms[0.3]})
 
 
 NO_BUILD = ("build(self, run, *, vocab_size)", "nothing(self)")

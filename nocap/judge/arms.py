@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean
 from typing import Any
@@ -249,22 +249,21 @@ def _is(value: Any, word: str) -> bool:
 # --- what may be compared ------------
 
 
-def _setting(key: str, run: Record) -> str:
-    return setting(run.config, key)
+VAL = "data.val"  # which tokens validation reads
 
 
-# Where these differ, two validation losses measure different things: another group, unless declared.
-MEASURED: dict[str, Callable[[Record], str]] = {
-    **{key: partial(_setting, key) for key in keys_that_count("losses") if not key.endswith(".kind")},
-    "data.val": lambda run: run.tokens_hash("val")[:12],
-}
+def _measured(records: Sequence[Record]) -> list[str]:
+    """List the keys by which these losses are comparable: those that each record names, and today's for a
+    record that names none. Where one differs, two losses measure different things: another group, unless
+    declared."""
+    keys = dict.fromkeys(key for record in records for key in record.manifest["measured"])
+    if not all(record.manifest["measured"] for record in records):
+        keys |= dict.fromkeys(keys_that_count("losses"))
+    return [*(key for key in keys if not key.endswith(".kind")), VAL]
 
 
-def measures(records: Iterable[Record]) -> dict[str, Callable[[Record], str]]:
-    """`MEASURED` with the keys that the records' options from outside declare."""
-    keys = dict.fromkeys(key for record in records for key in record.manifest.get("measured") or ())
-    more = {key: partial(_setting, key) for key in keys if not key.endswith(".kind")}
-    return MEASURED | more
+def _setting(record: Record, key: str) -> str:
+    return record.tokens_hash("val")[:12] if key == VAL else setting(record.config, key)
 
 
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
@@ -335,7 +334,7 @@ def select(
     Errors:
         ValueError: an unknown `allow` or group.
     """
-    measured = measures(runs.records)
+    measured = _measured(runs.records)
     known = (*measured, *CONFOUNDERS)
     for key in allow:
         require(
@@ -345,8 +344,9 @@ def select(
     strict = [key for key in measured if key not in declared]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
     for record in runs.records:
-        own = [key for key in strict if key in MEASURED or key in record.config]
-        groups.setdefault(digest({key: measured[key](record) for key in own})[:6], []).append(record)
+        settings = {key: _setting(record, key) for key in strict}
+        own = {key: value for key, value in settings.items() if value != ABSENT}
+        groups.setdefault(digest(own)[:6], []).append(record)
     ranked = sorted(
         groups,
         key=lambda name: (sum(run.status == "finished" for run in groups[name]), len(groups[name])),
@@ -375,19 +375,17 @@ def _has(records: Sequence[Record], baseline: str) -> bool:
 
 def _declared(keys: Sequence[str], records: Sequence[Record]) -> Iterator[str]:
     """A line a key in which the runs differ."""
-    measured = measures(records)
     for key in keys:
         names: dict[str, list[str]] = {}
         for record in records:
-            names.setdefault(measured[key](record), []).append(record.folder.name)
+            names.setdefault(_setting(record, key), []).append(record.folder.name)
         if len(names) > 1:
             values = (f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
             yield f"declared: {key} is {', '.join(values)}"
 
 
 def _left_out(name: str, other: Sequence[Record], chosen: Sequence[Record], keys: Sequence[str]) -> str:
-    measured = measures([*other, *chosen])
-    pairs = {key: (measured[key](other[0]), measured[key](chosen[0])) for key in keys}
+    pairs = {key: (_setting(other[0], key), _setting(chosen[0], key)) for key in keys}
     differ = {key: f"{key} is {value}, not {ours}" for key, (value, ours) in pairs.items() if value != ours}
     names = shorten((record.folder.name for record in other), most=2)
     flags = " ".join(f"--allow {key}" for key in differ)

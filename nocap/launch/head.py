@@ -151,6 +151,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
             for name, option in plan.run.options()
             if option.causal is False or option.random is True
         },
+        # the keys by which its losses are comparable: who reads the record may not have its options
         "measured": [key for key, _ in flat(plan.run.that_count("losses", to_plain(plan.run)))],
         "outside": [
             {"group": file.group, "name": file.name, "sha256": file.sha256}

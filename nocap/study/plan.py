@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,16 +148,19 @@ def check_fair(arms: Mapping[str, Composed]) -> None:
     Errors:
         ValueError: the first key in which an arm's data or validation is another.
     """
-    plain = dict[str, dict[str, Any]]()
-    for name, arm in arms.items():
-        keys = dict(flat(to_plain(arm.run)))
-        losses = dict(flat(arm.run.that_count("losses", to_plain(arm.run))))
-        plain[name] = losses | {key: value for key, value in keys.items() if key.startswith("data.")}
+    plain = {name: dict(_of_losses(arm)) for name, arm in arms.items()}
     for name, config in plain.items():
         first, baseline = next(iter(plain.items()))
         for key in dict.fromkeys((*baseline, *config)):
             rule = f"be the baseline's ({first}: {baseline.get(key)}), or losses mean different things"
             require(config.get(key) == baseline.get(key), f"arm {name}: {key}", rule, config.get(key))
+
+
+def _of_losses(arm: Composed) -> Iterator[tuple[str, Any]]:
+    """List what two arms must share for their losses to mean the same."""
+    plain = to_plain(arm.run)
+    yield from flat(arm.run.that_count("losses", plain))
+    yield from flat(plain["data"], prefix="data.")
 
 
 def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
