@@ -7,11 +7,13 @@ import json
 import random
 import shutil
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from nocap.config.errors import FailedError, StoppedError
+from nocap.launch.plan import Result
 from nocap.study.__main__ import main
 from nocap.study.plan import shorter
 from nocap.study.registration import name_of, registrations
@@ -68,6 +70,38 @@ def test_a_study_goes_on_by_itself_until_its_claims_are_decided(lab: Lab):
         (3, 12, "confirmed"),
     ]
     assert "not decided, and another analysis follows: M.unsure" in said
+
+
+@pytest.mark.parametrize(
+    ("arm", "seed", "n"),
+    [("gqa", 4, 3), ("gqa", 7, 6), ("mha", 3, 3)],
+)
+def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
+    lab: Lab,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arm: str,
+    seed: int,
+    n: int,
+):
+    """Its claim goes on no more: no pair is passed over."""
+    lab.loss = late
+    written(lab.root / "made", study(**THREE))
+
+    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, Result]:
+        fails = [run for run in runs if (run.arm, run.seed) == (arm, seed)]
+        lab.train([run for run in runs if run not in fails], label, **more)
+        summary = {"status": "failed", "error": "no room on the disk"}
+        return {run.plan.identity: Result(summary=summary) for run in fails}
+
+    monkeypatch.setattr("nocap.study.conduct.train", train)
+    assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1
+    out, err = capsys.readouterr()
+    assert f"nocap: {arm}, seed {seed}: failed, no room on the disk" in err
+    (said,) = [block for block in out.split("\n\n") if block.startswith("M.unsure")]
+    assert f"n={n}" in said
+    assert "inconclusive" in said
+    assert not any(f"seed {later}" in task for task in lab.tasks for later in range(2 * n, 12))
 
 
 @pytest.mark.gate

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -17,10 +17,12 @@ from typing import Any
 from nocap.config import hardware
 from nocap.config.compose import Composed
 from nocap.config.errors import FailedError, StoppedError
+from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import DAMAGED, outcome
+from nocap.launch.plan import DAMAGED, Result, outcome
 from nocap.store.formats import duration
+from nocap.store.record import ENDED
 from nocap.store.runs import Record, dig, number
 from nocap.study.evidence import Evidence, places, verdict_of
 from nocap.study.log import FILE, Line, append, read, writable
@@ -85,6 +87,7 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
             if "train" in places(claim)
             and verdicts[claim.id].reason is Reason.undecided
             and numbers[claim.id] < most
+            and _has_all(evidence, claim, part.study)
         ]
         if run and further:
             log(f"not decided, and another analysis follows: {', '.join(further)}")
@@ -97,6 +100,19 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         records=study.records,
         problems=list(dict.fromkeys(study.problems)),
     )
+
+
+def _failures(runs: Sequence[Training], results: Mapping[str, Result]) -> Iterator[str]:
+    """Name each run that came to no end. A damaged one is named where it is read."""
+    for run in runs:
+        result = results.get(run.plan.identity)
+        if result is not None and result.status not in (*ENDED, DAMAGED):
+            yield f"{run.arm}, seed {run.seed}: {result.status}, {result.reason}"
+
+
+def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
+    """Ask whether all runs are there: pairs count in their order, and none is passed over."""
+    return all((arm, seed) in evidence.runs for arm in study.sides(claim) for seed in claim.seeds)
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
@@ -226,7 +242,8 @@ class _Conductor:
         own = [run for run in runs if run.seed not in {run.seed for run, _ in rows}]
         try:
             if self.run:
-                train(own, self.plan.study.name, between=between)
+                results = train(own, self.plan.study.name, between=between)
+                self.problems += _failures(own, results)
         finally:
             made = self._read(own)
         return [*rows, *made]

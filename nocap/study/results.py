@@ -213,7 +213,7 @@ def judged(results: Results, log: Log) -> Results:
         said = log.of("analysis", hash=claim["hash"], machine=machine)
         unlogged = claim["exploratory"] or "not in its study's log"
         anew = {
-            **_judged(claim, rows, results["baseline"]),
+            **_judged(claim, rows, results["baseline"], results["seeds"]),
             **({"missing": claim["missing"]} if claim["reason"] == "missing" else {}),
             "exploratory": said[-1]["exploratory"] or None if said else unlogged,
         }
@@ -221,14 +221,16 @@ def judged(results: Results, log: Log) -> Results:
     return {**results, "claims": claims}
 
 
-def _judged(claim: Mapping[str, Any], measured: Sequence[Measurement], baseline: str) -> Results:
-    """The verdict on a claim as it is stored."""
+def _judged(
+    claim: Mapping[str, Any], measured: Sequence[Measurement], baseline: str, seeds: Sequence[int]
+) -> Results:
+    """The verdict on a claim as it is stored. `seeds`: in the order in which they were registered: the first
+    three are analysed first."""
     noise = {
         effect["metric"]: Declared(**{**known, "df": known["df"] or math.inf})
         for effect in (claim, *claim["guards"])
         if (known := effect["noise"])
     }
-    seeds = sorted({m.repeat for m in measured if m.per is Per.seed})
     stated = Claim(
         **{
             key: claim[key]
@@ -251,7 +253,7 @@ def _judged(claim: Mapping[str, Any], measured: Sequence[Measurement], baseline:
             for effect in claim["guards"]
         ],
         mechanism=Mechanism(bound=claim["bound"], formula=claim["bound_formula"]),
-        seeds=seeds if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
+        seeds=list(seeds) if len(seeds) >= LEAST_PAIRS else list(range(LEAST_PAIRS)),
     )
     return verdict_json(
         stated,
