@@ -55,14 +55,16 @@ def test_a_pool_gives_each_cell_devices_of_its_own():
 
 
 @pytest.mark.parametrize(("jobs", "cores", "n"), [(2, 8, 2), (None, 3, 3)])
-def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n):
+def test_a_pool_has_room_for_so_many_jobs(jobs, cores, n, monkeypatch):
     """And says why it is a pool of one."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     pool = Devices(jobs=jobs, units={Device.cpu: [str(core) for core in range(cores)], Device.cuda: []})
     assert pool.at_once(run()) == n
     assert [units is None for units in taken(pool, *[run()] * 4)] == [False] * n + [True] * (4 - n)
     assert (taken(serial := one_at_a_time(), run(), run()), serial.describe([run()])) == ([[], None], None)
     two = Devices(jobs=None, units={Device.cpu: ["0", "1"], Device.cuda: []})
     hint = "(trainer.threads=2; trainer.threads=1 makes room for 2)"
+    hint += "; OMP_NUM_THREADS=1 does not count: trainer.threads=2 does"
     assert two.describe([run("trainer.threads=2")]) == f"pool: 1 at once, 2 of 2 cores each {hint}"
     assert two.describe([run("trainer.threads=1")]) == "pool: 2 at once, 1 of 2 cores each"
 

@@ -276,7 +276,22 @@ def test_a_log_has_a_line_a_validation_and_one_in_five_seconds_with_what_is_left
     assert [line.partition("step")[2] for line in log] == [printed[4:] for printed in lines]
 
 
-def test_the_first_screen_says_what_is_trained_and_why_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("wanted", "threads"), [("1", 2), ("64", 1), ("2,1", 2)])
+def test_the_first_screen_names_a_variable_that_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str, threads: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    this = planned(tmp_path, f"trainer.threads={threads}")
+    line = f"note: OMP_NUM_THREADS={wanted} does not count: trainer.threads={threads} does"
+    assert headline(this).splitlines()[0] == line
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    assert "OMP_NUM_THREADS" not in headline(this)
+
+
+def test_the_first_screen_says_what_is_trained_and_why_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
     this, why = planned(tmp_path), reasons(run)
     head, *lines = headline(replace(this, run=run)).splitlines()

@@ -54,6 +54,35 @@ def test_null_is_empty_where_a_key_may_be_empty_and_text_in_quotes() -> None:
     assert compose([*SMALL, "output_dir=null"]).output_dir == "null"
 
 
+@pytest.mark.parametrize(
+    ("value", "quoted", "read"),
+    [
+        ("step=100.txt", "'step=100.txt'", "step=100.txt"),
+        ("a#b.txt", "'a#b.txt'", "a#b.txt"),
+        ("it's.txt", r"'it\'s.txt'", "it's.txt"),
+        ("[a#b.txt,c.txt]", "['a#b.txt','c.txt']", ["a#b.txt", "c.txt"]),
+        ("['a#b',c#d]", "['a#b','c#d']", ["a#b", "c#d"]),
+        ("~/texts", "'~/texts'", "~/texts"),
+    ],
+)
+def test_what_cannot_be_read_is_shown_in_quotes_that_can(
+    value: str, quoted: str, read: str | list[str]
+) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read: put the value in quotes, as in ") as refused:
+        compose([*WITHOUT_DATA, "data=text", f"data.path={value}"])
+    assert str(refused.value).endswith(f'as in "data.path={quoted}"')
+    assert compose([*WITHOUT_DATA, "data=text", f"data.path={quoted}"]).data.path == read
+
+
+def test_a_list_for_one_text_is_refused() -> None:
+    words = [*WITHOUT_DATA, "data=shards", "data.val=v"]
+    with pytest.raises(
+        ValueError, match=r"data.train must be one text, and no list \(quotes make \[a,b\] a text"
+    ):
+        compose([*words, "data.train=[a,b]"])
+    assert compose([*words, "data.train='[a,b]'"]).data.train == "[a,b]"
+
+
 def test_numbers_are_numbers() -> None:
     run = compose([*SMALL, "model.n_layer=1_0", "optimizer.lr=1e-3", "trainer.grad_clip=null"])
     assert run.model.n_layer == 10

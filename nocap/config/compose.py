@@ -271,9 +271,16 @@ def parsed(word: str) -> Override:
     except (OverrideParseException, RecursionError) as error:
         said = next(iter(str(error).splitlines()), "")
         if said.startswith("LexerNoViable") or "expecting <EOF>" in said:
-            said = f"put the value in quotes, as in \"{key}='{word.partition('=')[2]}'\""[:200]
+            said = f'put the value in quotes, as in "{key}={_in_quotes(word.partition("=")[2])}"'[:200]
         raise ValueError(f"{word[:80]!a} cannot be read: {said}") from None
     return override
+
+
+def _in_quotes(text: str) -> str:
+    """Quote a value, or each element of a list, as Hydra reads it."""
+    if text.startswith("[") and text.endswith("]"):
+        return f"[{','.join(_in_quotes(part.strip()) for part in text[1:-1].split(','))}]"
+    return QuotedString(text=text.strip("'\""), quote=Quote.single).with_quotes()
 
 
 def is_choice(override: Override) -> bool:

@@ -79,7 +79,7 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
         for i, item in enumerate(value):
             check_type(get_args(lists[0]), item, f"{name}[{i}]")
     elif str in types and isinstance(value, list):
-        raise ValueError(f"{name} must be one text, got {value}")
+        raise ValueError(f"{name} must be one text, and no list (quotes make [a,b] a text), got {value}")
     elif str in types and isinstance(value, int | float):
         raise ValueError(f"{name} must be text, in quotes where a yaml would read a number, got {value}")
     elif bool in types and isinstance(value, int | float | str) and "${" not in str(value):

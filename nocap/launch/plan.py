@@ -334,6 +334,16 @@ def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
     return "already diverged, which it would do again: nothing to train (to see it again, delete its folder)"
 
 
+def overruled(run: Run) -> list[str]:
+    """Say that a variable of the environment does not count where the config has another number of threads:
+    the threads are a part of the run's identity."""
+    t = run.trainer
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if t.device is not Device.cpu or wanted in ("", str(t.threads)):
+        return []
+    return [f"OMP_NUM_THREADS={wanted} does not count: trainer.threads={t.threads} does"]
+
+
 def headline(plan: Plan) -> str:
     """Notices; what it trains where; precision and compilation, and why, or what the default here would be
     and why."""
@@ -348,6 +358,6 @@ def headline(plan: Plan) -> str:
         else f"{key} {value} (by default {why[key]})"
         for key, value in chosen.items()
     ]
-    notes = [f"note: {notice}" for notice in plan.notices]
+    notes = [f"note: {notice}" for notice in (*plan.notices, *overruled(plan.run))]
     what = f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}"
     return "\n".join([*notes, what, *told])

@@ -21,7 +21,7 @@ from nocap.config.trainer import Device
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid, Result
-from nocap.launch.plan import DAMAGED, outcome
+from nocap.launch.plan import DAMAGED, outcome, overruled
 from nocap.launch.signals import stop_handler
 from nocap.store.formats import shorten
 from nocap.store.lease import HeldError
@@ -118,7 +118,7 @@ class Devices(Executor):
         text = f"pool: {self.at_once(run)} at once, {self._need(run)} of {n} {kind}s each"
         if t.device is Device.cpu and t.threads > 1 and self.at_once(run) == 1 and self.jobs != 1:
             text += f" (trainer.threads={t.threads}; trainer.threads=1 makes room for {n // t.devices or 1})"
-        return text
+        return "; ".join([text, *overruled(run)])
 
     def submit(self, cell: Cell) -> Work | Result | None:
         if (units := self.free(cell.plan.run)) is None:
