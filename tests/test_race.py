@@ -720,7 +720,6 @@ def test_what_a_race_writes_is_no_part_of_its_arms(repo, raced):
     both = arms(base="write.py {seed}", idea="write.py 1{seed}")
     words = [*both, "--metric", "val_loss", "--file", "out.json", "--pairs", "1"]
     assert [raced(*words)["said"].count(", seed ") for _ in range(2)] == [2, 0]
-    (repo / "out.json").unlink()
     assert "changes that no --ref" not in raced(*refs("main", "idea", pairs=1))["said"]
 
 
