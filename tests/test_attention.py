@@ -105,6 +105,8 @@ def test_under_bf16_autocast_it_stays_near(mix: Callable[..., Tensor]):
     [
         (("attention=sliding", "attention.window=9"), (9, 9)),
         (("attention=hybrid", "attention.pattern=LG", "attention.window=5"), (5, None, 5, None)),
+        (("attention=hybrid", "model.n_layer=2", "attention.window=5"), (5, None)),
+        (("attention=hybrid", "model.n_layer=3", "attention.window=5"), (5, 5, None)),
     ],
 )
 def test_each_layer_has_its_window(words: tuple[str, ...], windows: tuple[int | None, ...]):

@@ -298,6 +298,24 @@ REFUSED = {  # a door, its first word → words that are added to a small run's,
         ("attention=hybrid attention.pattern=LX", "attention.pattern", "LX"),
         ("attention=hybrid attention.pattern=", "attention.pattern", "''"),
         ("attention=hybrid attention.pattern=LL", "attention.pattern", "LL"),
+        # what would have no effect
+        *(
+            (f"{key}={{}}", f"{key} must be an option's name or hold keys: it changes nothing, got {{}}")
+            for key in ("mlp", "optimizer", "ideas", "trainer")
+        ),
+        ("attention=hybrid attention.pattern=LLLG", "both letters in the first model.n_layer=2", "LLLG"),
+        ("attention=hybrid model.n_layer=1", "attention.pattern must mix the letters", "'G'"),
+        (
+            "optimizer=muon optimizer.momentum_start=0.6",
+            "optimizer.momentum_start must stay 0.85 beside optimizer.momentum_warmup_steps=0",
+            "0.6",
+        ),
+        (
+            "ideas=[bigram] ideas.bigram.rows=1000",
+            "ideas.bigram.rows must stay 65536 where each of 66,049 has a row of its own",
+            "1000",
+        ),
+        ("ideas=[ngrams] ideas.ngrams.sizes=[2] ideas.ngrams.rows=9", "ideas.ngrams.rows must stay", "9"),
         ("norm.bias=true", "norm.bias", "RMSNorm"),
         ("output_dir=", "output_dir"),
         ("output_dir='a\nb'", "output_dir must hold no control characters"),

@@ -409,6 +409,51 @@ def test_keys_that_a_replaced_block_or_model_may_not_read_are_refused(
     assert replaced_model(tmp_path / "reads", "reader", reads, word).model.kind == "reader"
 
 
+OBJECTIVE = """
+from dataclasses import dataclass
+from nocap.options.objective.cross_entropy import CrossEntropy
+
+@dataclass(kw_only=True)
+class Own(CrossEntropy):
+    kind: str = "own"
+    def loss(self, head, x_BTC, targets_BT):
+        return CrossEntropy.loss(self, head, x_BTC, targets_BT)
+"""
+ATTENTION = """
+from dataclasses import dataclass
+from nocap.options.attention.softmax import Softmax
+
+@dataclass(kw_only=True)
+class Own(Softmax):
+    kind: str = "own"
+    def build(self, run, layer):
+        return Softmax.build(self, run, layer)
+"""
+HEADS = "n_kv_heads: 4\nkernel: fused\n"
+
+
+@pytest.mark.parametrize(
+    ("group", "source", "keys", "word"),
+    [
+        ("objective", OBJECTIVE, "z_loss: 0\n", "objective.loss_chunks=8"),
+        ("attention", ATTENTION, HEADS, "model.qk_norm=true"),
+        ("attention", ATTENTION, HEADS, "attention.merge_qkv=true"),
+    ],
+)
+def test_keys_that_a_method_of_its_own_may_not_read_are_refused(
+    tmp_path: Path, group: str, source: str, keys: str, word: str
+):
+    """What the class that it extends reads is about that class's method."""
+    key, _, value = word.partition("=")
+    rule = f"^{key} must stay .* beside {group}.kind=own, which does not read it .* got {value}"
+    with pytest.raises(ValueError, match=re.compile(rule, re.I)):
+        from_outside(tmp_path, group, "own", source, word, keys=keys)
+    assert getattr(composed(f"{group}=own"), group).kind == "own"
+    reads = source.replace('kind: str = "own"', f'kind: str = "reader"\n    READS = ("{key}",)')
+    run = from_outside(tmp_path / "reads", group, "reader", reads, word, keys=keys)
+    assert getattr(run, group).kind == "reader"
+
+
 @pytest.mark.parametrize(("name", "source"), [("parallel", PARALLEL), ("bigram", BIGRAM)])
 def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: str):
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")

@@ -176,7 +176,7 @@ def value_embeddings(model: Any, x: Tensor, **keys: Any) -> Tensor:
     return by_hand(x, added)
 
 
-@formula(channels=4, rows=97, exact=70_000)
+@formula(channels=4, exact=70_000)
 @formula(channels=4, rows=97, exact=0)
 def bigram(model: Any, x: Tensor, *, exact: int, **keys: int) -> Tensor:
     its, x = part(model, "bigram"), x.clone()

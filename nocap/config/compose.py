@@ -180,6 +180,7 @@ def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
         ValueError: Hydra's value is of a type that OmegaConf would change in silence.
     """
     if isinstance(value, dict):
+        require(bool(value), key, "be an option's name or hold keys: it changes nothing", "{}")
         return {name: _typed(config, f"{key}.{name}", item, text[name]) for name, item in value.items()}
     place, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, place) if place else config

@@ -151,6 +151,8 @@ RESOLVERS: dict[str, Callable[..., object]] = {
         # one that is no positive number is refused where it is read
         default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
     ),
+    # both kinds, also of fewer than four layers
+    "pattern": lambda n_layer: "L" * min(3, n_layer - 1) + "G",
     "device": device,
     "precision": lambda device, model, tokenizer, *run: precision(
         device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from nocap.config.keys import require
 
 if TYPE_CHECKING:
     from nocap.config.run import Run
@@ -23,8 +26,14 @@ class Option:
     `causal` and `random` are no keys. With another value than here, an option from outside says that it is
     meant to be what `nocap.training.probe` refuses, and the record keeps that. An option that is random draws
     from torch's own generator, as `F.dropout` does: it is seeded for each micro-batch.
+
+    `READ_BY` and `READS` are about keys that would be without effect. An interface says which keys a method
+    of its own reads, and nothing else does. An option with another such method takes none but their defaults,
+    unless its class names them in `READS`.
     """
 
+    READ_BY: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # method → keys, as in "model.norm_placement"
+    READS: ClassVar[tuple[str, ...]] = ()
     causal: ClassVar[bool] = True  # False: logits are meant to change with later tokens
     random: ClassVar[bool] = False  # True: two forwards of the same tokens are meant to differ
     kind: str
@@ -50,11 +59,32 @@ def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callabl
     subclass that builds something else does not inherit it: the fact must come from the class that builds, or
     from a subclass of that.
     """
-    order = type(option).__mro__
-
-    def level(name: str) -> int:
-        return next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
-
     builds = (of,) if isinstance(of, str) else of
-    applies = level(fact) < len(order) and all(level(fact) <= level(name) for name in builds)
+    applies = hasattr(option, fact) and all(_level(option, fact) <= _level(option, name) for name in builds)
     return getattr(option, fact) if applies else None
+
+
+def _level(option: Option, name: str) -> int:
+    """How far up the classes of the option the one is that defines this name last."""
+    order = type(option).__mro__
+    return next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
+
+
+def unread(option: Option) -> Iterator[str]:
+    """The keys that no method reads: those of the interface's methods that the option replaces by its own,
+    without those that it reads itself."""
+    interface = _level(option, "READ_BY")
+    for method, keys in option.READ_BY.items():
+        own = _level(option, method)
+        # what a parent reads is about the parent's method
+        read = option.READS if _level(option, "READS") <= own else ()
+        if own < interface:
+            yield from (key for key in keys if key not in read)
+
+
+def require_default(part: Any, key: str, why: str) -> None:
+    """Refuse another value than the default of a key of this part of the config, which nothing reads."""
+    name = key.rpartition(".")[2]
+    default, value = type(part).__dataclass_fields__[name].default, getattr(part, name)
+    shown, got = (each.value if isinstance(each, Enum) else each for each in (default, value))
+    require(value == default, key, f"stay {shown} {why}", got)

@@ -11,13 +11,13 @@ from typing import Any
 
 from nocap import outside
 from nocap.config.keys import check_keys, counting, key, require
-from nocap.config.option import Option
+from nocap.config.option import Option, require_default, unread
 from nocap.config.trainer import Trainer
 from nocap.options.attention import Attention
 from nocap.options.data import Data
 from nocap.options.ideas import STEP_JOINTS, Idea, overrides
 from nocap.options.mlp import Mlp
-from nocap.options.model import Model, refuse_unread
+from nocap.options.model import Model
 from nocap.options.norm import Norm
 from nocap.options.objective import Objective
 from nocap.options.optimizer import Optimizer
@@ -76,7 +76,7 @@ class Run:
                 repr(option.kind),
             )
             option.check(self)
-        refuse_unread(self)
+        self._refuse_unread()
         self._check_batch()
         self._check_graphs()
         self._check_trackers()
@@ -134,6 +134,16 @@ class Run:
     def outside_files(self) -> list[outside.File]:
         """The files from outside that its options are made of."""
         return outside.used({cls.__module__ for _, option in self.options() for cls in type(option).__mro__})
+
+    def _refuse_unread(self) -> None:
+        """Keys that none of the chosen options reads, as another of the same group would."""
+        for name, option in self.options():
+            for full_key in unread(option):
+                why = (
+                    f"beside {name}.kind={option.kind}, which does not read it (one that does names it in "
+                    "READS)"
+                )
+                require_default(getattr(self, full_key.partition(".")[0]), full_key, why)
 
     def _check_batch(self) -> None:
         t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from nocap.config.keys import key, require
 from nocap.config.option import Option, declared
@@ -41,6 +41,8 @@ class Attention(Option):
                                             `nocap.store.metrics`); without it the module is one row
     """
 
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {"build": ("attention.merge_qkv", "model.qk_norm")}
+
     n_kv_heads: int = key(ge=1, le=65536)  # key/value heads; a divisor of model.n_head
     # queries, keys and values in one product: its gradient by the input is rounded once instead of three
     # times
@@ -53,13 +55,6 @@ class Attention(Option):
             "attention.n_kv_heads",
             f"divide model.n_head={n_head}",
             self.n_kv_heads,
-        )
-        own = type(self).build is Attention.build
-        require(
-            own or not self.merge_qkv,
-            "attention.merge_qkv",
-            f"be false: {self.kind} builds a module of its own",
-            self.merge_qkv,
         )
 
     def build(self, run: Run, layer: int) -> nn.Module:

@@ -80,6 +80,16 @@ class Hybrid(Sliding):
         rule = "mix the letters L (local) and G (global)"
         require(set(self.pattern) == {"L", "G"}, "attention.pattern", rule, repr(self.pattern))
 
+    def check(self, run: Run) -> None:
+        Sliding.check(self, run)
+        n_layer = run.model.n_layer
+        require(
+            n_layer >= self.pattern.index("G") + 1 and n_layer >= self.pattern.index("L") + 1,
+            "attention.pattern",
+            f"have both letters in the first model.n_layer={n_layer}: else all layers are alike",
+            self.pattern,
+        )
+
     @property
     def window_kernel(self) -> Kernel:
         return self.local_kernel

@@ -13,6 +13,7 @@ from operator import mul, xor
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
+from nocap.config.option import require_default
 from nocap.options.ideas import WithRate
 
 if TYPE_CHECKING:
@@ -30,7 +31,18 @@ class Bigram(WithRate):
     kind: str = "bigram"
     channels: int = key(ge=1, le=2**20)  # of the pairs' embeddings
     exact: int = key(ge=0, le=2**32)  # pairs, at most, for which each has a row of its own
-    rows: int = key(ge=1, le=2**32)  # that more pairs are hashed to
+    rows: int = key(ge=1, le=2**32, default=65_536)  # that more pairs are hashed to
+
+    def check(self, run: Run) -> None:
+        WithRate.check(self, run)
+        pairs = run.tokenizer.vocab_size ** self.longest()
+        if pairs <= self.exact:
+            why = f"where each of {pairs:,} has a row of its own, by ideas.{self.kind}.exact={self.exact:,}"
+            require_default(self, f"ideas.{self.kind}.rows", why)
+
+    def longest(self) -> int:
+        """The most tokens that a row stands for."""
+        return 2
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         return self.table(2, run, vocab_size)

@@ -22,7 +22,6 @@ class Ngrams(Bigram):
     sizes: list[int]  # a table each: the tokens that a row stands for, the current one among them
 
     def check(self, run: Run) -> None:
-        Bigram.check(self, run)
         known = set(range(2, len(FACTORS) + 1))
         require(
             0 < len(self.sizes) == len(known & {*self.sizes}),
@@ -30,6 +29,10 @@ class Ngrams(Bigram):
             f"be of {sorted(known)}, each once",
             self.sizes,
         )
+        Bigram.check(self, run)
+
+    def longest(self) -> int:
+        return max(self.sizes)
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
         from torch import nn

@@ -47,11 +47,13 @@ class Model(Option):
     """The transformer's shape. An option may replace a block by `build_block`, or the whole model by `build`.
 
     A model that one of these replaces has its FLOPs counted, ideas included, unless it has a method
-    `flops_per_token(run, *, vocab_size)`, and decodes by recomputing the prefix. Of the
-    keys that nocap's own block or model reads, it refuses those that it does not name in `READS`.
+    `flops_per_token(run, *, vocab_size)`, and decodes by recomputing the prefix.
     """
 
-    READS: ClassVar[tuple[str, ...]] = ()  # as in ("model.norm_placement",)
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {
+        "build_block": BLOCK_KEYS,
+        "build": (*BLOCK_KEYS, *WHOLE_KEYS),
+    }
 
     n_layer: int = key(ge=1, le=4096)  # blocks
     n_head: int = key(ge=1, le=65536)  # query heads in each layer
@@ -122,19 +124,3 @@ class Model(Option):
         from nocap.model.gpt import Block
 
         return Block(run, layer)
-
-
-def refuse_unread(run: Run) -> None:
-    """Refuse keys that nothing would read: those of a block or model that an option replaces by its own."""
-    kind = type(run.model)
-    block, whole = kind.build_block is not Model.build_block, kind.build is not Model.build
-    for name in (*BLOCK_KEYS * (block or whole), *WHOLE_KEYS * whole):
-        place, _, key_name = name.partition(".")
-        option = getattr(run, place)
-        default, value = type(option).__dataclass_fields__[key_name].default, getattr(option, key_name)
-        shown, got = (each.value if isinstance(each, Enum) else each for each in (default, value))
-        rule = (
-            f"stay {shown} beside model.kind={run.model.kind}, which does not read it (one that "
-            "does names it in READS)"
-        )
-        require(value == default or name in run.model.READS, name, rule, got)

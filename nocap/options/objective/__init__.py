@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key, require
 from nocap.config.option import Option
@@ -25,6 +25,8 @@ class Objective(Option):
         flops_per_token(run, *, vocab_size) -> float    of forward and backward, the head's product included;
                                                         without it they are counted
     """
+
+    READ_BY: ClassVar[dict[str, tuple[str, ...]]] = {"loss": ("objective.loss_chunks",)}
 
     # Parts of a micro-batch's tokens whose logits exist one part after the other; 0 or 1: all at once.
     loss_chunks: int = key(ge=0, le=2**40, default=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from nocap.config.keys import key
 from nocap.options.objective import Objective
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, slots=True)
 class CrossEntropy(Objective):
+    READS: ClassVar[tuple[str, ...]] = ("objective.loss_chunks",)
     kind: str = "cross_entropy"
     # weight of mean(logsumexp²) in the training loss (PaLM, arXiv:2204.02311)
     z_loss: float = key(ge=0, le=1000)

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from nocap.config.keys import key
+from nocap.config.option import require_default
 from nocap.options.optimizer.adamw import AdamW
 
 if TYPE_CHECKING:
@@ -77,6 +78,12 @@ class Muon(AdamW):
     # NorMuon (arXiv:2510.05491): of the rows' second moments; it has 0.95
     row_beta2: float | None = key(ge=0, lt=1, default=None)
     scale: MuonScale  # how a step follows a matrix's shape
+
+    def __post_init__(self) -> None:
+        AdamW.__post_init__(self)
+        if self.momentum_warmup_steps == 0:
+            why = "beside optimizer.momentum_warmup_steps=0, which reads it nowhere"
+            require_default(self, "optimizer.momentum_start", why)
 
     def build(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         from nocap.training.optimizer import ByRule, split_matrices
