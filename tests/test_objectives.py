@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nocap.checks.contract import _moved as moved  # none of its weights at its start
+from nocap.config.keys import InputError
 from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.batches import train_windows
@@ -26,6 +27,7 @@ from nocap.measure.generation import UncachedError, check_cached
 from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
+from nocap.model.language_model import lent
 from nocap.store.runs import load
 from nocap.training.recorder import Recorder
 from nocap.training.state import put_weights, weights
@@ -235,6 +237,40 @@ def test_documents_are_decoded_without_a_cache():
     masked = composed("attention=hybrid", DOCUMENTS)
     with pytest.raises(UncachedError, match=r"attention\.kind=hybrid defines no cache_slots"):
         check_cached(build_model(masked, vocab_size=V).eval(), masked)
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        (
+            "ideas=[curriculum,easy_first] ideas.easy_first.run=x",
+            "hold one at most that arranges the training data, got curriculum, easy_first",
+        ),
+        (
+            "ideas=[easy_first,x0,curriculum] ideas.easy_first.run=x",
+            "hold one at most that arranges the training data, got curriculum, easy_first",
+        ),
+        (
+            "ideas=[tail_average,averaged_weights]",
+            "hold one average at most: .*, got averaged_weights, ",
+        ),
+    ],
+)
+def test_two_ideas_of_which_one_would_undo_the_other_are_refused(words: str, rule: str):
+    with pytest.raises(ValueError, match=f"^ideas must {rule}"):
+        composed(*words.split())
+
+
+def test_weights_are_lent_once():
+    p = torch.nn.Parameter(torch.zeros(1))
+    with lent([(p, torch.ones(1))]):
+        rule = r"^ideas must hold one at most that chooses the weights"
+        with pytest.raises(InputError, match=rule), lent([(p, torch.full((1,), 2.0))]):
+            pass
+        assert p.item() == 1.0
+    assert p.item() == 0.0
+    with lent([(p, torch.ones(1))]):
+        assert p.item() == 1.0
 
 
 # --- short sequences, small batches, short windows first

@@ -77,6 +77,7 @@ class Run:
             )
             option.check(self)
         self._refuse_unread()
+        self._check_arranged()
         self._check_batch()
         self._check_graphs()
         self._check_trackers()
@@ -144,6 +145,12 @@ class Run:
                     "READS)"
                 )
                 require_default(getattr(self, full_key.partition(".")[0]), full_key, why)
+
+    def _check_arranged(self) -> None:
+        """An order of the data is whole: a second one would undo the first."""
+        arranging = [name for name, idea in self.ideas.items() if overrides(idea, "arrange")]
+        rule = "hold one at most that arranges the training data"
+        require(len(arranging) <= 1, "ideas", rule, ", ".join(arranging))
 
     def _check_batch(self) -> None:
         t, unit = self.trainer, self.trainer.micro_batch * self.model.seq_len

@@ -175,7 +175,7 @@ class _Tally:
             return
         formulas = {name: self._of_idea(idea) for name, idea in run.ideas.items()}
         known = [formula(run, vocab_size=vocab_size) for formula in formulas.values() if formula]
-        known += [idea.flops_beside(run, vocab_size=vocab_size) for idea in run.ideas.values()]
+        known.append(self._beside())
         others = [name for name, formula in formulas.items() if formula is None]
         if not others:
             self.components["ideas"] = sum(known)
@@ -193,7 +193,13 @@ class _Tally:
 
     def _whole_model(self) -> float:
         keys = fmean(map(self._keys, range(self.run.model.n_layer)))
-        return self._per_token(_cost(partial(_model, countable(self.run), self.vocab_size)), keys)
+        cost = _cost(partial(_model, countable(self.run), self.vocab_size))
+        return self._per_token(cost, keys) + self._beside()
+
+    def _beside(self) -> float:
+        """Of other models, which ideas run."""
+        run, ideas = self.run, self.run.ideas.values()
+        return sum(idea.flops_beside(run, vocab_size=self.vocab_size) for idea in ideas)
 
     # --- how they become known
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nocap.config.keys import InputError
+
 if TYPE_CHECKING:
     from nocap.config.run import Run
     from nocap.options.ideas import Idea
@@ -118,12 +120,24 @@ class LanguageModel(nn.Module):
 
 @contextmanager
 def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Inside, each parameter has the numbers of the tensor beside it; afterwards its own."""
+    """Inside, each parameter has the numbers of the tensor beside it; afterwards its own.
+
+    Errors:
+        InputError: one of them has another's already, which this would undo.
+    """
     pairs = [(p, p.detach().clone(), tensor) for p, tensor in weights]
+    now = {id(p) for p, _, _ in pairs}
+    if now & _LENT:
+        raise InputError("ideas must hold one at most that chooses the weights that are validated, got more")
     for p, _, tensor in pairs:
         p.data.copy_(tensor)
+    _LENT.update(now)
     try:
         yield
     finally:
+        _LENT.difference_update(now)
         for p, own, _ in pairs:
             p.data.copy_(own)
+
+
+_LENT: set[int] = set()  # the ids of parameters that have another's numbers now

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from nocap.config.keys import key
+from nocap.config.keys import key, require
 from nocap.options.ideas import Idea
 
 if TYPE_CHECKING:
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True, slots=True)
 class _Average(Idea):
     """Keeps an average of every parameter, which begins as the weights at the start."""
+
+    def check(self, run: Run) -> None:
+        averages = [name for name, idea in run.ideas.items() if isinstance(idea, _Average)]
+        rule = "hold one average at most: the weights that are validated would be the last one's"
+        require(len(averages) == 1, "ideas", rule, ", ".join(averages))
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module:
         from torch import nn
