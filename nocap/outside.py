@@ -279,11 +279,11 @@ def path_of(module: str) -> Path | None:
     Errors:
         ValueError: several folders have one.
     """
-    for file in used([module]):
-        return file.path
     group, _, name = module.removeprefix(f"{__name__}.").partition(".")
     if not module.startswith(f"{__name__}.") or group not in groups():
         return None
+    for file in used([module]):
+        return file.path
     return _only([path for path in _sources(group) if path.stem == name], f"{group}={name}")
 
 
@@ -291,7 +291,7 @@ def _only(paths: Iterable[Path], choice: str) -> Path | None:
     """The one of these files that is there."""
     there = [path for path in paths if path.is_file()]
     for path in there[1:]:
-        require(False, str(path), f"have another name: {there[0]} is {choice} already", path.name)
+        raise InputError(f"{path} must have another name: {there[0]} is {choice} already, got {path.name}")
     return there[0] if there else None
 
 
@@ -364,7 +364,7 @@ def used(modules: Iterable[str]) -> list[File]:
 
 
 def use(more: Iterable[str | Path]) -> None:
-    """Add folders to those in use. If there are any, nothing of them is chosen any more.
+    """Add folders to those in use. If there are any, no file is chosen any more.
 
     Errors:
         OSError, ValueError: no such folder.
@@ -445,7 +445,7 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if (file := path_of(fullname)) is not None:
             return importlib.util.spec_from_file_location(fullname, file, loader=self)
-        is_group = fullname.removeprefix(f"{__name__}.") in groups() and fullname.startswith(__name__)
+        is_group = fullname in [f"{__name__}.{group}" for group in groups()]
         return ModuleSpec(fullname, self, is_package=True) if is_group else None
 
     def exec_module(self, module: ModuleType) -> None:

@@ -416,8 +416,8 @@ def test_a_validation_is_timed_before_the_step_that_follows_it(tmp_path):
         ({"config": {"tokenizer.vocabulary": "bytes"}}, "tokenizer.vocabulary"),
         # an option from outside declared it
         (
-            {"config": {"objective.smoothing": 0.1}, "measured": ("objective.smoothing",)},
-            "objective.smoothing",
+            {"config": {"optimizer.smooth": 0.1}, "measured": ("optimizer.smooth",)},
+            "optimizer.smooth",
         ),
         ({"config": {"mlp.expansion": 3.0}, "measured": ("mlp.expansion",)}, "mlp.expansion"),
     ],
