@@ -46,6 +46,7 @@ TOKENS_BT = torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(0)
 def in_use() -> str:
     """The ideas that neither the atlas nor a claim supports, imported once: what is cached here is theirs."""
     outside.use([ATLAS_IDEAS[1]])
+    outside.all_options("ideas")
     return os.environ.pop(outside.VARIABLE)
 
 
