@@ -154,7 +154,8 @@ def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> Non
         (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / link).symlink_to(tmp_path / name)
     refused(ask("study", "s", "--plan"), "regular file")
-    refused(ask("train", "--config-dir", "mine"), "regular file")
+    (tmp_path / "mine/attention/x.yaml").write_text("kind: x\n")
+    refused(ask("train", "--config-dir", "mine", "attention=x"), "attention.kind must be one of")
     run = compose(["model=nano", "data=shards", f"data.train={name}", "data.val=pipe"])
     text = compose(["model=nano", "data=text", f"data.path={name}"])
     for read in (

@@ -349,7 +349,8 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     """
     for override in map(parsed, words):
         if is_choice(override) and not override.is_delete():
-            named(override)
+            for name in named(override):
+                _choose(f"{override.key_or_group}/{name}")
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
         for name in _yamls_of(words) if outside.folders() else ():
