@@ -55,7 +55,7 @@ __path__: list[str] = []
 
 
 class ChangedError(InputError):
-    """A file is another than the one that the command chose."""
+    """A file has changed since the command chose it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ def yamls(group: str) -> dict[str, Path]:
 
 
 def yaml_of(group: str, name: str) -> Path | None:
-    """The one yaml of this name, or None.
+    """Return the one yaml of this name, or None.
 
     Errors:
         ValueError: there are several, of which Hydra would take the first in silence.
@@ -118,7 +118,7 @@ def yaml_of(group: str, name: str) -> Path | None:
 
 
 def option(group: str, place: str, plain: Any) -> type[Option]:
-    """The option that the `kind` of its plain form names, which is chosen with that.
+    """Choose the option that the `kind` of its plain form names, and return it.
 
     Errors:
         ValueError: there is none, or its file cannot be used.
@@ -139,7 +139,7 @@ def option(group: str, place: str, plain: Any) -> type[Option]:
 
 
 def find(group: str, kind: str) -> type[Option] | None:
-    """The option of this kind, which is chosen with that; None where there is none.
+    """Choose the option of this kind, and return it; None where there is none.
 
     Errors:
         ValueError: its file cannot be used.
@@ -153,8 +153,8 @@ def find(group: str, kind: str) -> type[Option] | None:
 
 
 def _holding(group: str, kind: str) -> Iterator[list[str]]:
-    """The files that may hold an option of this kind, the likeliest first: those that did when they were
-    chosen, that of its name, those whose source has it."""
+    """Yield the files that may define this kind, the likeliest first: the chosen files that define it, the
+    file of that name, the files whose source has it."""
     yield [file.name for file in files() if file.group == group and kind in file.kinds]
     yield [kind] if any(path.stem == kind for path in _sources(group)) else []
     yield [path.stem for path in _sources(group) if kind in (_kinds_in(path) or ())]
@@ -171,7 +171,7 @@ def choose(group: str, name: str) -> None:
 
 
 def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
-    """A yaml of a group, and its option, which is chosen with that.
+    """Read a yaml of a group, choose its option, and return both.
 
     Errors:
         OSError, ValueError: it cannot be read, or there is none.
@@ -196,7 +196,7 @@ def interface(group: str) -> type[Option]:
 
 
 def options(group: str) -> dict[str, type[Option]]:
-    """Kind → option: nocap's own, then those from outside that this process has chosen."""
+    """Map kind to option: nocap's own, then those from outside that this process has chosen."""
     by_kind = dict(_own(group))
     for file in files():
         module = sys.modules.get(file.module)
@@ -207,7 +207,7 @@ def options(group: str) -> dict[str, type[Option]]:
 
 
 def all_options(group: str) -> dict[str, type[Option]]:
-    """Kind → option of all files of the group, for who lists or checks them.
+    """Map kind to option for all files of the group, for a command that lists or checks them.
 
     Errors:
         ValueError: a file from outside cannot be used.
@@ -227,7 +227,7 @@ def _own(group: str) -> dict[str, type[Option]]:
 
 
 def _by_kind(module: ModuleType, group: str) -> dict[str, type[Option]]:
-    """The options that a module defines."""
+    """Map kind to option for those that a module defines."""
     by_kind = dict[str, type[Option]]()
     for cls in _options_in(module, group):
         kind = cls.__dataclass_fields__["kind"].default
@@ -253,13 +253,13 @@ def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
 
 
 def _sources(group: str) -> list[Path]:
-    """The Python files of a group in the folders from outside."""
+    """List the Python files of a group in the folders from outside."""
     paths = [path for folder in folders() for path in sorted((folder / place(group)).glob("[!_.]*.py"))]
     return [path for path in paths if path.is_file()]
 
 
 def _kinds_in(path: Path) -> list[str] | None:
-    """The kinds of the options in a source, which is not run; None where it cannot be parsed."""
+    """List the kinds of the options in a source, without running it; None where it cannot be parsed."""
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(read_bytes(path))
@@ -274,7 +274,7 @@ def _kinds_in(path: Path) -> list[str] | None:
 
 
 def path_of(module: str) -> Path | None:
-    """The file of a module `nocap.outside.GROUP.NAME`; None for any other.
+    """Return the file of a module `nocap.outside.GROUP.NAME`; None for any other.
 
     Errors:
         ValueError: several folders have one.
@@ -288,7 +288,7 @@ def path_of(module: str) -> Path | None:
 
 
 def _only(paths: Iterable[Path], choice: str) -> Path | None:
-    """The one of these files that is there."""
+    """Return the one of these files that is there, or None."""
     there = [path for path in paths if path.is_file()]
     for path in there[1:]:
         raise InputError(f"{path} must have another name: {there[0]} is {choice} already, got {path.name}")
@@ -335,15 +335,15 @@ def _imported(module: str, path: Path) -> ModuleType:
 
 
 def state() -> str:
-    """The folders in use and the files that were chosen, as JSON. At first the folders of installed
-    packages."""
+    """Return the folders in use and the chosen files as JSON. At first the folders of installed packages are
+    in use."""
     if VARIABLE not in os.environ:
         _set(_installed())
     return os.environ[VARIABLE]
 
 
 def in_use() -> str:
-    """The folders in use, as a text that differs after each `use`: then all modules are new."""
+    """Return the folders in use as a text that differs after each `use`: then all modules are new."""
     parts = json.loads(state())
     return json.dumps([parts["use"], parts["folders"]])
 
@@ -353,7 +353,7 @@ def folders() -> list[Path]:
 
 
 def files() -> list[File]:
-    """Those that were chosen, in their order."""
+    """List the files that were chosen, in their order."""
     rows = json.loads(state())["files"]
     return [File(**{**row, "path": Path(row["path"]), "kinds": tuple(row["kinds"])}) for row in rows]
 
@@ -439,8 +439,8 @@ def _filled(text: str) -> str:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, which is chosen with that, and runs the
-    very bytes that were hashed."""
+    """A finder of `nocap.outside.GROUP` and `nocap.outside.GROUP.NAME`, which it chooses. It
+    runs the very bytes that were hashed."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if (file := path_of(fullname)) is not None:
@@ -465,7 +465,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def _note(module: ModuleType, path: Path, sha256: str) -> None:
-    """Have the processes that follow load the same."""
+    """Record a chosen file for this process and those that follow."""
     group, name = module.__name__.removeprefix(f"{__name__}.").split(".")
     row = {"group": group, "name": name, "path": str(path), "sha256": sha256}
     parts = json.loads(state())

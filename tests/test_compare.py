@@ -370,7 +370,7 @@ def test_the_target_is_interpolated_and_censored(tmp_path):
 
 
 def test_a_run_without_a_curve_does_not_vanish_at_a_target(tmp_path):
-    """Of the runs with one, an interval would be of fewer seeds than were run."""
+    """An interval over the runs with a curve would hide that more seeds were run."""
     for seed in range(4):
         write_run(tmp_path, seed=seed)
         folder = gelu3x(tmp_path, seed=seed)

@@ -109,7 +109,7 @@ def removed(run: Path) -> str:
 def test_a_run_that_a_dashboard_leaves_out_is_named(
     spoil: Callable[[Path], str], grid: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the screen, and where the verdicts stand."""
+    """The screen names it, and so does the text below the verdicts."""
     run = next((tmp_path / "runs").glob("gpt2-gqa-*-s1-*"))
     told = spoil(run)
     _, report = read_back(written(str(grid), "--entity", "e", to=tmp_path / "made.json"))

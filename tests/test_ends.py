@@ -61,7 +61,7 @@ for door, (module, words) in doors.items():
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two runs in `outputs`."""
+    """Write two runs into `outputs` of a folder."""
     root = tmp_path_factory.mktemp("ends")
     for seed in range(2):
         write_run(root / "outputs", seed=seed)

@@ -131,7 +131,7 @@ def test_a_file_that_is_not_named_safetensors_is_refused(
 
 
 def export_of(run_dir: Path, file: Path) -> dict[str, Any]:
-    """What the file says of the run."""
+    """Read what the file says of the run."""
     assert export.main([str(run_dir), str(file)]) == 0
     with safe_open(file, "pt") as opened:
         return json.loads(opened.metadata()["run"])
@@ -153,7 +153,7 @@ def test_a_file_says_the_loss_of_its_own_checkpoint(tmp_path: Path) -> None:
 
 
 def of_an_older_nocap(out: Path, group: str, key: str) -> Path:
-    """A run that was killed, as a nocap trained it that did not have this key; its folder."""
+    """Return the folder of a killed run that an older nocap trained, which did not have this key."""
     this = planned(out)
     config = {**this.parts["config"], group: {**this.parts["config"][group]}}
     del config[group][key]

@@ -35,7 +35,7 @@ D12 = ["model=d12", "attention=flash", "trainer.micro_batch=1"]
 
 @pytest.fixture(autouse=True)
 def nothing_from_outside(isolated: None) -> Iterator[None]:
-    """What a test has put in use is out of use after it."""
+    """Take out of use what a test has put in use."""
     yield
     os.environ.pop(outside.VARIABLE, None)
 
@@ -106,7 +106,7 @@ WHY = "mlp=sparse_experts: DynamicOutputShapeException: aten.nonzero.default"
 
 
 def both(*words: str, causal: bool = True) -> tuple[float, float]:
-    """FLOPs a token by formulas, and by counting all that can be counted."""
+    """Count FLOPs a token by formulas, and by counting all that can be counted."""
     run = compose(words)
     by = [
         component_flops(run, vocab_size=run.tokenizer.vocab_size, causal=causal, formulas=formulas)
@@ -185,7 +185,7 @@ KEYS_MET = """
 
 
 def changed(path: Path, folder: Path, *, more: str) -> None:
-    """The option of this file in another folder, as `other`, with more in its last class."""
+    """Copy the option of this file into another folder as `other`, with more in its last class."""
     group = path.parent.name
     (folder / group).mkdir()
     source = path.read_text().replace(f'kind: str = "{path.stem}"', 'kind: str = "other"')

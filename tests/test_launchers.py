@@ -192,7 +192,7 @@ LEFT = ("--multirun", "--detach", *TINY, "seed=0,1", "hydra/launcher=slurm")
 
 @pytest.fixture
 def queue(tmp_path, monkeypatch):
-    """Of a Slurm whose jobs wait."""
+    """Have a Slurm whose jobs wait."""
     for name, command in WAITING.items():
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)

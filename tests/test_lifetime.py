@@ -239,7 +239,7 @@ sys.meta_path.insert(0, Stall())
 
 
 def stalled(module: str, folder: Path) -> str:
-    """A PYTHONPATH with which `python -m MODULE` never ends its imports, and says that it has come there."""
+    """Make a PYTHONPATH with which `python -m MODULE` never ends its imports, and says so."""
     text = STALLS.replace("MODULE", repr(module)).replace("FOLDER", repr(str(folder)))
     (folder / "sitecustomize.py").write_text(text)
     return os.pathsep.join([str(folder), str(REPO)])

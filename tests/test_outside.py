@@ -263,7 +263,7 @@ def test_what_is_not_chosen_is_neither_read_nor_refused(tmp_path: Path, what: st
 
 
 def two_options(folder: Path) -> dict[str, Run]:
-    """The runs of two options of a folder, which one command chose."""
+    """Compose the runs of two options of a folder in one command."""
     (folder / "attention").mkdir(parents=True)
     for name in ("first", "second"):
         source = GOOD.replace('"head_temperature"', f'"{name}"')

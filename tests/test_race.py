@@ -356,7 +356,7 @@ def test_a_full_disk_ends_the_run_whose_output_it_cannot_take(repo, raced, faile
 
 
 def printed(folder, *lines):
-    """The folder of a run that printed these lines."""
+    """Make the folder of a run that printed these lines."""
     folder.mkdir()
     (folder / LOG).write_text("".join(f"0.1\t{line}\n" for line in lines))
     (folder / RESULT).write_text(json.dumps({"arm": "base", "seed": 0}))
@@ -409,7 +409,7 @@ def test_a_file_whose_numbers_end_is_of_a_run_that_diverged(tmp_path, name, text
 
 
 def carried_out(folder, program, **how):
-    """The folder of a run of this Python program."""
+    """Run this Python program and return the folder of the run."""
     made = Command(name="base", words=(PYTHON, "-c", program), cwd=folder, content="x")
     command.run(made, 0, folder / "run", timeout_s=60, **how)
     return folder / "run"
@@ -543,7 +543,7 @@ def test_what_a_race_writes_may_be_a_file_of_the_repository(repo, raced):
 
 
 def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
-    """And counts."""
+    """It counts for the arm all the same."""
     contents = set()
     for text in ("mine", "another"):
         (repo / "notes.txt").write_text(text)

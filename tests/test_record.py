@@ -330,13 +330,19 @@ def other_code(run: Any, *, data_fingerprint: str) -> Json:
 # --- a grid's end -------------------------------------------------------------------------------------------
 
 
+def grid_of_one(this: Plan, out: Path) -> Grid:
+    """Write a grid of one cell."""
+    cell = Cell(overrides=(), label="", plan=this)
+    grid = Grid(name="g", folder=out / "grids" / "g", swept=(), cells=(cell,))
+    grid.write()
+    return grid
+
+
 def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     this = copied(whole, tmp_path)
-    cell = Cell(overrides=(), label="", plan=this)
-    grid = Grid(name="g", folder=tmp_path / "out" / "grids" / "g", swept=(), cells=(cell,))
-    grid.write()
+    grid = grid_of_one(this, tmp_path / "out")
     report, done = grid.folder / "report.html", {this.identity: Result(summary={"status": "finished"})}
 
     def written() -> int:
@@ -354,11 +360,9 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
         assert report.read_bytes() == page
 
 
-def a_grid(this: Plan, out: Path) -> Grid:
-    """A grid of one cell, with a report of before."""
-    cell = Cell(overrides=(), label="", plan=this)
-    grid = Grid(name="g", folder=out / "grids" / "g", swept=(), cells=(cell,))
-    grid.write()
+def with_report_of_before(this: Plan, out: Path) -> Grid:
+    """Write a grid of one cell, with a report of before."""
+    grid = grid_of_one(this, out)
     (grid.folder / "report.html").write_text("of before")
     return grid
 
@@ -368,7 +372,7 @@ def test_a_grid_without_a_finished_run_keeps_no_report_of_before(
     status: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     this = copied(whole, tmp_path)
-    grid = a_grid(this, tmp_path / "out")
+    grid = with_report_of_before(this, tmp_path / "out")
     multirun._report(grid, {this.identity: Result(summary={"status": status})}, stopped=False)
     assert "report: " not in capsys.readouterr().out
     assert not (grid.folder / "report.html").exists()
@@ -378,7 +382,7 @@ def test_a_comparison_that_fails_keeps_no_report_of_before(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     this = copied(whole, tmp_path)
-    grid = a_grid(this, tmp_path / "out")
+    grid = with_report_of_before(this, tmp_path / "out")
     (this.run_dir / "metrics.jsonl").write_text("")  # another process has damaged it in between
     done = {this.identity: Result(summary={"status": "finished"})}
     assert multirun._report(grid, done, stopped=False) == 1
@@ -395,7 +399,7 @@ def test_a_report_is_not_there_while_its_grid_trains(
     this = copied(whole, tmp_path)
     if half_done:
         (this.run_dir / "summary.json").unlink()
-    grid = a_grid(this, tmp_path / "out")
+    grid = with_report_of_before(this, tmp_path / "out")
     there = list[bool]()
 
     def run(runner: object) -> dict[str, Result]:
@@ -413,9 +417,7 @@ def test_a_comparison_that_fails_ends_a_grid_with_1(
 ) -> None:
     """Its page cannot be written where a folder has its name."""
     this = copied(whole, tmp_path)
-    cell = Cell(overrides=(), label="", plan=this)
-    grid = Grid(name="g", folder=tmp_path / "out" / "grids" / "g", swept=(), cells=(cell,))
-    grid.write()
+    grid = grid_of_one(this, tmp_path / "out")
     (grid.folder / "report.html").mkdir()
     done = {this.identity: Result(summary={"status": "finished"})}
     assert multirun._report(grid, done, stopped=False) == 1

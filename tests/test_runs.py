@@ -392,7 +392,7 @@ def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
 
 @pytest.fixture
 def uploader(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program in place of W&B's own, beside this Python."""
+    """Put a program in place of W&B's own, beside this Python."""
     program = here / "tools" / "wandb"
     program.parent.mkdir()
     program.write_text(UPLOADER)

@@ -560,7 +560,7 @@ def build(request):
 
 @pytest.fixture
 def beside(tmp_path, monkeypatch):
-    """Two files of one name, each beside modules of the same names."""
+    """Write two files of one name, each beside modules of the same names."""
     for folder in ("a", "b"):
         (tmp_path / folder / "parts").mkdir(parents=True)
         (tmp_path / folder / "step.py").write_text(BESIDE)
@@ -573,7 +573,7 @@ def beside(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("one_thread", "quick")
 def test_each_file_has_the_modules_beside_itself(beside):
-    """Whenever it imports them, and the process has none of them afterwards."""
+    """It may import them at any time, and the process has none of them afterwards."""
     path, names = sys.path[:], {*sys.modules}
     arms = [external_arm(NANO, f"{folder}/step.py") for folder in ("a", "b")]
     assert [arm.label for arm in arms] == ["a/step.py", "b/step.py"]
@@ -590,7 +590,7 @@ def test_each_file_has_the_modules_beside_itself(beside):
 
 
 def test_a_file_has_the_modules_of_a_path_that_it_adds(beside):
-    """As those of another's repository, which it names by an option."""
+    """An option names another repository, whose modules it imports."""
     source = "import sys\nsys.path.insert(0, {!r})\nimport model\nbeside = model.NAME\nbuild = print"
     for name, folder in (("x", "b"), ("y", "a")):
         (beside / f"{name}.py").write_text(source.format(str(beside / folder)))

@@ -170,7 +170,7 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
 
 @pytest.mark.parametrize("seeds", [[5, 3, 1, 0, 2], [9, 8, 7, 1], [2, 5, 0, 1, 3]])
 def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds: list[int]):
-    """Of four or five seeds the first three are analysed, by the page as by the study."""
+    """The page analyses the first three of four or five seeds, as the study does."""
     made_study = loaded(tmp_path / "made", study(claims=[LOSS], seeds=[*seeds, 20, 21][:6]))
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in seeds}
     runs |= {("mqa", seed): record("mqa", seed, 12, 3.0 - 0.1 * i) for i, seed in enumerate(seeds)}

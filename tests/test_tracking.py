@@ -236,7 +236,7 @@ def test_the_command_for_what_was_not_sent_is_one_that_sends_it(
 
 
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
-    """Whatever they are called: two arms of two grids may have one name."""
+    """Two arms of two grids may have one name."""
     plan = planned(tmp_path / "out")
     others = {
         "a seed": planned(tmp_path / "out", "seed=5"),

@@ -27,7 +27,7 @@ class Mine(Mlp):
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Path:
-    """The file that is there once a module of the folder was run in the place of another."""
+    """Return the file that is there once a module of the folder was run in place of another."""
     mark = tmp_path / "ran"
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"open({str(mark)!r}, 'a').write({name!r})\n")

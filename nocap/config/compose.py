@@ -165,7 +165,7 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
 
 
 def _changed_ns(path: Path) -> int:
-    """When a yaml was changed; 0 where it is none, as an editor's lock is, or gone by now."""
+    """Return when a yaml was changed; 0 where it is none, as an editor's lock is, or gone by now."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -173,7 +173,7 @@ def _changed_ns(path: Path) -> int:
 
 
 def _typed(config: DictConfig, key: str, value: Any, text: Any) -> Any:
-    """The value of an override in the type of its key: the `text` that was typed where the key is a text's,
+    """Return an override's value in the type of its key: the `text` that was typed where the key is a text's,
     and Hydra's `value` elsewhere.
 
     Errors:
@@ -320,7 +320,7 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
 
 
 def has_sweeps(words: Sequence[str]) -> bool:
-    """Whether a yaml that these overrides choose sweeps over keys, which makes a grid.
+    """Return whether a yaml that these overrides choose sweeps over keys, which makes a grid.
 
     Errors:
         ValueError: as for `by_hydra`, or an override that cannot be parsed.
@@ -350,6 +350,7 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     for override in map(parsed, words):
         if is_choice(override) and not override.is_delete():
             for name in named(override):
+                # a yaml that Hydra cannot read is refused here, in nocap's words
                 _choose(f"{override.key_or_group}/{name}")
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
@@ -363,7 +364,7 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
 
 @contextmanager
 def _hydras_errors() -> Iterator[None]:
-    """What Hydra says of a yaml becomes a ValueError of one line."""
+    """Turn the error that Hydra raises about a yaml into a ValueError of one line."""
     try:
         yield
     except HydraException as error:
@@ -375,7 +376,7 @@ def _hydras_errors() -> Iterator[None]:
 
 
 def _yamls_of(words: Sequence[str]) -> list[str]:
-    """The yamls that Hydra reads for these choices, those that another yaml's defaults name, too."""
+    """List the yamls that Hydra reads for these choices, also those that another yaml's defaults name."""
     loader = GlobalHydra.instance().config_loader()
     with _hydras_errors():
         read = loader.compute_defaults_list("train", [*words, *search_path()], RunMode.RUN).defaults
@@ -383,7 +384,7 @@ def _yamls_of(words: Sequence[str]) -> list[str]:
 
 
 def _choose(name: str) -> None:
-    """Choose what this yaml is, such as "attention/mine", where it is from outside."""
+    """Choose the option of a yaml from outside, such as "attention/mine"; do nothing for nocap's own."""
     for group in (*outside.groups(), "experiment"):
         place = f"{outside.place(group)}/"
         if not name.startswith(place):

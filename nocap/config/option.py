@@ -65,14 +65,14 @@ def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callabl
 
 
 def _level(option: Option, name: str) -> int:
-    """How far up the classes of the option the one is that defines this name last."""
+    """Return the place, among the option's class and its parents, of the first that defines this name."""
     order = type(option).__mro__
     return next((i for i, cls in enumerate(order) if name in vars(cls)), len(order))
 
 
 def unread(option: Option) -> Iterator[str]:
-    """The keys that no method reads: those of the interface's methods that the option replaces by its own,
-    without those that it reads itself."""
+    """List the keys that no method reads. They belong to a method of the interface that the option replaces,
+    and the option does not name them as read."""
     interface = _level(option, "READ_BY")
     for method, keys in option.READ_BY.items():
         own = _level(option, method)
@@ -83,7 +83,7 @@ def unread(option: Option) -> Iterator[str]:
 
 
 def require_default(part: Any, key: str, why: str) -> None:
-    """Refuse another value than the default of a key of this part of the config, which nothing reads."""
+    """Refuse a value other than the default for a key that nothing reads."""
     name = key.rpartition(".")[2]
     default, value = type(part).__dataclass_fields__[name].default, getattr(part, name)
     shown, got = (each.value if isinstance(each, Enum) else each for each in (default, value))

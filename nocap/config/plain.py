@@ -44,7 +44,7 @@ TRUTHS = ("true", "false", "yes", "no", "on", "off", "y", "n", "1", "0")
 
 @cache
 def types_of(schema: type) -> dict[str, tuple[Any, ...]]:
-    """The types that each key of a dataclass may have: two for `str | None`, a text and a list of
+    """List the types that each key of a dataclass may have: two for `str | None`, a text and a list of
     texts for a key that may be either."""
     hints = get_type_hints(schema)
     types = dict[str, tuple[Any, ...]]()
@@ -69,7 +69,7 @@ def check_types(schema: type, plain: Mapping[str, Any], place: str = "") -> None
 
 
 def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
-    """Refuse the value of one key: see `check_types`.
+    """Refuse one key's value as `check_types` does.
 
     Errors:
         ValueError: it is of another type.

@@ -121,7 +121,7 @@ class Run:
 
     @property
     def draws(self) -> bool:
-        """Whether two forwards of the same tokens are meant to differ."""
+        """Return whether two forwards of the same tokens are meant to differ."""
         return any(option.random for _, option in self.options())
 
     def options(self) -> Iterator[tuple[str, Option]]:
@@ -133,11 +133,11 @@ class Run:
         yield from ((f"ideas.{name}", idea) for name, idea in self.ideas.items())
 
     def outside_files(self) -> list[outside.File]:
-        """The files from outside that its options are made of."""
+        """List the files from outside that define the run's options."""
         return outside.used({cls.__module__ for _, option in self.options() for cls in type(option).__mro__})
 
     def _refuse_unread(self) -> None:
-        """Keys that none of the chosen options reads, as another of the same group would."""
+        """Refuse keys that another option of their group would read, and the chosen one does not."""
         for name, option in self.options():
             for full_key in unread(option):
                 why = (
@@ -147,7 +147,7 @@ class Run:
                 require_default(getattr(self, full_key.partition(".")[0]), full_key, why)
 
     def _check_arranged(self) -> None:
-        """An order of the data is whole: a second one would undo the first."""
+        """Refuse two ideas that order the training data: the second would undo the first."""
         arranging = [name for name, idea in self.ideas.items() if overrides(idea, "arrange")]
         rule = "hold one at most that arranges the training data"
         require(len(arranging) <= 1, "ideas", rule, ", ".join(arranging))

@@ -32,12 +32,12 @@ class Element:
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument of a function, such as range, which wants numbers."""
+        """Return whether it is an argument of a function, such as range, which wants numbers."""
         return OverrideLexer.POPEN in self.around
 
 
 def elements(word: str) -> Iterator[Element]:
-    """Each element of an override that Hydra can parse, from left to right."""
+    """Yield each element of an override that Hydra can parse, from left to right."""
     stream = CommonTokenStream(OverrideLexer(InputStream(word)))
     stream.fill()
     tokens = iter(stream.tokens)
@@ -67,8 +67,7 @@ def elements(word: str) -> Iterator[Element]:
 
 
 def texts_of_typed(word: str) -> Iterator[str]:
-    """The characters of each value that commas separate in an override and that Hydra reads as another type
-    than text."""
+    """Yield the characters of each value of a sweep that Hydra reads as another type than text."""
     for element in elements(word):
         if element.is_typed and not element.around:
             yield word[element.start : element.stop]
@@ -76,7 +75,7 @@ def texts_of_typed(word: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def as_text(word: str) -> Any:
-    """The value of an override in which every number, truth value and null is the text that was typed.
+    """Return an override's value with every number, truth value and null as the text that was typed.
 
     Errors:
         HydraException: it cannot be parsed.

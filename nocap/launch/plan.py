@@ -151,7 +151,7 @@ def without_data(run: Run) -> Run:
 
 
 def _root(run: Run) -> Path:
-    """The folder of all runs.
+    """Return the folder of all runs.
 
     Errors:
         ValueError: it cannot be written.

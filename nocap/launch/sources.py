@@ -120,7 +120,7 @@ def _teacher(key: str, path: str) -> Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """What `trainer.init_from` names."""
+    """A checkpoint that a run begins from."""
 
     path: Path
     step: int

@@ -183,7 +183,7 @@ def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
 
 
 def _peak_of(arm: TimedArm) -> str:
-    """The peak that bounds an arm: `fp32`, or `fp32, 2 threads`."""
+    """Name the peak that bounds an arm: `fp32`, or `fp32, 2 threads`."""
     t = arm.run.trainer
     has_threads = t.device is Device.cpu and t.threads > 1
     return f"{t.precision.value}, {t.threads} threads" if has_threads else t.precision.value

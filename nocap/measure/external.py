@@ -124,7 +124,7 @@ class ExternalArm(TimedArm):
                     self.neighbours[name] = sys.modules.pop(name)
 
     def _is_neighbour(self, module: ModuleType) -> bool:
-        """Whether it lies in a folder where this file alone looks for modules."""
+        """Return whether a module lies in a folder where this file alone looks."""
         places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
         return any(str(Path(place).parent) in self.path for place in places)
 

@@ -40,9 +40,9 @@ Cost = Callable[[int], float]  # FLOPs of so many tokens, forward and backward, 
 
 
 def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[float | None, str]:
-    """FLOPs of one training token (the matrices, the attention products, the head; what is done to each
-    number by itself is not counted), and how they are known: `arithmetic`, or with what was counted, or why
-    they are not known."""
+    """Count the FLOPs of one training token (the matrices, the attention products, the head; what is done to
+    each number by itself is not counted), and how they are known: `arithmetic`, or with what was counted, or
+    why they are not known."""
     tally = _Tally(run=run, vocab_size=vocab_size, causal=causal).filled()
     return tally.total(), tally.basis()
 
@@ -50,7 +50,7 @@ def flops_per_token(run: Run, *, vocab_size: int, causal: bool = True) -> tuple[
 def component_flops(
     run: Run, *, vocab_size: int, causal: bool = True, formulas: bool = True
 ) -> dict[str, float | None]:
-    """The same by component, in FLOPs a training token; null where it could not be counted. Without
+    """Count the same by component, in FLOPs a training token; null where it could not be counted. Without
     `formulas` all but the projections of nocap's own attention are counted, which shows whether a formula is
     right."""
     return _Tally(run=run, vocab_size=vocab_size, causal=causal, formulas=formulas).filled().components
@@ -118,7 +118,7 @@ class _Tally:
             self._count("scores", "attention", lambda: self._of_layers(_mixer))
 
     def _of_layers(self, make: Callable[[Run, int], Forward]) -> float:
-        """Of all layers, each with the keys that its own queries meet."""
+        """Sum over all layers, each with the keys that its own queries meet."""
         total = 0.0
         for layer in range(self.run.model.n_layer):
             cost = _cost(partial(make, countable(self.run), layer))
@@ -133,7 +133,7 @@ class _Tally:
             self._count("mlp", "mlp", lambda: m.n_layer * self._one(option.build))
 
     def _norm(self) -> None:
-        """Before or after each branch, or both, and before the head."""
+        """Add the norms: before or after each branch, or both, and before the head."""
         m, option = self.run.model, self.run.norm
         n = 2 * m.n_layer * (2 if m.norm_placement is NormPlacement.both else 1) + 1
         if formula := self._formula(option, "flops_per_token", "build"):
@@ -142,7 +142,7 @@ class _Tally:
             self._count("norm", "norm", lambda: n * self._one(option.build))
 
     def _one(self, build: Callable[[int], nn.Module]) -> float:
-        """Of one module of the residual stream alone."""
+        """Count one module that reads the residual stream alone."""
         C = self.run.model.d_model
 
         def make() -> Forward:
@@ -159,7 +159,7 @@ class _Tally:
             self._count("position", "position", lambda: self._per_token(_cost(make)))
 
     def _head(self) -> None:
-        """The unembedding, and all that the objective does."""
+        """Add the unembedding, and all that the objective does."""
         run, vocab_size = self.run, self.vocab_size
         if formula := self._formula(run.objective, "flops_per_token", "loss"):
             self.components["head"] = formula(run, vocab_size=vocab_size)
@@ -169,7 +169,7 @@ class _Tally:
         self._count("head", "objective", lambda: self._per_token(_cost(make)) - self._one(run.norm.build))
 
     def _ideas(self) -> None:
-        """What the model costs more with those that have no formula than without, and what is beside it."""
+        """Add the ideas: formulas, the model's cost with the others less its cost without, other models."""
         run, vocab_size = self.run, self.vocab_size
         if not run.ideas:
             return
@@ -197,7 +197,7 @@ class _Tally:
         return self._per_token(cost, keys) + self._beside()
 
     def _beside(self) -> float:
-        """Of other models, which ideas run."""
+        """Sum over the other models that ideas run."""
         run, ideas = self.run, self.run.ideas.values()
         return sum(idea.flops_beside(run, vocab_size=self.vocab_size) for idea in ideas)
 
@@ -218,20 +218,20 @@ class _Tally:
             self.counted.append(option)
 
     def _keys(self, layer: int) -> float:
-        """The keys that a query of this layer meets on average."""
+        """Return how many keys a query of this layer meets on average."""
         T = self.run.model.seq_len
         return causal_keys(self.run.attention.window_of(layer), T) if self.causal else T
 
     def _per_token(self, cost: Cost, keys: float | None = None) -> float:
-        """FLOPs a token where a query meets so many keys, by default those under the causal mask."""
+        """Return FLOPs a token where a query meets so many keys, by default those under the causal mask."""
         T = self.run.model.seq_len
         keys = keys if keys is not None else causal_keys(None, T) if self.causal else T
         return cost(T) / T - _by_pair(cost, T) * (T - keys)
 
 
 def _by_pair(cost: Cost, T: int) -> float:
-    """The b of a cost of c + a·n + b·n²: its second difference, which a cost in proportion to n has not. A
-    text of one token does not show it."""
+    """Return b of a cost of c + a·n + b·n² by its second difference, which is 0 where cost grows with n
+    alone. A text of one token does not show it."""
     long, middle, short = T, T // 2, T // 4
     if middle == 0 or cost(middle) * long == cost(long) * middle:
         return 0.0
@@ -244,8 +244,8 @@ def _by_pair(cost: Cost, T: int) -> float:
 
 
 def countable(run: Run) -> Run:
-    """The same mathematics with open windows, by kernels that run on tensors without memory, nothing padded
-    and nothing computed twice."""
+    """Vary a run to the same mathematics with open windows, by kernels that run on tensors without memory,
+    nothing padded and nothing computed twice."""
     return run.varied(
         attention=run.attention.at_window(run.model.seq_len).countable(),
         model=replace(run.model, fp8_head=False, pad_logits=False),
@@ -279,7 +279,7 @@ def _attention_module(run: Run, layer: int) -> Forward:
 
 
 def _position(run: Run) -> Forward:
-    """The embedding, and the turns of all layers; a module from outside turns inside."""
+    """Make the embedding and the turns of all layers; a module from outside turns inside."""
     option, m = run.position, run.model
     part, D = option.build(m), m.d_model // m.n_head
     turns = range(m.n_layer) if type(run.attention).build is Attention.build else range(0)
@@ -308,12 +308,14 @@ def _model(run: Run, vocab_size: int) -> Forward:
 
 
 class NotCountedError(Exception):
-    """It cannot be run on tensors without memory, or does what nobody has a formula for; why, in a line."""
+    """An option cannot be counted: it does not run on tensors without memory, or has an operation without a
+    formula. The text says which, in a line."""
 
 
 @contextmanager
 def uncounted_explained() -> Iterator[None]:
-    """Whatever an option raises on tensors without memory, as a NotCountedError. It trains all the same."""
+    """Turn whatever an option raises on tensors without memory into a NotCountedError. It trains all the
+    same."""
     try:
         yield
     except NotCountedError:
@@ -324,7 +326,7 @@ def uncounted_explained() -> Iterator[None]:
 
 
 def _cost(make: Callable[[], Forward]) -> Cost:
-    """The cost of what `make` builds, once, without memory.
+    """Build what `make` makes once, without memory, and return its cost as a function of the length.
 
     Errors:
         NotCountedError: see there; also of the cost itself.
@@ -346,8 +348,8 @@ def _cost(make: Callable[[], Forward]) -> Cost:
 
 
 class _FlopCounter(TorchDispatchMode):
-    """Counts with all pairs of tokens, whatever a kernel leaves out: what the convention leaves out is the
-    same for all."""
+    """A counter that takes all pairs of tokens, whatever a kernel leaves out: what the convention leaves out
+    is the same for all."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

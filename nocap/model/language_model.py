@@ -120,7 +120,7 @@ class LanguageModel(nn.Module):
 
 @contextmanager
 def lent(weights: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Inside, each parameter has the numbers of the tensor beside it; afterwards its own.
+    """Lend each parameter the numbers of the tensor beside it inside the block; afterwards it has its own.
 
     Errors:
         InputError: one of them has another's already, which this would undo.

@@ -208,7 +208,7 @@ def notes_on(comparison: Comparison) -> list[str]:
 
 
 def render(comparison: Comparison) -> str:
-    """All of it, for a terminal."""
+    """Draw the whole comparison for a terminal."""
     notes = notes_on(comparison)
     # not dashes alone
     told = [

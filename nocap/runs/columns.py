@@ -122,7 +122,7 @@ COLUMNS = {
 
 
 def column(name: str, runs: Sequence[Record]) -> Column:
-    """The column of this name, or of a key of these runs' configs: whole, or its last part.
+    """Find the column of this name, or of a key of these runs' configs: whole, or its last part.
 
     Errors:
         ValueError: no run has such a key, or several keys end so.

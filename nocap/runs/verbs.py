@@ -98,7 +98,7 @@ def _upload(uploader: str, places: Sequence[Path]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """What words stand for."""
+    """The runs that a command's words choose."""
 
     runs: list[Record]  # of these names that meet all filters
     named: list[Record]  # of these names
@@ -176,8 +176,8 @@ def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
-    """Identity → the folders of grids and searches, of studies by their logs, and of runs that began from it
-    or learn from it."""
+    """Map an identity to the folders of grids and searches, of studies by their logs, and of runs that began
+    from it or learn from it."""
     runs = options.output_dir / "runs"
     paths = [
         *options.output_dir.glob(f"grids/*/{GRID}"),
@@ -188,8 +188,8 @@ def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
-    """Identity → the folders of those files that name it, for people. A line for each file that cannot be
-    read."""
+    """Map an identity to the folders of those files that name it, for people. A line for each file that
+    cannot be read."""
     used_by = dict[str, list[str]]()
     for path in paths:
         try:

@@ -75,8 +75,8 @@ def of_commands(
 def _begin_here(
     top: Path, stamps: Mapping[str, Stamp], arm: Command, seed: int, place: Path, **how: Any
 ) -> None:
-    """Run one, `how` as for `run`, where anybody may edit its program or another file of the repository
-    meanwhile. `stamps`: of those that git knows, before the first run.
+    """Run one, `how` as for `run`, and refuse an edit of its program or of the repository meanwhile.
+    `stamps`: of those that git knows, before the first run.
 
     Errors:
         FailedError: somebody did.
@@ -91,7 +91,7 @@ def _begin_here(
 
 
 def _parts(words: Sequence[str]) -> list[str]:
-    """A command's words, and those of a shell within them."""
+    """Yield a command's words, and those of a shell within them."""
     return [part for word in words for part in (word, *re.split(r"[\s=]+", word))]
 
 
@@ -142,7 +142,7 @@ def _check_program(name: str, words: Sequence[str], at: Path) -> None:
 
 
 def _environment(words: Sequence[str]) -> list[str]:
-    """What of the machine's software a run depends on: which file its program is, and the packages of each
+    """Describe the software that a run depends on: which file its program is, and the packages of each
     Python that its words name.
 
     Errors:
@@ -157,8 +157,8 @@ def _environment(words: Sequence[str]) -> list[str]:
 
 
 def _packages(python: str) -> str:
-    """The version and packages of a Python. Never of this process: what it has imported may have put more on
-    its path, as setuptools does."""
+    """Ask a Python for its version and packages. Never of this process: what it has imported may have put
+    more on its path, as setuptools does."""
     done = subprocess.run([python, "-c", PACKAGES], capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -279,7 +279,7 @@ def git(*words: str, at: Path, env: Mapping[str, str] | None = None) -> str:
 
 
 def repository(folder: Path) -> Path | None:
-    """Its top, or None where there is none, or no git.
+    """Return the top folder of the repository; None without a repository or without git.
 
     Errors:
         ValueError: git says something else, as of another user's repository.
@@ -333,7 +333,7 @@ def _aside(top: Path) -> Iterator[dict[str, str]]:
 
 
 def _tracked(top: Path, apart: Sequence[Path]) -> list[str]:
-    """The files that git knows and that do not lie `apart`."""
+    """List the files that git knows and that do not lie `apart`."""
     return [path for path in git("ls-files", "-z", *_but(apart, top), at=top).split("\0") if path]
 
 
@@ -372,7 +372,7 @@ def _inside(apart: Sequence[Path], top: Path) -> list[str]:
 
 
 def _but(apart: Sequence[Path], top: Path) -> list[str]:
-    """All but these, as git names them."""
+    """Return git's pathspec for all files but these."""
     return ["--", ".", *(path.replace(":(", ":(exclude,") for path in _inside(apart, top))]
 
 
@@ -409,7 +409,7 @@ def drop(folder: Path, top: Path) -> None:
 
 
 def digest_of_locked(files_of_arms: Mapping[str, Mapping[str, str]], patterns: Sequence[str]) -> str:
-    """The digest of the files that match the patterns, which must be equal in all arms. `files_of_arms`: name
+    """Digest the files that match the patterns, which must be equal in all arms. `files_of_arms`: name
     of an arm → its `files_of`.
 
     Errors:
@@ -446,7 +446,7 @@ def digest_of_linked(paths: Sequence[str], top: Path) -> str:
 
 
 def stamps_of(paths: Iterable[str], top: Path) -> dict[str, Stamp]:
-    """The stamp of each file that is there: who writes one between two runs changes what the next one
+    """Stamp each file that is there: a file that is written between two runs changes what the next one
     reads."""
     files = [
         file

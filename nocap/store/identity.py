@@ -169,7 +169,7 @@ def check_source(run: Run, source: dict[str, str]) -> None:
 
 
 def _loaded() -> list[outside.File]:
-    """The files from outside that this process runs: a command may have chosen more, for other runs."""
+    """List the files from outside that this process runs: a command may have chosen more, for other runs."""
     return [file for file in outside.files() if file.module in sys.modules]
 
 
@@ -273,7 +273,7 @@ def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], lis
 
 
 def code_digest(tree: ast.Module) -> str:
-    """The hash of a source without docstrings and comments."""
+    """Hash a source without docstrings and comments."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             has_docstring = ast.get_docstring(node) is not None
@@ -282,7 +282,7 @@ def code_digest(tree: ast.Module) -> str:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Dots and names of what is imported when it runs; those that are no module are dropped later."""
+    """Yield dots and names of the imports that a file runs; those that are no module are dropped later."""
     waiting = list[ast.AST]([tree])
     while waiting:
         node = waiting.pop()

@@ -128,7 +128,7 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
 
 
 def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | None:
-    """Of a token; of these parts of the step where there are some. `None`: one of them was not counted, as
+    """Sum the FLOPs of a token, or of these parts of a step. `None`: one of them was not counted, as
     those of a model of its own are not one by one."""
     named = [COMPONENT[part] for part in parts if part in COMPONENT] if parts else components
     known = [components.get(name) for name in dict.fromkeys(named)]

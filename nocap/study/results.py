@@ -224,7 +224,7 @@ def judged(results: Results, log: Log) -> Results:
 def _judged(
     claim: Mapping[str, Any], measured: Sequence[Measurement], baseline: str, seeds: Sequence[int]
 ) -> Results:
-    """The verdict on a claim as it is stored. `seeds`: in the order in which they were registered: the first
+    """Judge a claim as it is stored. `seeds`: in the order in which they were registered: the first
     three are analysed first."""
     noise = {
         effect["metric"]: Declared(**{**known, "df": known["df"] or math.inf})

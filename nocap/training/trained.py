@@ -54,7 +54,7 @@ def run_of(path: str | Path) -> Run:
 
 
 def _shared(config: Any, written: Any) -> Any:
-    """A config without the keys that are not written: an older nocap did not have them."""
+    """Return a config without the keys that are not written: an older nocap did not have them."""
     if not isinstance(config, dict) or not isinstance(written, dict):
         return config
     return {key: _shared(value, written[key]) for key, value in config.items() if key in written}
@@ -88,7 +88,7 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
 
 
 def _code(manifest: Mapping[str, Any]) -> dict[tuple[str, str], str]:
-    """Group and name → SHA-256 of the options from outside that a run was trained with."""
+    """Map group and name to the SHA-256 of the options from outside that a run was trained with."""
     return {(row["group"], row["name"]): row["sha256"] for row in manifest.get("outside") or ()}
 
 

@@ -76,8 +76,8 @@ class Attention(Option):
         """Make what mixers look up, before the first forward on this device."""
 
     def window_of(self, layer: int) -> int | None:
-        """The layer's window in tokens, the query's own included; None: all earlier tokens. One that has a
-        window defines `at_window`, too: so its FLOPs can be counted."""
+        """Return the layer's window in tokens, the query's own included; None: all earlier tokens. One that
+        has a window defines `at_window`, too: so its FLOPs can be counted."""
         return None
 
     def at_window(self, window: int) -> Self:
@@ -95,8 +95,8 @@ class Attention(Option):
 
 
 def causal_keys(window: int | None, T: int) -> float:
-    """The keys that a query meets on average, its own counted as half: T/2 under the causal mask; with a
-    window w < T, w - w²/2T."""
+    """Return how many keys a query meets on average, its own counted as half: T/2 under the causal mask; with
+    a window w < T, w - w²/2T."""
     w = min(window or T, T)
     return w - w * w / (2 * T)
 

@@ -85,8 +85,8 @@ class Idea(Option):
     # --- what it says of itself ---
 
     def flops_per_token(self, run: Run, *, vocab_size: int) -> float:
-        """FLOPs of matrix products that it adds to a training token. It describes the joints of its own
-        class, and no others (see `nocap.config.option.declared`): without it they are counted."""
+        """Return the FLOPs of matrix products that it adds to a training token. It describes the joints of
+        its own class, and no others (see `nocap.config.option.declared`): without it they are counted."""
         return 0.0
 
     def flops_beside(self, run: Run, *, vocab_size: int) -> float:

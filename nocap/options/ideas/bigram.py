@@ -41,7 +41,7 @@ class Bigram(WithRate):
             require_default(self, f"ideas.{self.kind}.rows", why)
 
     def longest(self) -> int:
-        """The most tokens that a row stands for."""
+        """Return the most tokens that a row stands for."""
         return 2
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module:
