@@ -599,7 +599,7 @@ def test_wandb_without_a_login_is_one_line(tmp_path):
         [sys.executable, "-m", "nocap.compare", "me/proj", "--format", "wandb"],
         environment(tmp_path),
     )
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert "W&B must have a login (wandb login, or WANDB_API_KEY), got none" in line
