@@ -391,7 +391,9 @@ def _installed() -> Iterator[Path]:
 
 def _set(used: Iterable[Path]) -> None:
     """Put these folders in use, and nothing else, and forget the modules of before."""
-    parts = {"use": next(_uses), "folders": [str(folder) for folder in used], "files": []}
+    parts: dict[str, Any] = {"use": 0, "folders": [str(folder) for folder in used], "files": []}
+    if parts["folders"]:  # else no module is forgotten, and what was composed before holds
+        parts["use"] = next(_uses)
     os.environ[VARIABLE] = json.dumps(parts)
     for name in [name for name in sys.modules if name.startswith(f"{__name__}.")]:
         del sys.modules[name]
