@@ -8,7 +8,7 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -139,15 +139,8 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             "be one value: --multirun sweeps over several, [a,b] is a list, and quotes make a text",
             override.input_line,
         )
-    chosen, choices = _chosen(
-        tuple(str(override.input_line) for override in overrides if is_choice(override)),
-        outside.in_use(),
-        tuple(
-            (path, _changed_ns(path))
-            for folder in (conf_dir(), *outside.folders())
-            for path in sorted(folder.rglob("*.yaml"))
-        ),
-    )
+    words_of_choices = tuple(str(override.input_line) for override in overrides if is_choice(override))
+    chosen, choices = _chosen(words_of_choices, _read_from())
     config = copy.deepcopy(chosen)
     for override in overrides:
         if not is_choice(override):
@@ -162,6 +155,13 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
             )
             OmegaConf.update(config, key, value, merge=True)
     return config, choices
+
+
+def _read_from() -> tuple[Hashable, ...]:
+    """Return what Hydra's answers depend on beside the words: they are remembered while it is equal."""
+    folders = [conf_dir(), *outside.folders()]
+    yamls = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
+    return outside.in_use(), tuple((path, _changed_ns(path)) for path in yamls)
 
 
 def _changed_ns(path: Path) -> int:
@@ -329,9 +329,11 @@ def has_sweeps(words: Sequence[str]) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _chosen(words: tuple[str, ...], in_use: str, yamls: object) -> tuple[DictConfig, dict[str, str | None]]:
-    """What these options give, and their names."""
-    config = by_hydra(words)
+def _chosen(
+    words: tuple[str, ...], read_from: tuple[Hashable, ...]
+) -> tuple[DictConfig, dict[str, str | None]]:
+    """Return what these options give, and their names."""
+    config = _by_hydra(words, read_from)
     choices = dict(config.hydra.runtime.choices)  # without those that are a list
     for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
         require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
@@ -340,13 +342,18 @@ def _chosen(words: tuple[str, ...], in_use: str, yamls: object) -> tuple[DictCon
     return typed(plain), choices
 
 
-@explained()
 def by_hydra(words: Sequence[str]) -> DictConfig:
-    """What Hydra composes of these choices, with its own part. It runs nothing of what it reads.
+    """Return what Hydra composes of these choices, with its own part. It runs nothing of what it reads.
 
     Errors:
         ValueError: an unknown option, or a yaml that cannot be composed.
     """
+    return _by_hydra(tuple(words), _read_from())
+
+
+@lru_cache(maxsize=64)  # a command asks for its sweeps, and then for its config
+@explained()
+def _by_hydra(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
     for override in map(parsed, words):
         if is_choice(override) and not override.is_delete():
             for name in named(override):
