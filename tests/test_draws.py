@@ -96,7 +96,7 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("used")
-@pytest.mark.parametrize("part", ["block", "mlp"])
+@pytest.mark.parametrize("part", ["block", pytest.param("mlp", marks=pytest.mark.slow)])
 def test_what_the_backward_pass_computes_again_draws_the_same_again(part: str, tmp_path: Path) -> None:
     plain = planned(tmp_path / "plain", "mlp=dropped")
     again = planned(tmp_path / "again", "mlp=dropped", f"trainer.activation_checkpointing={part}")

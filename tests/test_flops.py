@@ -152,6 +152,7 @@ def test_counting_gives_gpt2_124ms_figure(attention: str):
         assert f"{sum(parts.values()) / 1e6:.1f}" == figure
 
 
+@pytest.mark.slow
 def test_differential_attention_costs_what_attention_costs():
     outside.use([ATTENTIONS])
     flash, other = (compose([*NANO, f"attention={name}"]) for name in ("flash", "differential"))
@@ -251,8 +252,9 @@ class Other(Objective):
     ("group", "source", "component", "flops"),
     [
         ("norm", NORM, "norm", 5 * 6 * 64**2),  # two a layer, and before the head
-        ("position", POSITION, "position", 2 * 6 * 8 * 16**2),  # queries and keys of four heads in each layer
-        ("objective", OBJECTIVE, "head", 2 * 6 * 64 * 70),
+        # queries and keys of four heads in each layer
+        pytest.param("position", POSITION, "position", 2 * 6 * 8 * 16**2, marks=pytest.mark.slow),
+        pytest.param("objective", OBJECTIVE, "head", 2 * 6 * 64 * 70, marks=pytest.mark.slow),
     ],
 )
 def test_products_of_a_norm_a_position_and_an_objective_are_counted(
@@ -311,6 +313,7 @@ KNOWN = """
 """
 
 
+@pytest.mark.slow
 def test_a_formula_counts_where_running_it_cannot(tmp_path: Path):
     changed(EXPERTS / "mlp" / "sparse_experts.py", tmp_path, more=KNOWN)
     for ideas in ("[]", "[x0]"):
@@ -322,7 +325,12 @@ def test_a_formula_counts_where_running_it_cannot(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("ideas=[x0]",), ("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]")]
+    "words",
+    [
+        (),
+        pytest.param(("ideas=[x0]",), marks=pytest.mark.slow),
+        pytest.param(("ideas=[multi_token]", "ideas.multi_token.weights=[0.3]"), marks=pytest.mark.slow),
+    ],
 )
 def test_what_cannot_be_counted_trains_and_says_so(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -237,25 +237,24 @@ def in_another_process() -> None:
 # --- what is not chosen -------------------------------------------------------------------------------------
 
 SPOILED = {  # path below the folder → its text
-    "a syntax error": ("attention/other.py", "def (:\n"),
-    "one that raises": ("attention/other.py", "raise RuntimeError('no')\n"),
-    "one that exits": ("mlp/other.py", "raise SystemExit(3)\n"),
-    "no option": ("attention/other.py", "x = 1\n"),
-    "a kind that is taken": ("attention/other.py", KIND),
+    "a syntax error": ("attention/syntax.py", "def (:\n"),
+    "one that raises": ("attention/raises.py", "raise RuntimeError('no')\n"),
+    "one that exits": ("mlp/exits.py", "raise SystemExit(3)\n"),
+    "no option": ("attention/nothing.py", "x = 1\n"),
+    "a kind that is taken": ("attention/taken.py", KIND),
     "a name that is taken": ("mlp/swiglu.yaml", "kind: gated\n"),
     "no name of Python's": ("attention/not-a-name.py", GOOD),
-    "a broken yaml": ("attention/other.yaml", ": : [\n"),
-    "a yaml with Hydra's part": ("attention/other.yaml", "kind: global\nhydra: {run: {dir: x}}\n"),
-    "an experiment": ("experiment/other.yaml", "[\n"),
+    "a broken yaml": ("attention/broken.yaml", ": : [\n"),
+    "a yaml with Hydra's part": ("attention/hydras.yaml", "kind: global\nhydra: {run: {dir: x}}\n"),
+    "an experiment": ("experiment/broken.yaml", "[\n"),
 }
 
 
-@pytest.mark.parametrize("what", SPOILED)
-def test_what_is_not_chosen_is_neither_read_nor_refused(tmp_path: Path, what: str):
+def test_what_is_not_chosen_is_neither_read_nor_refused(tmp_path: Path):
     folder = shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
-    path, text = SPOILED[what]
-    (folder / path).parent.mkdir(exist_ok=True)
-    (folder / path).write_text(text)
+    for path, text in SPOILED.values():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text)
     (folder / "attention" / ".#lock.yaml").symlink_to("nowhere")  # as an editor leaves it
     assert composed(folder, "attention=head_temperature").attention.kind == "head_temperature"
     assert [file.name for file in outside.files()] == ["head_temperature"]
@@ -273,7 +272,12 @@ def two_options(folder: Path) -> dict[str, Run]:
     return {name: compose([*SMALL, f"attention={name}"]) for name in ("first", "second")}
 
 
-@pytest.mark.parametrize("text", ["def (:\n", "# saved\n" + GOOD, ""])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "text", ["def (:\n", pytest.param("# saved\n" + GOOD, marks=SLOW), pytest.param("", marks=SLOW)]
+)
 def test_a_process_reads_no_file_of_another_cell(tmp_path: Path, text: str):
     runs = two_options(tmp_path / "mine")
     (tmp_path / "mine" / "attention" / "second.py").write_text(text)
