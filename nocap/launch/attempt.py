@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from nocap.config.trainer import Device
 from nocap.launch.executor import GOES_ON
 from nocap.launch.head import RANKS, leftovers, write_record_head
 from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
+from nocap.launch.server import Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
@@ -30,6 +31,7 @@ from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
 
 LOOK_S = 0.2  # between looks at the heartbeats
+WAIT_S = 0.03  # between looks at whether a worker has ended
 GRACE_S = 10.0  # for the others to say what they lost when one has died
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"
 # the most that counts between two looks: what is longer was a pause of this process, as Ctrl-Z or Slurm's
@@ -114,14 +116,22 @@ class Attempt:
     """
 
     def __init__(
-        self, plan: Plan, run_lease: lease.Lease, *, quiet: bool = False, units: Sequence[str] = ()
+        self,
+        plan: Plan,
+        run_lease: lease.Lease,
+        *,
+        quiet: bool = False,
+        units: Sequence[str] = (),
+        server: Server | None = None,
     ) -> None:
         """With `quiet`, output goes to `train.log` only. `units`: GPUs as CUDA_VISIBLE_DEVICES names them, or
-        numbers of CPU cores, that it has to itself; none: all of the machine."""
+        numbers of CPU cores, that it has to itself; none: all of the machine. `server`: forks the workers of
+        a quiet run; without one each is a fresh process."""
         self.plan, self._lease, self.units, self._quiet = plan, run_lease, units, quiet
+        self._server = server if quiet else None
         self.over = self.refused = self._stopping = False
         self._restarts = 0
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self._workers: list[subprocess.Popen[bytes] | Worker] = []
 
     def start(self, started: float) -> None:
         """Write the head of the record, and start the workers. `started` is a `time.monotonic()`."""
@@ -134,30 +144,37 @@ class Attempt:
         # what the workers say that fail, in their order; it needs no disk, which may be full
         self._told, told = os.pipe()
         os.set_blocking(self._told, False)
-        command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
-        with shielded_child(), to_append(run_dir / "train.log") if self._quiet else nullcontext() as log:
-            output: dict[str, Any] = (
-                {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log}
-                if self._quiet
-                else {}
-            )
-            self._workers = []
-            try:
-                for number in range(run.trainer.devices):
-                    self._workers.append(
-                        worker := subprocess.Popen(
-                            command, env=self._env(number, told), pass_fds=[told], **output
-                        )
-                    )
-                    if self.units and run.trainer.device is Device.cpu and hasattr(os, "sched_setaffinity"):
-                        os.sched_setaffinity(worker.pid, {int(core) for core in self.units})
-            except OSError:  # too few processes or files: those that were started must not go on alone
-                self._send(signal.SIGKILL)
-                raise
-            finally:
-                os.close(told)
+        self._workers = []
+        try:
+            for number in range(run.trainer.devices):
+                worker = self._begin(number, told)
+                self._workers.append(worker)
+                if self.units and run.trainer.device is Device.cpu and hasattr(os, "sched_setaffinity"):
+                    os.sched_setaffinity(worker.pid, {int(core) for core in self.units})
+        except OSError:  # too few processes or files: those that were started must not go on alone
+            self._send(signal.SIGKILL)
+            raise
+        finally:
+            os.close(told)
         if self._stopping:  # the request came when the workers of before were already dead
             self._send(signal.SIGTERM)
+
+    def _begin(self, number: int, told: int) -> subprocess.Popen[bytes] | Worker:
+        """Start the worker with this number."""
+        run_dir = self.plan.run_dir
+        env = self._env(number, told)
+        command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
+        nowhere = subprocess.DEVNULL
+        if not self._quiet:
+            with shielded_child():
+                return subprocess.Popen(command, env=env, pass_fds=[told])
+        with to_append(run_dir / "train.log") as log:
+            if self._server is not None:
+                return self._server.start(run_dir, env=env, told=told, log=log.fileno())
+            with shielded_child():
+                return subprocess.Popen(
+                    command, env=env, pass_fds=[told], stdin=nowhere, stdout=nowhere, stderr=log
+                )
 
     def _env(self, number: int, told: int) -> dict[str, str]:
         """Of the worker with this number. `told`: where it says why it failed. Several meet in a file, in a
@@ -252,10 +269,7 @@ class Attempt:
 
     def wait(self) -> Result:
         while (result := self.poll()) is None:
-            with suppress(subprocess.TimeoutExpired):
-                next((worker for worker in self._workers if worker.poll() is None), self._workers[0]).wait(
-                    timeout=LOOK_S
-                )
+            time.sleep(WAIT_S)
         return result
 
     def stop(self) -> None:

@@ -22,6 +22,7 @@ from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
 from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome, overruled
+from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.formats import shorten
 from nocap.store.lease import HeldError
@@ -86,6 +87,7 @@ class Devices(Executor):
     jobs: int | None = None
     units: dict[Device, list[str]] = field(default_factory=_units)  # none: the whole machine for each
     attempts: list[Attempt] = field(default_factory=list)  # that were begun
+    server: Server | None = field(default_factory=lambda: Server() if AVAILABLE else None)
     event: ClassVar[str] = "start"
     poll_s: ClassVar[float] = 0.03  # nothing beside a cell's seconds
 
@@ -127,11 +129,15 @@ class Devices(Executor):
             lease = undo.enter_context(hold(cell.plan))
             if (result := ended(cell)) is not None:
                 return result
-            attempt = Attempt(cell.plan, lease, quiet=True, units=units)
+            attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
             attempt.start(time.monotonic())
             self.attempts.append(attempt)
             undo.pop_all()
             return attempt
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
 
 
 def one_at_a_time() -> Devices:

@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from nocap import outside
 from nocap.config import entry
@@ -46,7 +46,7 @@ from nocap.training.world import join, place
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
 
 
-def main() -> None:
+def main() -> NoReturn:
     run_dir = Path(sys.argv[1])
     unblock()
     try:
@@ -217,7 +217,12 @@ def _place_outside(error: Exception) -> str:
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""
 
 
-if __name__ == "__main__":
+def begin() -> NoReturn:
+    """Be a worker as this process."""
     entry.outlive_readers()
     with guarded():
         main()
+
+
+if __name__ == "__main__":
+    begin()
