@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Device
@@ -147,10 +147,7 @@ class Attempt:
         self._workers = []
         try:
             for number in range(run.trainer.devices):
-                worker = self._begin(number, told)
-                self._workers.append(worker)
-                if self.units and run.trainer.device is Device.cpu and hasattr(os, "sched_setaffinity"):
-                    os.sched_setaffinity(worker.pid, {int(core) for core in self.units})
+                self._workers.append(self._begin(number, told))
         except OSError:  # too few processes or files: those that were started must not go on alone
             self._send(signal.SIGKILL)
             raise
@@ -161,20 +158,41 @@ class Attempt:
 
     def _begin(self, number: int, told: int) -> subprocess.Popen[bytes] | Worker:
         """Start the worker with this number."""
-        run_dir = self.plan.run_dir
-        env = self._env(number, told)
-        command = [sys.executable, "-m", "nocap.launch.worker", str(run_dir)]
-        nowhere = subprocess.DEVNULL
-        if not self._quiet:
-            with shielded_child():
-                return subprocess.Popen(command, env=env, pass_fds=[told])
-        with to_append(run_dir / "train.log") as log:
-            if self._server is not None:
-                return self._server.start(run_dir, env=env, told=told, log=log.fileno())
-            with shielded_child():
-                return subprocess.Popen(
-                    command, env=env, pass_fds=[told], stdin=nowhere, stdout=nowhere, stderr=log
-                )
+        run, run_dir, env = self.plan.run, self.plan.run_dir, self._env(number, told)
+        cores = [int(core) for core in self.units] if run.trainer.device is Device.cpu else []
+        if self._quiet:
+            with to_append(run_dir / "train.log") as log:
+                if self._server is not None:
+                    return self._server.start(
+                        run_dir,
+                        env=env,
+                        told=told,
+                        log=log.fileno(),
+                        cores=cores,
+                        imports=run.tracker.imports,
+                    )
+                return self._fresh(env, told, cores, output=subprocess.DEVNULL, log=log)
+        return self._fresh(env, told, cores)
+
+    def _fresh(
+        self,
+        env: Mapping[str, str],
+        told: int,
+        cores: Sequence[int],
+        *,
+        output: int | None = None,
+        log: IO[str] | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a worker that imports what it needs itself. `output`: its stdin and stdout; `log`: its
+        stderr; none: as this process's."""
+        command = [sys.executable, "-m", "nocap.launch.worker", str(self.plan.run_dir)]
+        with shielded_child():
+            worker = subprocess.Popen(
+                command, env=env, pass_fds=[told], stdin=output, stdout=output, stderr=log
+            )
+        if cores and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(worker.pid, cores)
+        return worker
 
     def _env(self, number: int, told: int) -> dict[str, str]:
         """Of the worker with this number. `told`: where it says why it failed. Several meet in a file, in a

@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -194,9 +195,9 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
-    results, stopped = searching.run(
-        Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
-    )
+    devices = Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
+    with closing(devices):
+        results, stopped = searching.run(devices)
     return _report(
         searching.of_trials(),
         results,

@@ -24,6 +24,7 @@ from nocap.launch.grid import Cell, Grid, Result
 from nocap.launch.plan import DAMAGED, outcome, overruled
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
+from nocap.store.files import append_text
 from nocap.store.formats import shorten
 from nocap.store.lease import HeldError
 from nocap.store.record import ENDED, SUMMARY, read_json, read_rows
@@ -129,6 +130,9 @@ class Devices(Executor):
             lease = undo.enter_context(hold(cell.plan))
             if (result := ended(cell)) is not None:
                 return result
+            if self.server is None:
+                note = "a process that imports torch itself: workers are forked on Linux only\n"
+                append_text(cell.plan.run_dir / "train.log", note)
             attempt = Attempt(cell.plan, lease, quiet=True, units=units, server=self.server)
             attempt.start(time.monotonic())
             self.attempts.append(attempt)

@@ -1,34 +1,26 @@
-"""A server that workers are forked from: it has imported torch and nocap, and nothing else.
+"""Start workers by a server that forks them.
 
-An import of torch takes as long as some hundred steps of a small model. A command that trains several runs
-pays for it once: the first worker takes seconds to begin, each later one some milliseconds. A worker is still
-a process of its own.
+An import of torch takes as long as some hundred steps of a small model. A command that trains several runs pays
+for it once: the first worker takes seconds to begin, each later one some milliseconds. A worker is still a
+process of its own.
 
-The server ends with the process that started it, and each worker with the server, also where that was killed.
-`fork` of a process without threads is safe on Linux; elsewhere each worker is a fresh process.
+The server (`nocap.launch.forker`) ends with the process that started it. Each worker ends with the server, also
+where that was killed. Linux can fork a process without threads safely; elsewhere each worker is a fresh
+process.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-
-from nocap.training.process import die_with_parent
-
-if __name__ == "__main__":
-    # before the imports below, which take seconds
-    die_with_parent(int(os.environ["NOCAP_PARENT"]))
-
-import gc
 import json
+import os
 import selectors
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
 
 from nocap.launch.signals import shielded_child
 
@@ -37,9 +29,6 @@ MESSAGE_BYTES = 1 << 16  # the most that a request or an answer has
 # Set before the server's imports: a library that starts threads as it is imported could not be forked. A
 # worker sets its own number of threads for torch.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-
-
-# --- the side of the command --------------------------------------------------------------------------------
 
 
 class Server:
@@ -51,25 +40,50 @@ class Server:
         self._env: dict[str, str] = {}
         self._workers: dict[int, Worker] = {}  # that have not ended
 
-    def start(self, run_dir: Path, *, env: Mapping[str, str], told: int, log: int) -> Worker:
+    def start(
+        self,
+        run_dir: Path,
+        *,
+        env: Mapping[str, str],
+        told: int,
+        log: int,
+        cores: Collection[int] = (),
+        imports: Collection[str] = (),
+    ) -> Worker:
         """Fork a worker of the run in this folder. `env`: its environment; `told`: the file in which it says
-        why it failed; `log`: its stderr.
+        why it failed; `log`: its stderr; `cores`: the CPU cores that it stays on, where it does not have all;
+        `imports`: modules that it may need, for a server that begins now.
 
         Errors:
-            OSError: the server has ended.
+            OSError: the server has ended, or it cannot import what a worker needs.
         """
-        self._begin(env)
-        assert self._socket is not None
+        try:
+            return self._forked(env, run_dir, [told, log], cores, imports)
+        except ConnectionError as error:
+            self._lose()
+            raise OSError(f"the server of workers has ended: {error}; the same command goes on") from error
+
+    def _forked(
+        self,
+        env: Mapping[str, str],
+        run_dir: Path,
+        files: Sequence[int],
+        cores: Collection[int],
+        imports: Collection[str],
+    ) -> Worker:
+        self._begin(env, imports)
         changed = {name: value for name, value in env.items() if self._env.get(name) != value}
         removed = [name for name in self._env if name not in env]
-        asked = {"run_dir": str(run_dir), "set": changed, "unset": removed, "cwd": os.getcwd()}
-        try:
-            socket.send_fds(self._socket, [json.dumps(asked).encode()], [told, log])
-            while (pid := self._read(block=True)) is None:
-                pass
-        except OSError as error:
-            self._lose()
-            raise OSError("the server of workers has ended; the same command goes on") from error
+        asked = {
+            "run_dir": str(run_dir),
+            "set": changed,
+            "unset": removed,
+            "cwd": os.getcwd(),
+            "cores": list(cores),
+        }
+        socket.send_fds(self._sock(), [json.dumps(asked).encode()], files)
+        while (pid := self._read()) is None:
+            pass
         self._workers[pid] = Worker(pid, self)
         return self._workers[pid]
 
@@ -77,8 +91,8 @@ class Server:
         """Read how workers have ended. Those of a server that was killed have been killed with it."""
         try:
             while self._socket is not None and self._ready():
-                self._read(block=False)
-        except OSError:
+                self._read()
+        except ConnectionError:
             self._lose()
 
     def signal(self, pid: int, number: int) -> None:
@@ -92,19 +106,20 @@ class Server:
         if self._process is not None:
             self._lose()
 
-    def _begin(self, env: Mapping[str, str]) -> None:
+    def _begin(self, env: Mapping[str, str], imports: Collection[str]) -> None:
         self.look()
         if self._socket is not None:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._env = {**env, **QUIET, "NOCAP_PARENT": str(os.getpid())}
-        command = [sys.executable, "-m", "nocap.launch.server", str(theirs.fileno())]
+        command = [sys.executable, "-m", "nocap.launch.forker", str(theirs.fileno()), *imports]
         nowhere = subprocess.DEVNULL
         with shielded_child(), theirs:
             self._process = subprocess.Popen(
                 command, env=self._env, pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere
             )
         self._socket = ours
+        self._read()  # that it has imported what it needs
 
     def _ready(self) -> bool:
         with selectors.DefaultSelector() as selector:
@@ -115,14 +130,20 @@ class Server:
         assert self._socket is not None
         return self._socket
 
-    def _read(self, *, block: bool) -> int | None:
-        """Read one message. Returns the pid of a worker that was forked."""
+    def _read(self) -> int | None:
+        """Read one message. Returns the pid of a worker that was forked.
+
+        Errors:
+            ConnectionError: the server has ended; it may have said why.
+        """
         content = self._sock().recv(MESSAGE_BYTES)
         if not content:
-            raise OSError("the server's end was closed")
+            raise ConnectionError("it was killed")
         message = json.loads(content)
+        if "failed" in message:
+            raise ConnectionError(message["failed"])
         if "code" not in message:
-            return int(message["pid"])
+            return message.get("pid")
         if (worker := self._workers.pop(message["pid"], None)) is not None:
             worker.code = message["code"]
         return None
@@ -158,84 +179,3 @@ class Worker:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
             self._server.signal(self.pid, number)
-
-
-# --- the server's process -----------------------------------------------------------------------------------
-
-
-def serve(sock: socket.socket, work: Callable[[list[str]], NoReturn]) -> None:
-    """Fork a worker for each request until the other side closes: `work` is what it does, with its command
-    line."""
-    # no worker copies a page of the imports because a collection of garbage has touched it
-    gc.collect()
-    gc.freeze()
-    with selectors.DefaultSelector() as selector:
-        selector.register(sock, selectors.EVENT_READ)
-        pids: dict[int, int] = {}  # by the file that tells their end
-        while True:
-            for key, _ in selector.select():
-                if key.fileobj is sock:
-                    content, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
-                    if not content:
-                        return
-                    asked = json.loads(content)
-                    if "signal" in asked:
-                        if asked["pid"] in pids.values():
-                            os.kill(asked["pid"], asked["signal"])
-                        continue
-                    pid = _forked(asked, fds, work)
-                    ends = os.pidfd_open(pid)
-                    pids[ends] = pid
-                    selector.register(ends, selectors.EVENT_READ)
-                    sock.send(json.dumps({"pid": pid}).encode())
-                else:
-                    pid = pids.pop(key.fd)
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    _, status = os.waitpid(pid, 0)
-                    sock.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
-
-
-def _forked(asked: Mapping[str, Any], fds: list[int], work: Callable[[list[str]], NoReturn]) -> int:
-    """Fork a worker, and return its pid. The worker itself does not return."""
-    told, log = fds
-    parent = os.getpid()
-    if (pid := os.fork()) != 0:
-        os.close(told)
-        os.close(log)
-        return pid
-    try:
-        die_with_parent(parent)
-        os.dup2(log, 2)
-        _close_all_but(0, 1, 2, told)
-        os.chdir(asked["cwd"])
-        for name in asked["unset"]:
-            os.environ.pop(name, None)
-        os.environ.update(asked["set"], NOCAP_PARENT=str(parent), NOCAP_FAILURES=str(told))
-        work([asked["run_dir"]])
-    finally:
-        os._exit(1)  # never back into the server's loop
-
-
-def _close_all_but(*kept: int) -> None:
-    for fd in map(int, os.listdir("/dev/fd")):
-        if fd not in kept:
-            with suppress(OSError):  # that of the listing itself
-                os.close(fd)
-
-
-def main() -> None:
-    """Import what a worker needs, then serve."""
-    import torch._dynamo  # noqa: F401  # as torch's optimizers do
-
-    from nocap.launch import worker
-
-    def work(words: list[str]) -> NoReturn:
-        sys.argv = [sys.argv[0], *words]
-        worker.begin()
-
-    serve(socket.socket(fileno=int(sys.argv[1])), work)
-
-
-if __name__ == "__main__":
-    main()

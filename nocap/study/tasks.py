@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -140,13 +140,14 @@ def train(
         return results
     grid = grid_of(runs, label)
     grid.write()
-    for seed in dict.fromkeys(run.seed for run in runs):
-        between()
-        cells = tuple(cell for cell in grid.cells if cell.plan.run.seed == seed)
-        runner = Runner(replace(grid, cells=cells), Devices(), watch=watch)
-        results |= runner.run()
-        if runner.stopping:
-            raise StoppedError("stopped; what was trained is saved, and the same command goes on")
+    with closing(Devices()) as devices:
+        for seed in dict.fromkeys(run.seed for run in runs):
+            between()
+            cells = tuple(cell for cell in grid.cells if cell.plan.run.seed == seed)
+            runner = Runner(replace(grid, cells=cells), devices, watch=watch)
+            results |= runner.run()
+            if runner.stopping:
+                raise StoppedError("stopped; what was trained is saved, and the same command goes on")
     return results
 
 

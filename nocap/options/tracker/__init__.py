@@ -83,6 +83,8 @@ class Tracker(Option):
     a training."""
 
     uploader: ClassVar[str] = ""
+    # modules that take long to import: the runs of a grid share one import of them
+    imports: ClassVar[tuple[str, ...]] = ()
     # more trackers that get the same rows: those that need no keys
     also: list[str] = field(default_factory=list)
 

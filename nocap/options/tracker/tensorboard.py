@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, needed
 
@@ -17,6 +17,7 @@ from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end,
 @dataclass(kw_only=True, slots=True)
 class TensorBoard(Tracker):
     kind: str = "tensorboard"
+    imports: ClassVar[tuple[str, ...]] = ("torch.utils.tensorboard",)
 
     def open(self, facts: RunFacts) -> TrackerSession:
         folder = facts.run_dir / "tensorboard"

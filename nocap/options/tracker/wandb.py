@@ -28,6 +28,10 @@ FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb syn
 GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
 LONGEST_TAG = 64  # characters that a server takes
 
+# wandb's error telemetry goes to the same server: on one that accepts and never answers, it held the process
+# for 20 s at exit. Read when wandb is imported.
+os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+
 
 class WandbMode(Enum):
     auto = "auto"  # online with a login, else offline
@@ -41,6 +45,8 @@ class Wandb(Tracker):
 
     kind: str = "wandb"
     uploader: ClassVar[str] = "wandb sync"
+    # the second is what `wandb.init` imports; without it there, that takes longer and nothing else
+    imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
     project: str  # where the run is shown
     entity: str | None  # user or team; null: the login's own
     group: str | None  # under which the dashboard gathers runs; null: the grid's name
@@ -199,9 +205,6 @@ def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
 
 def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
     deadline = time.monotonic() + tracker.init_timeout_s
-    # Its error telemetry goes to the same server: on one that accepts and never answers, it held the process
-    # for 20 s at exit.
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
     # Silent before the login: a login that may print asks the server for the user's name, 5 s without a
