@@ -145,7 +145,12 @@ def processes(run_dir: Path) -> dict[int, str]:
     roles = {}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
+            if not entry.name.isdigit():
+                continue
+            name = (entry / "comm").read_text().strip()
+            if name.startswith("nocap ") and (entry / "fd" / "2").readlink() == run_dir / "train.log":
+                roles[int(entry.name)] = name.removeprefix("nocap ")
+            elif os.fsencode(run_dir) in (entry / "cmdline").read_bytes():
                 environ = (entry / "environ").read_bytes().split(b"\0")
                 rank = next(
                     (word.removeprefix(b"RANK=").decode() for word in environ if word.startswith(b"RANK=")),

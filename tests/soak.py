@@ -71,6 +71,7 @@ RUNS = {"run": 1, "ranks": 1, "grid": 4, "pool": 4, "study": 10}
 ROLES = {
     "nocap.train": "parent",
     "nocap.study": "parent",
+    "nocap.launch.forker": "server",
     "nocap.launch.worker": "worker",
     "nocap.study.session": "session",
 }
@@ -142,6 +143,9 @@ def processes(root: Path) -> dict[int, str]:
             if (entry / "cwd").readlink() == root:
                 words = (entry / "cmdline").read_bytes().decode().split("\0")
                 role = next((ROLES[word] for word in words if word in ROLES), "other")
+                name = (entry / "comm").read_text().strip()
+                if name.startswith("nocap "):  # forked from the server, whose words it has
+                    role = name.split()[1]
                 ranked = role == "worker" and b"\0RANK=" in (entry / "environ").read_bytes()
                 roles[int(entry.name)] = "rank" if ranked else role
         except OSError:  # it ended while we looked

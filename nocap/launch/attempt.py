@@ -18,14 +18,14 @@ from typing import IO, Any
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Device
 from nocap.launch.executor import GOES_ON
-from nocap.launch.head import RANKS, leftovers, write_record_head
+from nocap.launch.head import RANKS, leftovers, unkept, write_record_head
 from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
 from nocap.launch.server import Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
-from nocap.store.record import read_json
+from nocap.store.record import ENDED, read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
@@ -50,10 +50,11 @@ def hold(plan: Plan, *, wait_s: float = 0.0) -> lease.Lease:
 
 
 def clean(plan: Plan) -> None:
-    """Delete what a kill left of an ended run, unless another process holds it, or it is another user's."""
-    if leftovers(plan) or lease.abandoned(plan.run_dir):
+    """Delete what a kill left of an ended run, and checkpoints that nobody asked for, unless another process
+    holds it, or it is another user's."""
+    if leftovers(plan) or unkept(plan) or lease.abandoned(plan.run_dir):
         with suppress(lease.HeldError, OSError), hold(plan):
-            delete(leftovers(plan))
+            delete([*leftovers(plan), *unkept(plan)])
 
 
 def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
@@ -254,6 +255,9 @@ class Attempt:
                 self.over = False
                 undo.pop_all()
                 return None
+            if summary["status"] in ENDED and not self._lease.lost:
+                with suppress(OSError):  # another look at the run tries it again
+                    delete(unkept(self.plan))
         return Result(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from nocap.training.process import die_with_parent
+from nocap.training.process import die_with_parent, rename
 
 if __name__ == "__main__":
     # before the imports below, which take seconds
@@ -82,6 +82,7 @@ def _forked(asked: Mapping[str, Any], fds: list[int], work: Callable[[list[str]]
         for name in asked["unset"]:
             os.environ.pop(name, None)
         os.environ.update(asked["set"], NOCAP_PARENT=str(parent), NOCAP_FAILURES=str(told))
+        rename(f"nocap rank {os.environ['RANK']}" if "RANK" in os.environ else "nocap worker")
         work([asked["run_dir"]])
     except SystemExit as error:
         code = int(error.code or 0)

@@ -19,13 +19,14 @@ from nocap.config.outward import redact
 from nocap.config.paths import cache_root
 from nocap.config.plain import dump, to_plain
 from nocap.config.run import Run
+from nocap.config.trainer import Trainer
 from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
 from nocap.judge.arms import arm_key, short_keys, spell
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts
 from nocap.store import lease
-from nocap.store.checkpoints import FOLDER, delete, is_folder, unfinished
+from nocap.store.checkpoints import FOLDER, delete, is_folder, newest_first, step_of, unfinished
 from nocap.store.files import write_file, write_text
 from nocap.store.identity import git_state, uncommitted
 from nocap.store.metrics import now
@@ -76,6 +77,21 @@ def leftovers(plan: Plan) -> list[Path]:
         *unfinished(plan.run_dir / FOLDER),
         *([ranks] if is_folder(ranks) else []),
     ]
+
+
+def keeps_last(manifest: Mapping[str, Any], trainer: Trainer) -> bool:
+    """Whether the weights of a run's last step stay. Those of a grid's cell stay only where
+    `trainer.keep_steps` has that step: a large grid would fill a disk."""
+    return manifest["attempts"][-1]["grid"] is None or trainer.steps in trainer.keep_steps
+
+
+def unkept(plan: Plan) -> list[Path]:
+    """The checkpoints of an ended run that nobody asked for."""
+    manifest, t = read_json(plan.run_dir / "manifest.json"), plan.run.trainer
+    if manifest is None or keeps_last(manifest, t):
+        return []
+    saved = newest_first(plan.run_dir / FOLDER)
+    return [path for path in saved if is_folder(path) and step_of(path) not in t.keep_steps]
 
 
 def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:

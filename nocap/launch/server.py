@@ -1,11 +1,11 @@
 """Start workers by a server that forks them.
 
-An import of torch takes as long as some hundred steps of a small model. A command that trains several runs pays
-for it once: the first worker takes seconds to begin, each later one some milliseconds. A worker is still a
-process of its own.
+An import of torch takes as long as some hundred steps of a small model. A command that trains several runs
+pays for it once: the first worker takes seconds to begin, each later one some milliseconds. A worker is still
+a process of its own.
 
-The server (`nocap.launch.forker`) ends with the process that started it. Each worker ends with the server, also
-where that was killed. Linux can fork a process without threads safely; elsewhere each worker is a fresh
+The server (`nocap.launch.forker`) ends with the process that started it. Each worker ends with the server,
+also where that was killed. Linux can fork a process without threads safely; elsewhere each worker is a fresh
 process.
 """
 

@@ -26,7 +26,7 @@ from nocap.config.outward import guarded
 from nocap.config.plain import load
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
-from nocap.launch.head import run_facts
+from nocap.launch.head import keeps_last, run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
 from nocap.options.tracker import TrackerSession
@@ -131,6 +131,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
         vocab_size=data["vocab_size"],
         val_bytes=data["val_bytes"],
         run_dir=run_dir,
+        keeps_last=keeps_last(manifest, run.trainer),
         spent_s=manifest["attempts"][-1]["spent_s"],
         teacher_s=sum(teacher["train_s"] for teacher in manifest["teachers"].values()),
         **around,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from nocap.judge.claim import Claim
 from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable, pooled
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
+from nocap.launch.runner import Devices
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.runs import Record
@@ -25,7 +26,7 @@ from nocap.study.tasks import Session, grid_of, sessions, trainings
 from nocap.study.words import expected
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
-IMPORTS_S = 5.0  # a guess at the start of a process that imports torch, as COLD_S is one at compilation
+START_S = 1.0  # a guess at the start of a worker, as COLD_S is one at compilation
 
 
 def of_grid(grid: Grid) -> str:
@@ -41,7 +42,7 @@ def of_grid(grid: Grid) -> str:
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
     timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name)
     run_s = {arm: _run_s(cell, timed[arm]) for arm, cell in first.items()}
-    kept = {arm: len(todo[arm]) * _checkpoints(cell, timed[arm]) for arm, cell in first.items()}
+    kept = {arm: _checkpoints(todo[arm], timed[arm]) for arm in first}
     table = Table(
         title="",
         columns=[
@@ -92,18 +93,18 @@ def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
 
 def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
     run, speed = cell.plan.run, timed.get("tokens_per_s")
-    start_s = IMPORTS_S + COLD_S[run.trainer.compile]
+    start_s = START_S + COLD_S[run.trainer.compile]
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
 
 
-def _checkpoints(cell: Cell, timed: dict[str, Any]) -> float:
-    """Bytes of weights and the optimizer's state, as often as they are kept."""
-    mib, t = timed.get("memory_mib") or {}, cell.plan.run.trainer
-    return (
-        sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer"))
-        * BYTES["M"]
-        * (t.keep_checkpoints + len(t.keep_steps))
-    )
+def _checkpoints(cells: Sequence[Cell], timed: dict[str, Any]) -> float:
+    """Bytes of weights and the optimizer's state, at most: of cells that train at once, and of the steps that
+    are kept of each."""
+    run = cells[0].plan.run
+    mib = timed.get("memory_mib") or {}
+    one = sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"]
+    at_once = min(len(cells), Devices().at_once(run))
+    return one * (at_once * run.trainer.keep_checkpoints + len(cells) * len(run.trainer.keep_steps))
 
 
 def render(plan: StudyPlan) -> str:

@@ -64,7 +64,7 @@ def train(job: Job) -> Outcome:
             return recorder.close(status="preempted", step=step + 1)
 
     if first < t.steps:
-        recorder.save(step=t.steps, last=True)
+        recorder.save_end()
     loss = val_loss(job, trainee, recorder.ledger, step=t.steps)
     recorder.write({"step": t.steps, "tokens": job.run.tokens_before(t.steps), **recorder.val_row(loss)})
     if not math.isfinite(loss):

@@ -23,6 +23,7 @@ from nocap.training.step import Job, Trainee, Update, settle
 
 WINDOW = 128  # steps, whose losses a new one is held against
 ENOUGH = 32  # steps before the first verdict
+SHORT_S = 60.0  # of wall clock, that a run may lose to a kill in its last validation
 SIGMAS = 6.0  # OLMo-core's threshold for its skip-step optimizer
 
 
@@ -93,6 +94,12 @@ class Recorder:
                 must=last,
             )
         self._log(problems)
+
+    def save_end(self) -> None:
+        """`save` after the last step. A run whose weights do not stay needs none of it where it is trained
+        again in a minute."""
+        if self.job.keeps_last or self.ledger.seconds()["wall"] > SHORT_S:
+            self.save(step=self.job.run.trainer.steps, last=True)
 
     def resume(self, own: Path | None) -> list[Row]:
         """The rows of the run's own checkpoint that it goes on from, put back where the file has others; none

@@ -40,6 +40,7 @@ class Job:
     vocab_size: int
     val_bytes: int | None = None  # of text behind the validation targets; None where unknown
     run_dir: Path
+    keeps_last: bool = True  # whether the weights of the last step stay
     # where files are prepared, in the lease of the run's folder; None: nobody else writes there
     stage: Path | None = None
     world: World

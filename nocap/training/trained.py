@@ -80,7 +80,10 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
     for problem in newest.invalid:
         log(f"checkpoint not used: {problem}")
     if newest.path is None:
-        raise InputError(f"{run_dir} must hold a {'valid ' if newest.invalid else ''}checkpoint, got none")
+        attempts = manifest.get("attempts") or [{}]
+        why = "; of a grid's cells only those of trainer.keep_steps stay" if attempts[-1].get("grid") else ""
+        kind = "valid checkpoint" if newest.invalid else "checkpoint"
+        raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
     checkpoint.load_validated(newest.path, model, run)
     enter_step(model, max(newest.step - 1, 0))
     _check_finite(newest.path, model.parameters())
