@@ -32,7 +32,7 @@ def measured(session: Session, folder: Path) -> dict[str, Any]:
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "IMPORTS_S", 7.0)
+    monkeypatch.setattr(preview, "START_S", 7.0)
 
 
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(
@@ -43,10 +43,11 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
         return capsys.readouterr().out.splitlines()
 
     monkeypatch.chdir(tmp_path)
-    more = ["seed=0,1", "trainer.keep_checkpoints=2", "trainer.batch_tokens=1024"]
+    kept = ["trainer.keep_checkpoints=2", "trainer.keep_steps=[20]"]
+    more = ["seed=0,1", "trainer.batch_tokens=1024", *kept]
     out = told("attention=flash,gqa", *more)
     assert out[0].endswith(": 4 cells, 0 done, 4 to train")
-    # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice, for two cells
+    # 20 steps of a second, and 15% more, and 7 s; 300 MiB, twice in the cell that trains, and once for each
     assert [row.split() for row in out[2:4]] == [
         [f"attention={arm}", "2", "0", "1,000", "ms", "30", "s", "1.2", "GiB"] for arm in ("flash", "gqa")
     ]

@@ -16,7 +16,6 @@ from nocap.judge.claim import Claim
 from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable, pooled
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
-from nocap.launch.runner import Devices
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.runs import Record
@@ -98,13 +97,12 @@ def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
 
 
 def _checkpoints(cells: Sequence[Cell], timed: dict[str, Any]) -> float:
-    """Bytes of weights and the optimizer's state, at most: of cells that train at once, and of the steps that
-    are kept of each."""
+    """Bytes of weights and the optimizer's state: of the cell that trains, and of each cell's steps that are
+    kept."""
     run = cells[0].plan.run
     mib = timed.get("memory_mib") or {}
     one = sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"]
-    at_once = min(len(cells), Devices().at_once(run))
-    return one * (at_once * run.trainer.keep_checkpoints + len(cells) * len(run.trainer.keep_steps))
+    return one * (run.trainer.keep_checkpoints + len(cells) * len(run.trainer.keep_steps))
 
 
 def render(plan: StudyPlan) -> str:
