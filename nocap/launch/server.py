@@ -55,13 +55,13 @@ class Server:
         `imports`: modules that it may need, for a server that begins now.
 
         Errors:
-            OSError: the server has ended, or it cannot import what a worker needs.
+            OSError: the server was killed twice, or it cannot import what a worker needs.
         """
         try:
             return self._forked(env, run_dir, [told, log], cores, imports)
-        except ConnectionError as error:
+        except ConnectionError:  # it was killed, and begins again
             self._lose()
-            raise OSError(f"the server of workers has ended: {error}; the same command goes on") from error
+            return self._forked(env, run_dir, [told, log], cores, imports)
 
     def _forked(
         self,
@@ -134,14 +134,16 @@ class Server:
         """Read one message. Returns the pid of a worker that was forked.
 
         Errors:
-            ConnectionError: the server has ended; it may have said why.
+            ConnectionError: the server was killed.
+            OSError: it has ended, and said why.
         """
         content = self._sock().recv(MESSAGE_BYTES)
         if not content:
-            raise ConnectionError("it was killed")
+            raise ConnectionError("the server of workers was killed")
         message = json.loads(content)
         if "failed" in message:
-            raise ConnectionError(message["failed"])
+            self._lose()
+            raise OSError(f"the server of workers has ended: {message['failed']}")
         if "code" not in message:
             return message.get("pid")
         if (worker := self._workers.pop(message["pid"], None)) is not None:
