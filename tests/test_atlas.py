@@ -212,3 +212,18 @@ def test_the_page_has_the_figures_of_the_committed_lines(
     assert cells(shown.strip().splitlines()) == cells(wanted)
     for mark, rows in atlas.of_recipe().items():
         assert worth.between(mark)[1].strip().splitlines() == rows
+
+
+def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
+    jobs: ModuleType, worth: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "RUNS", HERE / "runs.jsonl")
+    steps = worth.Steps(json.loads(jobs.STEPS.read_text())["sessions"])
+    ideas = worth.worths(jobs.known(), jobs.arms(), steps)
+    helping = sum(idea.word == "helps" for idea in ideas)
+    without = sum(idea.n < worth.LEAST_PAIRS for idea in ideas)
+    text = " ".join((REPO / "README.md").read_text().split())
+    assert helping == 9
+    assert f"Each of {len(ideas)} ideas alone" in text
+    assert "Nine help in time" in text
+    assert f"{without} have one seed or two, and no verdict" in text

@@ -26,7 +26,7 @@ from nocap.config.trainer import Trainer
 from nocap.data.shards import write_shard
 from nocap.generate import Generate
 from nocap.launch.multirun import launcher_option
-from tests.conftest import SMALL, Door
+from tests.conftest import REPO, SMALL, Door
 from tests.test_config import CHOICES, EXPERIMENTS, MANDATORY, ONE_ROW, OPTIONS
 
 BASE = ("model=nano", "tracker=none", "data=synthetic", "trainer.device=cpu", *ONE_ROW)
@@ -210,6 +210,7 @@ STARTS = {
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],
     "check": ["checks.contract.results"],
+    "race": ["sources.race.Race.run"],
 }
 
 
@@ -262,8 +263,11 @@ LOGGING = "{version: 1, root: {handlers: [x]}, handlers: {x: {class: logging.Fil
 CALLED, LOGGED = TOUCH.replace(" ", ""), LOGGING.replace(" ", "")
 FP8 = "model.fp8_head=true trainer.precision="
 SHARDS = "data=shards data.val=val.bin data.train="
+RACED = "--metric x --arm idea=true --arm base="
 NOWHERE = "--config-dir nowhere", "--config-dir must be a folder, got "
-REFUSED = {  # a door, its first word → words that are added to a small run's, and what the line says
+# A door, its first word → words that are added to a small run's, and what the line says. ␣ is a blank in a
+# word, CANARY a path, and OWN a folder with options.
+REFUSED = {
     "train": [
         NOWHERE,
         # keys and options that do not exist
@@ -288,6 +292,16 @@ REFUSED = {  # a door, its first word → words that are added to a small run's,
         *((f"trainer.steps={value}", "trainer.steps", value) for value in ("many", "1.5")),
         ("trainer.steps=null", "trainer.steps"),
         ("trainer.precision=fp17", "trainer.precision", "fp17", "fp32", "bf16"),
+        ("model.qk_norm=1_000", "model.qk_norm must be true or false, got 1000"),
+        (
+            "data=shards data.val=val.bin data.train=[a,b]",
+            "data.train must be one text, and no list",
+            "['a', 'b']",
+        ),
+        *(
+            (f"data=text data.path={path}", f"'data.path={path}' cannot be read", f"data.path='{path}'")
+            for path in ("step=100.txt", "a#b.txt")
+        ),
         ("optimizer.lr=nan", "optimizer.lr", "nan"),
         ("optimizer.lr=" + "9" * 400, "optimizer.lr"),
         ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
@@ -302,6 +316,11 @@ REFUSED = {  # a door, its first word → words that are added to a small run's,
         *(
             (f"{key}={{}}", f"{key} must be an option's name or hold keys: it changes nothing, got {{}}")
             for key in ("mlp", "optimizer", "ideas", "trainer")
+        ),
+        (
+            "--config-dir OWN objective=own_loss objective.loss_chunks=8",
+            "objective.loss_chunks must stay 1 beside objective.kind=own_loss, which does not read it",
+            "got 8",
         ),
         ("attention=hybrid attention.pattern=LLLG", "both letters in the first model.n_layer=2", "LLLG"),
         ("attention=hybrid model.n_layer=1", "attention.pattern must mix the letters", "'G'"),
@@ -443,7 +462,12 @@ REFUSED = {  # a door, its first word → words that are added to a small run's,
         ("samples=100000000", "samples must be at most 4096"),
         ("max_tokens=" + "9" * 30, "max_tokens must be at most"),
     ],
-    **{door: [NOWHERE] for door in STARTS if door != "train"},
+    "race": [
+        NOWHERE,
+        (f"{RACED}python␣t.py␣{{seed}}␣&&␣true", "arm base must be without &&, which a shell alone reads"),
+        (f"{RACED}X=1␣python␣t.py", "arm base must begin with", "(env X=1 PROGRAM sets a variable), got X=1"),
+    ],
+    **{door: [NOWHERE] for door in STARTS if door not in ("train", "race")},
 }
 CASES = [(door.split(" "), row[0], row[1:]) for door, rows in REFUSED.items() for row in rows]
 
@@ -461,6 +485,12 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return made | {"cut.bin": made["cut.bin"][:2000], "magic.bin": b"\7\0\0\0" + made["magic.bin"][4:]}
 
 
+def in_place(word: str, folder: Path) -> str:
+    """Return a word of the table as it is typed in this folder."""
+    own = REPO / "tests" / "own_ideas" / "own_loss"
+    return word.replace("␣", " ").replace("CANARY", str(folder / "canary")).replace("OWN", str(own))
+
+
 @pytest.mark.parametrize(
     ("door", "words", "says"), CASES, ids=[f"{' '.join(c[0])} {c[1][:70]}" for c in CASES]
 )
@@ -471,7 +501,7 @@ def test_words_that_are_refused_at_once(
     for name in material if ".bin" in words or "file" in words else ():
         (empty / name).write_bytes(material[name])
     before = {path for path in empty.iterdir() if path.name != "cache"}
-    given = words.replace("CANARY", str(empty / "canary")).split(" ")
+    given = [in_place(word, empty) for word in words.split(" ")]
     data = any(word.startswith("data=") for word in given)
     small = [word for word in SMALL if door[0] == "train" and not (data and word.startswith("data"))]
     refused(ask(*door, *small, *given), *says)

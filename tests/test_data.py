@@ -183,12 +183,22 @@ def test_a_text_is_on_one_side_whatever_it_is_called_and_however_often_it_is_the
     """A copy of a text in validation would be a text that was trained on."""
     once = text({"one.txt": lines(40_000, "line")}, "one.txt")
     twice = text({"two.txt": lines(40_000, "line")}, ["one.txt", "two.txt"])
-    renamed = text({"chapters/12.md": lines(40_000, "line")}, "chapters/12.md", cache="another")
     val = documents([shard.path for shard in twice.val])
     train = documents([shard.path for shard in twice.train])
     assert not {*val} & {*train}
     assert {*val} == {*documents([shard.path for shard in once.val])}
-    assert renamed.fingerprint == once.fingerprint
+
+
+def test_a_text_has_one_split_under_twelve_names(text):
+    names = [
+        f"{folder}{number}.{end}"
+        for folder in ("", "chapters/")
+        for number in (1, 12, 123)
+        for end in ("txt", "md")
+    ]
+    prints = [text({name: lines(40_000, "line")}, name, cache=name).fingerprint for name in names]
+    assert len(names) == 12
+    assert len({*prints}) == 1
 
 
 def test_a_file_that_was_replaced_is_read_again(text, tmp_path):

@@ -26,7 +26,6 @@ SOURCE = """\
 from dataclasses import dataclass
 import random
 import torch
-import torch.nn.functional as F
 from torch import nn
 from nocap.options.mlp import Mlp
 from nocap.options.optimizer.adamw import AdamW
@@ -36,6 +35,7 @@ class Dropped(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.up = nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.3)
 
     def forward(self, x):
         return {drawn} if self.training else self.up(x)
@@ -49,7 +49,7 @@ class Mine(Mlp):
     def build(self, d_model):
         return Dropped(d_model)
 """
-DROPOUT = "F.dropout(self.up(x), 0.3)"
+DROPOUT = "self.dropout(self.up(x))"
 OWN_GENERATOR = "self.up(x) * random.random()"
 
 
@@ -79,9 +79,11 @@ def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> 
     first = planned(tmp_path / "first", "mlp=dropped")
     second = planned(tmp_path / "second", "mlp=dropped")
     other = planned(tmp_path / "other", "mlp=dropped", "seed=1")
-    for plan in (first, second, other):
+    third = planned(tmp_path / "third", "mlp=dropped")
+    for plan in (first, second, third, other):
         start(plan)
     assert state_of(first.run_dir) == state_of(second.run_dir)
+    assert state_of(first.run_dir) == state_of(third.run_dir)
     assert state_of(first.run_dir) != state_of(other.run_dir)
 
 

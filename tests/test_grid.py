@@ -95,6 +95,11 @@ def test_every_bad_cell_is_named(tmp_path):
     bad = r"^attention=gqq: .*\nattention=gqa seed=-1: seed must be at least 0, got -1\n2 of 3 cells refused"
     with pytest.raises(ValueError, match=bad):
         checked(tmp_path, "attention=gqa", "attention=gqq", "attention=gqa seed=-1")
+    # two factors of which not each pair fits
+    pairs = [f"optimizer=schedule_free schedule={name}" for name in ("constant", "cosine")]
+    bad = rf"^{pairs[1]}: schedule must stay at its peak beside .* got cosine\n1 of 2 cells refused"
+    with pytest.raises(ValueError, match=bad):
+        checked(tmp_path, *pairs, swept=("optimizer", "schedule"))
     with pytest.raises(ValueError, match="output_dir must be the same for all cells"):
         checked(tmp_path, f"output_dir={tmp_path / 'a'}", f"output_dir={tmp_path / 'b'}")
 

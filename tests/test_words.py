@@ -29,6 +29,14 @@ def test_a_text_is_what_was_typed(text: str) -> None:
     assert run.tracker.tags == [text, text]
 
 
+@pytest.mark.parametrize("word", ["data.revision=12e4567", "tracker.group=7e10"])
+def test_a_text_of_an_option_is_what_was_typed(word: str) -> None:
+    place, _, text = word.partition("=")
+    group, _, key = place.partition(".")
+    run = compose([*WITHOUT_DATA, "tracker=wandb", "data=fineweb", word])
+    assert getattr(getattr(run, group), key) == text
+
+
 def test_the_config_that_is_shown_has_it_too(here: Door) -> None:
     shown = yaml.safe_load(here("--cfg", "job", *SMALL, "output_dir=2024_11_27").out)
     assert shown["output_dir"] == "2024_11_27"
