@@ -158,10 +158,15 @@ def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
 
 
 def _read_from() -> tuple[Hashable, ...]:
-    """Return what Hydra's answers depend on beside the words: they are remembered while it is equal."""
+    """Return what a typed config depends on beside the words: it is remembered while that is equal."""
+    return outside.in_use(), *_yamls()
+
+
+def _yamls() -> tuple[tuple[Path, int], ...]:
+    """List what Hydra can read, and when each was changed."""
     folders = [conf_dir(), *outside.folders()]
     yamls = [path for folder in folders for path in sorted(folder.rglob("*.yaml"))]
-    return outside.in_use(), tuple((path, _changed_ns(path)) for path in yamls)
+    return tuple((path, _changed_ns(path)) for path in yamls)
 
 
 def _changed_ns(path: Path) -> int:
@@ -333,7 +338,7 @@ def _chosen(
     words: tuple[str, ...], read_from: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str | None]]:
     """Return what these options give, and their names."""
-    config = _by_hydra(words, read_from)
+    config = by_hydra(words)
     choices = dict(config.hydra.runtime.choices)  # without those that are a list
     for group in sorted({f.name for f in dataclasses.fields(Run)} & _folders() - {"ideas"}):
         require(group in choices, group, f"be one option, as in {group}=NAME", "a list or none")
@@ -342,31 +347,48 @@ def _chosen(
     return typed(plain), choices
 
 
+@explained()
 def by_hydra(words: Sequence[str]) -> DictConfig:
     """Return what Hydra composes of these choices, with its own part. It runs nothing of what it reads.
 
     Errors:
         ValueError: an unknown option, or a yaml that cannot be composed.
     """
-    return _by_hydra(tuple(words), _read_from())
+    # what Hydra cannot read, or would run, is refused before it composes, in nocap's words
+    chosen = list(_yamls_in(words))
+    for name in chosen:
+        _choose(name)
+    if not outside.folders():
+        return _by_hydra(tuple(words), _yamls())
+    if any(map(_has_defaults, chosen)):
+        for name in _yamls_of(words):
+            _choose(name)
+    config = _by_hydra(tuple(words), _yamls())
+    # a folder may have a yaml of the name of a default, too
+    for group, name in config.hydra.runtime.choices.items():
+        _choose(f"{group}/{name}")
+    return config
 
 
 @lru_cache(maxsize=64)  # a command asks for its sweeps, and then for its config
-@explained()
 def _by_hydra(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
+    prepare_hydra()
+    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
+        config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
+    register_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
+    return config
+
+
+def _yamls_in(words: Sequence[str]) -> Iterator[str]:
+    """Yield the yamls that these choices name, such as "attention/mine".
+
+    Errors:
+        ValueError: there is no such option.
+    """
     for override in map(parsed, words):
         if is_choice(override) and not override.is_delete():
             for name in named(override):
-                # a yaml that Hydra cannot read is refused here, in nocap's words
-                _choose(f"{override.key_or_group}/{name}")
-    prepare_hydra()
-    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA):
-        for name in _yamls_of(words) if outside.folders() else ():
-            _choose(name)
-        with _hydras_errors():
-            config = hydra.compose("train", [*words, *search_path()], return_hydra_config=True)
-    register_resolver("now", _now, replace=True)  # Hydra's own reads the clock for each cell
-    return config
+                yield f"{override.key_or_group}/{name}"
 
 
 @contextmanager
@@ -384,24 +406,36 @@ def _hydras_errors() -> Iterator[None]:
 
 def _yamls_of(words: Sequence[str]) -> list[str]:
     """List the yamls that Hydra reads for these choices, also those that another yaml's defaults name."""
-    loader = GlobalHydra.instance().config_loader()
-    with _hydras_errors():
+    prepare_hydra()
+    with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
+        loader = GlobalHydra.instance().config_loader()
         read = loader.compute_defaults_list("train", [*words, *search_path()], RunMode.RUN).defaults
     return [row.config_path for row in read if row.config_path]
 
 
 def _choose(name: str) -> None:
     """Choose the option of a yaml from outside, such as "attention/mine"; do nothing for nocap's own."""
-    for group in (*outside.groups(), "experiment"):
-        place = f"{outside.place(group)}/"
-        if not name.startswith(place):
-            continue
-        path = outside.yaml_of(group, name.removeprefix(place))
+    for group, option in _group_of(name):
+        path = outside.yaml_of(group, option)
         if path is None or path.is_relative_to(conf_dir()):
             continue
         _check_from_outside(path)
         if group != "experiment":
-            outside.choose(group, name.removeprefix(place))
+            outside.choose(group, option)
+
+
+def _has_defaults(name: str) -> bool:
+    """Return whether a yaml chooses options of its own."""
+    paths = [outside.yaml_of(group, option) for group, option in _group_of(name)]
+    return any("defaults" in read_yaml(path) for path in paths if path is not None)
+
+
+def _group_of(name: str) -> Iterator[tuple[str, str]]:
+    """Yield the group of a yaml and its name there, if it is of a group or an experiment."""
+    for group in (*outside.groups(), "experiment"):
+        place = f"{outside.place(group)}/"
+        if name.startswith(place):
+            yield group, name.removeprefix(place)
 
 
 @cache
