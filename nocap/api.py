@@ -143,19 +143,26 @@ def compare(
     target: float | None = None,
     allow: Collection[str] = (),
     group: str | None = None,
+    cautious: bool = False,
 ) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
 
     `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats
     per token: the time to it is then compared as well. `allow` names differences to compare across: kernel,
     data, source, torch or a validation key. Of runs whose losses measure different things the largest group
-    is compared, or that with the id `group`; `problems` names each other one.
+    is compared, or that with the id `group`; `problems` names each other one. `cautious` gives losses the
+    wide interval.
 
     Errors:
         ValueError: a path holds no run, no arm is the baseline, or there is no such group.
     """
     return judging.compare(
-        runs.load(_several(paths)), baseline=baseline, target_loss=target, allow=allow, group=group
+        runs.load(_several(paths)),
+        baseline=baseline,
+        target_loss=target,
+        allow=allow,
+        group=group,
+        cautious=cautious,
     ).json()
 
 

@@ -80,6 +80,11 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--group", metavar="ID", help="compare this group of runs, as the line that left it out names it"
     )
+    parser.add_argument(
+        "--cautious",
+        action="store_true",
+        help="the wide interval for losses too, which holds under skewed noise and outliers",
+    )
     logs = parser.add_argument_group("logs of another trainer")
     logs.add_argument(
         "--format",
@@ -109,7 +114,12 @@ def judge(options: argparse.Namespace, *, change: Callable[[Found], Found] = lam
     runs = change(logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware))
     require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
     return compare(
-        runs, baseline=options.baseline, target_loss=target, allow=options.allow, group=options.group
+        runs,
+        baseline=options.baseline,
+        target_loss=target,
+        allow=options.allow,
+        group=options.group,
+        cautious=options.cautious,
     )
 
 

@@ -213,7 +213,7 @@ def test_expected_in_words(metric: str, scale: str, low: float | None, high: flo
 def test_guards_in_words(shown: dict[str, Row]):
     assert [words.guard(guard) for guard in shown["A0"].claim["guards"]] == [
         "memory: 24.9% less memory, exact, allowed: no more memory",
-        "validation loss: 0.4% lower loss [10.1% higher loss to 10.0% lower loss], n=3, "
+        "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
         "allowed: at most 2% higher loss",
     ]
 

@@ -194,6 +194,7 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
     for run_dir in small_grid.out.glob("runs/*"):  # one group of the tracker
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert manifest["attempts"][-1]["grid"] == folder.name
+        assert manifest["attempts"][-1]["asked"]["seeds"] == [0, 1]
         assert run_facts(load(run_dir / "config.yaml"), run_dir, manifest).group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()

@@ -1,4 +1,4 @@
-"""The one interval: against scipy and closed forms, and how often it errs, by
+"""The intervals: against scipy and closed forms, and how often it errs, by
 `experiments/verdict_trust/simulated.py`."""
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge import interval
-from nocap.judge.interval import Declared, between, half_width, of_pairs, of_samples, pooled
+from nocap.judge import cautious, interval
+from nocap.judge.cautious import Declared, between, half_width, pooled
+from nocap.judge.interval import of_arms, of_arms_apart, of_pairs, of_samples, of_steps
+from nocap.judge.verdict import width_of
+from nocap.store.metrics import METRICS
 from tests.conftest import REPO
 
 sys.path.append(str(REPO / "experiments" / "verdict_trust"))
@@ -28,28 +31,165 @@ SLEEP = np.subtract(DRUG_1, DRUG_2)
 KNOWN = Declared(sd=1.2, df=20, source="made")
 
 
-# --- closed forms -------------------------------------------------------------------------------------------
+# --- of what a seed repeats: a textbook's -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("look", [1, 2, 3])
+def test_pairs_are_students(look: int):
+    estimate = of_pairs(SLEEP, look=look)
+    exact = stats.ttest_rel(DRUG_1, DRUG_2).confidence_interval(1 - 0.05 / look**2)
+    assert estimate.mid == pytest.approx(-1.58)
+    assert estimate.low == pytest.approx(exact.low, abs=1e-9)
+    assert estimate.high == pytest.approx(exact.high, abs=1e-9)
+    assert estimate.n == 10
+    assert estimate.sd == pytest.approx(SLEEP.std(ddof=1))
+    assert estimate.method == "pairs (Student)"
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_two_samples_are_welchs(look: int):
+    estimate = of_samples(DRUG_1, DRUG_2[:7], look=look)
+    exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(1 - 0.05 / look**2)
+    assert estimate.low == pytest.approx(exact.low, abs=1e-9)
+    assert estimate.high == pytest.approx(exact.high, abs=1e-9)
+    assert estimate.n == 7
+    assert estimate.method == "unpaired (Welch)"
+
+
+def of_a_mixed_model(values: np.ndarray, *, look: int = 1) -> list[tuple[float, float]]:
+    """Low and high ends by mean squares of arms × seeds: that between seeds has the baseline's noise and the
+    arms' once, that within has the arms' alone (Satterthwaite 1946)."""
+    arms, n = values.shape
+    means = values.mean(axis=1)
+    between_seeds = values.mean(axis=0).var(ddof=1)
+    residual = values - values.mean(axis=0) - means[:, None] + values.mean()
+    within = (residual**2).sum() / ((arms - 1) * (n - 1)) * (arms - 1) / arms
+    variance = between_seeds + within
+    freedom = variance**2 / (between_seeds**2 / (n - 1) + within**2 / ((arms - 1) * (n - 1)))
+    half = stats.t.isf(0.025 / arms / look**2, freedom) * math.sqrt(variance / n)
+    own = stats.t.isf(0.025 / look**2, n - 1) * stats.sem(values, axis=1)
+    halves = np.maximum(half, own)
+    return [(mean - reach, mean + reach) for mean, reach in zip(means, halves, strict=True)]
+
+
+@pytest.mark.parametrize(("n", "look"), [(3, 1), (4, 1), (6, 2), (12, 3)])
+def test_arms_share_the_baselines_noise_and_the_error(n: int, look: int):
+    rng = np.random.default_rng(n)
+    values = rng.normal(size=(5, n)) - 2 * rng.normal(size=n)
+    values[3] *= 9  # whose own interval is wider than that of all
+    estimates = of_arms(values.tolist(), look=look)
+    for estimate, (low, high) in zip(estimates, of_a_mixed_model(values, look=look), strict=True):
+        assert estimate.low == pytest.approx(low, abs=1e-9)
+        assert estimate.high == pytest.approx(high, abs=1e-9)
+        assert estimate.method == "pairs, all arms together"
+    assert estimates[3].half_width == pytest.approx(of_pairs(values[3], look=look).half_width)
+    assert of_arms(values[:1].tolist(), look=look) == [of_pairs(values[0], look=look)]
+
+
+def test_arms_that_share_no_seeds_have_one_variance_and_the_baseline_its_own():
+    rng = np.random.default_rng(3)
+    base, arms = rng.normal(size=4), [rng.normal(size=n) for n in (3, 3, 5)]
+    freedom = sum(len(arm) - 1 for arm in arms)
+    pooled = sum(arm.var(ddof=1) * (len(arm) - 1) for arm in arms) / freedom
+    own = base.var(ddof=1) / 4
+    estimates = of_arms_apart(base, arms)
+    for estimate, arm in zip(estimates, arms, strict=True):
+        part = pooled / len(arm)
+        df = (own + part) ** 2 / (own**2 / 3 + part**2 / freedom)
+        half = stats.t.isf(0.025 / 3, df) * math.sqrt(own + part)
+        welch = stats.ttest_ind(arm, base, equal_var=False).confidence_interval()
+        assert estimate.mid == pytest.approx(arm.mean() - base.mean())
+        assert estimate.half_width == pytest.approx(max(half, (welch.high - welch.low) / 2), abs=1e-9)
+        assert estimate.method == "unpaired, all arms together"
+    assert of_arms_apart(base, arms[:1]) == [of_samples(arms[0], base)]
+
+
+def test_steps_from_group_to_group_have_one_variance():
+    rng = np.random.default_rng(4)
+    groups = {name: rng.normal(size=n) for name, n in zip("abcd", (3, 3, 5, 4), strict=True)}
+    freedom = sum(len(group) - 1 for group in groups.values())
+    pooled = sum(group.var(ddof=1) * (len(group) - 1) for group in groups.values()) / freedom
+    steps = [("a", "b"), ("b", "c"), ("c", "d")]
+    for estimate, (before, after) in zip(of_steps(groups, steps), steps, strict=True):
+        x, y = groups[after], groups[before]
+        half = stats.t.isf(0.025 / 3, freedom) * math.sqrt(pooled / len(x) + pooled / len(y))
+        welch = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
+        assert estimate.half_width == pytest.approx(max(half, (welch.high - welch.low) / 2), abs=1e-9)
+
+
+@pytest.mark.parametrize("arms", [1, 2, 5, 8])
+@pytest.mark.parametrize("baseline", [1.0, 10.0])
+def test_a_table_without_an_effect_has_a_word_in_five_of_a_hundred(arms: int, baseline: float):
+    """With the baseline's noise as large as the arms', and ten times as large."""
+    rng = np.random.default_rng(arms)
+    words = 0
+    for _ in range(800):
+        values = rng.normal(size=(arms, 4)) - baseline * rng.normal(size=4)
+        words += any(each.low > 0 or each.high < 0 for each in of_arms(values.tolist()))
+    assert words / 800 <= 0.065
+
+
+def test_steps_without_an_effect_err_in_five_of_a_hundred():
+    rng = np.random.default_rng(0)
+    words = 0
+    for _ in range(300):
+        groups = {str(i): rng.normal(size=3) for i in range(28)}
+        steps = [(str(i), str(i + 1)) for i in range(27)]
+        words += any(each.low > 0 or each.high < 0 for each in of_steps(groups, steps))
+    assert words / 300 <= 0.055
+
+
+def test_fewer_than_three_have_no_interval():
+    for estimate in (
+        of_pairs([1.0, 1.1]),
+        of_samples(DRUG_1, [0.5, 0.6]),
+        of_arms([[1.0, 1.1], [1.0, 1.2]])[0],
+        of_arms_apart(DRUG_1, [[0.5, 0.6], DRUG_2])[0],
+        cautious.of_pairs([1.0, 1.1]),
+        cautious.of_samples(DRUG_1, [0.5, 0.6]),
+    ):
+        assert (estimate.low, estimate.high, estimate.n) == (-math.inf, math.inf, 2)
+        assert (estimate.json()["low"], estimate.json()["high"], estimate.json()["sd"]) == (None, None, None)
+    assert of_pairs([1.0, 1.1]).mid == pytest.approx(1.05)
+
+
+def test_runs_that_agree_to_the_last_bit_have_no_width():
+    for estimate in (
+        of_pairs([0.5] * 3),
+        of_samples([0.5] * 3, [0.0] * 4),
+        *of_arms([[0.5] * 3] * 2),
+        *of_arms_apart([0.0] * 3, [[0.5] * 3] * 2),
+        cautious.of_pairs([0.5] * 3),
+        cautious.of_samples([0.5] * 3, [0.0] * 4),
+        cautious.of_pairs([0.5] * 3, declared=KNOWN),  # nor has a noise that was declared
+    ):
+        assert (estimate.mid, estimate.low, estimate.high) == (0.5, 0.5, 0.5)
+
+
+# --- of what a clock measures: the cautious one -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "standard_deviations"), [(3, 4.90), (4, 3.12), (5, 2.36), (6, 1.93)])
-def test_how_wide_it_is_in_standard_deviations(n: int, standard_deviations: float):
+def test_how_wide_the_cautious_one_is_in_standard_deviations(n: int, standard_deviations: float):
     half, used = half_width(np.array([1.0, 2.0]), n)
     assert half == pytest.approx([standard_deviations, 2 * standard_deviations], abs=0.01)
-    assert not used.any()
+    assert not np.any(used)
 
 
 @pytest.mark.parametrize(("analysis", "comparisons"), [(1, 1), (2, 1), (1, 6), (3, 5)])
-def test_pairs(analysis: int, comparisons: int):
+def test_cautious_pairs(analysis: int, comparisons: int):
     share = analysis**2 * comparisons
-    sem, estimate = stats.sem(SLEEP), of_pairs(SLEEP, bias=0.1, analysis=analysis, comparisons=comparisons)
+    how = {"analysis": analysis, "comparisons": comparisons}
+    sem, estimate = stats.sem(SLEEP), cautious.of_pairs(SLEEP, bias=0.1, **how)
     half = (1 + 3.3 / math.sqrt(10)) * stats.t.isf(0.05 / share, 9) * sem + 0.1
     assert (estimate.mid, estimate.low, estimate.high) == pytest.approx((-1.58, -1.58 - half, -1.58 + half))
-    assert (estimate.n, estimate.sd, estimate.method) == (10, pytest.approx(SLEEP.std(ddof=1)), "pairs")
-    narrowed = of_pairs(SLEEP, declared=KNOWN, analysis=analysis, comparisons=comparisons)
+    assert (estimate.n, estimate.sd) == (10, pytest.approx(SLEEP.std(ddof=1)))
+    assert estimate.method == "pairs, cautious"
+    narrowed = cautious.of_pairs(SLEEP, declared=KNOWN, **how)
     # 8 of 20 degrees count; and its own spread is wider
     half = stats.t.isf(0.005 / share, 8 + 9) * SLEEP.std(ddof=1) / math.sqrt(10)
     assert (narrowed.half_width, narrowed.method) == (pytest.approx(half), "pairs, noise declared")
-    assert of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x")).half_width == pytest.approx(
+    assert cautious.of_pairs(SLEEP, declared=Declared(sd=2.0, df=3, source="x")).half_width == pytest.approx(
         stats.t.isf(0.005, 12) * 2 / math.sqrt(10)
     )
 
@@ -66,28 +206,6 @@ def test_pairs_that_contradict_the_declared_noise_drop_it():
     assert half[1] == pytest.approx(stats.t.isf(0.005, 17) * KNOWN.sd / math.sqrt(10))
 
 
-def test_two_samples_are_welchs_at_995():
-    estimate = of_samples(DRUG_1, DRUG_2[:7], bias=0.1)
-    exact = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(0.995)
-    assert (estimate.low, estimate.high) == pytest.approx((exact.low - 0.1, exact.high + 0.1))
-    assert (estimate.n, estimate.method) == (7, "unpaired (Welch)")
-    wider = stats.ttest_ind(DRUG_1, DRUG_2[:7], equal_var=False).confidence_interval(1 - 0.005 / 3)
-    assert of_samples(DRUG_1, DRUG_2[:7], comparisons=3).high == pytest.approx(wider.high)
-
-
-def test_fewer_than_three_have_no_interval():
-    for estimate in (of_pairs([1.0, 1.1]), of_samples(DRUG_1, [0.5, 0.6])):
-        assert (estimate.low, estimate.high, estimate.n) == (-math.inf, math.inf, 2)
-        assert (estimate.json()["low"], estimate.json()["high"], estimate.json()["sd"]) == (None, None, None)
-    assert of_pairs([1.0, 1.1]).mid == pytest.approx(1.05)
-
-
-def test_runs_that_agree_to_the_last_bit():
-    for estimate in (of_pairs([0.5] * 3), of_samples([0.5] * 3, [0.0] * 4)):
-        assert (estimate.mid, estimate.low, estimate.high) == (0.5, 0.5, 0.5)
-    assert of_pairs([0.5] * 3, declared=KNOWN).high == 0.5  # nor has a noise that was declared
-
-
 def test_two_sides_are_paired_where_they_share_seeds():
     a, b = dict(enumerate(DRUG_1)), dict(enumerate(DRUG_2))
     apart = {seed + 100: x for seed, x in b.items()}
@@ -96,12 +214,12 @@ def test_two_sides_are_paired_where_they_share_seeds():
         estimate = between(a, b)
         return estimate and (estimate.mid, estimate.low, estimate.high, estimate.n, estimate.method)
 
-    pairs, samples = of_pairs(SLEEP), of_samples(DRUG_1, DRUG_2)
-    assert shown(a, b) == (pairs.mid, pairs.low, pairs.high, 10, "pairs")
-    assert shown(a, apart) == (samples.mid, samples.low, samples.high, 10, "unpaired (Welch)")
+    pairs, samples = cautious.of_pairs(SLEEP), cautious.of_samples(DRUG_1, DRUG_2)
+    assert shown(a, b) == (pairs.mid, pairs.low, pairs.high, 10, "pairs, cautious")
+    assert shown(a, apart) == (samples.mid, samples.low, samples.high, 10, "unpaired (Welch at 99.5%)")
     three, two = ({**{seed: b[seed] for seed in range(n)}, **apart} for n in (3, 2))
-    assert shown(a, three)[3:] == (3, "pairs")  # those that both have; the others count no more
-    assert shown(a, two)[3:] == (10, "unpaired (Welch)")
+    assert shown(a, three)[3:] == (3, "pairs, cautious")  # those that both have; the others count no more
+    assert shown(a, two)[3:] == (10, "unpaired (Welch at 99.5%)")
     assert shown({0: 1.0}, {0: 2.0})[3:] == (1, "too few pairs")
     assert shown({}, b) is None
 
@@ -111,7 +229,7 @@ def test_ratios_are_geometric_and_their_inverse_agrees():
     there, back = between(a, b, log=True, bias=0.005), between(b, a, log=True, bias=0.005)
     assert there is not None
     assert back is not None
-    expected = of_pairs(np.log([x / 2 for x in a.values()]), bias=0.005).exp()
+    expected = cautious.of_pairs(np.log([x / 2 for x in a.values()]), bias=0.005).exp()
     assert (there.mid, there.low, there.high) == pytest.approx((expected.mid, expected.low, expected.high))
     assert (there.mid, there.low) == pytest.approx((1 / back.mid, 1 / back.high))
     assert between({0: 0.0, 1: 1.0, 2: 1.0}, b, log=True) is None
@@ -127,15 +245,15 @@ def test_noise_is_pooled_within_groups():
 def test_analyses_and_what_they_can_show():
     assert interval.analyses() == [3, 6, 12, 24, 48, 96]
     assert [interval.analysis_of(n) for n in (0, 2, 3, 5, 6, 11, 12, 1000)] == [0, 0, 1, 1, 2, 2, 3, 6]
-    wanted = [
-        interval.pairs_to_decide(1.0, sd=1.0, n=3, declared=None, bias=bias) for bias in (0.0, 0.2, 0.9)
-    ]
-    assert wanted == [48, 96, None]
+    width = interval.half_width
+    wanted = [interval.pairs_to_decide(1.0, sd=1.0, n=3, width=width, bias=bias) for bias in (0.0, 0.2, 0.9)]
+    assert wanted == [24, 48, None]
     rng = np.random.default_rng(0)
     for n, known in ((3, None), (6, None), (3, Declared(sd=1.0, df=8, source="made"))):
-        effect = interval.minimum_detectable(1.0, n, declared=known)
+        width = width_of(METRICS["val_loss"], known)
+        effect = interval.minimum_detectable(1.0, n, width=width)
         values = effect + rng.normal(size=(20_000, n))
-        half, _ = half_width(np.ones(20_000), n, declared=known, analysis=interval.analysis_of(n))
+        half = width(1.0, n, interval.analysis_of(n))
         assert np.mean(values.mean(axis=1) - half > 0) == pytest.approx(0.9, abs=0.01)
 
 
@@ -145,7 +263,7 @@ def test_analyses_and_what_they_can_show():
 def test_no_cell_is_beyond_its_bar():
     result = simulated.calibrate(4000)
     assert simulated.broken(result, errors=4) == []
-    assert len(result["rows"]) == 3 * 10
+    assert len(result["rows"]) == 4 * 10
 
 
 @pytest.mark.slow
@@ -162,7 +280,7 @@ def test_the_pages_tables_are_of_the_committed_counts():
     assert simulated.tables(result) in (simulated.HERE / "README.md").read_text()
     assert result["studies"] == simulated.STUDIES
     docs = (REPO / "docs" / "statistics.md").read_text().splitlines()
-    shown = [line for line in docs if line.startswith(("| unknown |", "| declared"))]
+    shown = [line for line in docs if line.startswith(("| of losses |", "| of clocks |", "| declared"))]
     assert len(shown) > 10
     assert {*shown} <= {*simulated.tables(result).splitlines()}
 
@@ -179,8 +297,8 @@ def test_noises_have_mean_0_and_variance_1(name: str):
 
 @pytest.mark.parametrize(("caution", "tail"), [(0.0, 0.05), (3.3, 0.1)])
 def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, caution: float, tail: float):
-    monkeypatch.setattr(interval, "CAUTION", caution)
-    monkeypatch.setattr(interval, "TAIL", tail)
+    monkeypatch.setattr(cautious, "CAUTION", caution)
+    monkeypatch.setattr(cautious, "TAIL", tail)
     assert {line.partition(",")[0] for line in simulated.broken(simulated.calibrate(4000), errors=4)} >= {
-        "unknown"
+        "of clocks"
     }

@@ -15,7 +15,8 @@ import pytest
 from scipy import stats
 
 from nocap import compare as door
-from nocap.judge.compare import Outcome, compare
+from nocap.judge.compare import compare
+from nocap.judge.losses import Outcome
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
@@ -64,17 +65,17 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
     comparison = compared(two_arms(tmp_path))
     gap = arms(comparison)["idea"]["difference"]
     pairs = -0.05 + NOISE[1][:4] - NOISE[0][:4]
-    half = (1 + 3.3 / 2) * stats.t.ppf(0.95, 3) * pairs.std(ddof=1) / 2
+    half = stats.t.ppf(0.975, 3) * pairs.std(ddof=1) / 2
     assert (gap["mean"], gap["low"], gap["high"]) == pytest.approx(
         (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
     )
-    assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs", "better")
+    assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs (Student)", "better")
     assert {run["imported"]["seed"] for run in comparison.json()["runs"]} == {"name"}
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
     gap = arms(compared(two_arms(tmp_path, "run_{}.jsonl", runs=6)))["idea"]["difference"]
-    welch = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False).confidence_interval(0.995)
+    welch = stats.ttest_ind(2.95 + NOISE[1], 3.0 + NOISE[0], equal_var=False).confidence_interval()
     assert (gap["low"], gap["high"]) == pytest.approx((welch.low, welch.high))
     assert (gap["n"], gap["method"]) == (6, "unpaired (Welch)")
 
@@ -94,7 +95,7 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
         table.write_text("arm,run,val_loss\n" + "".join(rows))
         (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
-    assert alarms <= 8  # 2%: the interval is one of 99.5%
+    assert alarms <= 30  # 7.5%: one in twenty, and chance
 
 
 # --- arms, runs and seeds -----------------------------------------------------------------------------------
@@ -340,7 +341,7 @@ def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path, loss):
     with (two_arms(tmp_path) / "idea" / "seed2.jsonl").open("a") as file:
         file.write(f'{{"iter": 120, "val": {{"loss": {loss}}}}}\n')
     arm = arms(compared(tmp_path))["idea"]
-    assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "no verdict (1 of 4 seeds diverged)")
+    assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "diverged (1 of 4 seeds)")
 
 
 def test_the_same_run_counts_once(tmp_path):

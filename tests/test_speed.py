@@ -17,8 +17,8 @@ from nocap import outside
 from nocap.config import hardware
 from nocap.config.keys import InputError
 from nocap.config.trainer import Compile, Device, Precision
+from nocap.judge.cautious import of_pairs
 from nocap.judge.compare import difference
-from nocap.judge.interval import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms

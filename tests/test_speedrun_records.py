@@ -4,6 +4,7 @@ agrees with scipy, and the page follows from the committed figures."""
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import random
 import statistics
@@ -154,24 +155,36 @@ def test_a_step_is_judged_as_scipy_does(records: ModuleType) -> None:
     chance = random.Random(1)
     old, new = ([chance.gauss(mid, 0.001) for _ in range(n)] for mid, n in ((3.279, 9), (3.278, 14)))
     step = records.Step(record(records, 2, 3000, new), record(records, 1, 3050, old))
-    ends = stats.ttest_ind(old, new, equal_var=False).confidence_interval(0.995)
+    ends = stats.ttest_ind(old, new, equal_var=False).confidence_interval()
     e = step.steps()
     assert (e.low, e.high) == pytest.approx([50 + end / 0.000045 for end in ends])
     assert e.mid == pytest.approx(50 + (statistics.fmean(old) - statistics.fmean(new)) / 0.000045)
-    wider = stats.ttest_ind(old, new, equal_var=False).confidence_interval(1 - 0.005 / 15)
-    assert step.steps(15).low == pytest.approx(50 + wider.low / 0.000045)
+
+
+def test_steps_that_are_judged_at_once_share_the_error(records: ModuleType) -> None:
+    """The last one is shown by itself, and beside nineteen others it is not."""
+    chance = random.Random(2)
+    noise = [chance.gauss(0, 0.001) for _ in range(6)]
+    chain = [record(records, i, 3000, [3.28 + x for x in noise]) for i in range(20)]
+    lower = 2.7 * statistics.stdev(noise) * math.sqrt(2 / 6)  # 2.2 alone, 3.1 beside the others
+    better = record(records, 20, 3000, [3.28 + x - lower for x in noise])
+    steps = [records.Step(new, old) for old, new in itertools.pairwise([*chain, better])]
+    assert records.word(steps[-1].steps()) == "shown"
+    words = records.at_once(steps)
+    assert len(words) == 20
+    assert set(words.values()) == {"not shown"}
 
 
 def test_seeds_that_both_name_are_pairs(records: ModuleType) -> None:
     old, new = [3.279, 3.280, 3.2785, 3.281], [3.2781, 3.2789, 3.2776, 3.2801]  # each 0.0009 to 0.0011 lower
     twice = [*new, new[0] + 0.0002]  # a seed that ran twice counts once, with its mean
     for losses, seeds, beside, method, n, word in (
-        (new, "0123", old, "pairs", 4, "shown"),
-        (twice, "01230", old, "pairs", 4, "shown"),
+        (new, "0123", old, "pairs (Student)", 4, "shown"),
+        (twice, "01230", old, "pairs (Student)", 4, "shown"),
         (new, "", old, "unpaired (Welch)", 4, "not shown"),
         (new, "4567", old, "unpaired (Welch)", 4, "not shown"),
         (new[:2], "", old, "too few runs", 2, "no verdict (n=2)"),
-        (old, "0123", new, "pairs", 4, "worse"),
+        (old, "0123", new, "pairs (Student)", 4, "worse"),
     ):
         step = records.Step(
             record(records, 2, 100, losses, seeds=seeds), record(records, 1, 100, beside, seeds="0123")

@@ -14,8 +14,8 @@ import pytest
 from scipy import stats
 
 from nocap.config.compose import compose
+from nocap.judge.cautious import of_pairs
 from nocap.judge.claim import Claim
-from nocap.judge.interval import of_pairs
 from nocap.model.flops import component_flops
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import pages, words

@@ -12,8 +12,9 @@ import pytest
 from scipy import stats
 
 from nocap.judge import verdict
+from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
-from nocap.judge.interval import Declared, Estimate
+from nocap.judge.interval import Estimate
 from nocap.judge.verdict import Missing, Reason, Verdict, Word
 from nocap.report import words as words_of
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale
@@ -104,10 +105,15 @@ def ends(estimate: Estimate) -> tuple[float, float]:
     return estimate.low, estimate.high
 
 
-def half(values: Any, *, analysis: int = 1, bias: float = 0.0) -> float:
-    """Of the interval of an unknown noise, by scipy."""
+def half(values: Any, *, analysis: int = 1) -> float:
+    """Of Student's interval, which losses have, by scipy."""
+    return float(stats.t.isf(0.025 / analysis**2, len(values) - 1) * stats.sem(values))
+
+
+def wide(values: Any, *, bias: float = 0.0) -> float:
+    """Of the cautious interval, which clocks have, by scipy."""
     n = len(values)
-    return float((1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05 / analysis**2, n - 1) * stats.sem(values) + bias)
+    return float((1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05, n - 1) * stats.sem(values) + bias)
 
 
 CONFIRMED, EXCEEDED, REFUTED, INCONCLUSIVE = Word
@@ -213,7 +219,7 @@ def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
         base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
         arm = base * np.exp(gain if metric == "tokens_per_s" else -gain)
         judged = judge(made, (metric, arm, base), ("val_loss", loss - better, loss))
-        low, high = gain.mean() - half(gain, bias=0.005), gain.mean() + half(gain, bias=0.005)
+        low, high = gain.mean() - wide(gain, bias=0.005), gain.mean() + wide(gain, bias=0.005)
         assert ends(judged.primary.interval()) == pytest.approx((low, high))
         least, most = better.mean() - half(better), better.mean() + half(better)
         assert ends(judged.guards[0].interval()) == pytest.approx((least, most))
@@ -445,7 +451,7 @@ def test_the_noise_of_a_time_multiplies_and_no_interval_of_it_goes_below_nothing
     interval = judge(value, ("decode_ms", times, [])).primary.interval()
     logs = np.log(times)
     # no bias: no second instance
-    assert ends(interval) == pytest.approx((logs.mean() - half(logs), logs.mean() + half(logs)))
+    assert ends(interval) == pytest.approx((logs.mean() - wide(logs), logs.mean() + wide(logs)))
     plain = judge(claim(expected=[0.1, 0.9], **SHARE), ("share", [0.2, 0.4, 0.6], [])).primary.interval()
     assert plain.mid == pytest.approx(0.4)
     with pytest.raises(ValueError, match="decode_ms must be above 0 for a value"):
@@ -506,13 +512,13 @@ def test_a_declared_noise_narrows_and_is_dropped_where_pairs_contradict_it():
     ]
     for spread, method in (
         (0.02, "pairs, noise declared"),
-        (0.022, "pairs"),
+        (0.022, "pairs (Student)"),
         (1.01e-4, "pairs, noise declared"),
-        (9.9e-5, "pairs"),
+        (9.9e-5, "pairs (Student)"),
     ):
         interval = judge(claim(**LOSS), losses(*around(0.1, spread)), noise=QUIET).primary.interval()
         assert interval.method == method  # F of 2 and 8 degrees: 5% above 4.46, one in 10,000 below 1e-4
-        if method == "pairs":
+        if method == "pairs (Student)":
             assert interval.half_width == pytest.approx(half(around(0.1, spread)))
 
 
@@ -532,18 +538,17 @@ def test_how_many_more_pairs_would_decide():
         return next(
             n - 3
             for k, n in enumerate((6, 12, 24, 48, 96), start=2)
-            if (1 + 3.3 / math.sqrt(n)) * stats.t.isf(0.05 / k**2, n - 1) / math.sqrt(n)
-            + stats.norm.isf(0.1) / math.sqrt(n)
+            if stats.t.isf(0.025 / k**2, n - 1) / math.sqrt(n) + stats.norm.isf(0.1) / math.sqrt(n)
             <= distance
         )
 
-    assert [wanted(x) for x in (1.5, 1.0, 0.6)] == [21, 45, 93]
+    assert [wanted(x) for x in (1.5, 1.0, 0.6)] == [9, 21, 93]
     assert more([0.4, None]) == wanted(0.6)
     assert more([1.6, None]) == wanted(0.6)  # as far on the other side: a refutation
     assert more([0.0, 1.6]) == wanted(0.6)  # both ends must hold: the nearer one decides
     assert more([2.0, 2.5]) == wanted(1.0)  # outside: the end that it is outside of
     assert more([1.0, None]) is None  # on the end itself no number would
-    bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})  # whose 45 would not do
+    bits = Guard(metric="val_bpb", scale=Scale.difference, margins={"cpu": 0.0})  # whose 21 would not do
     both = judge(
         claim(**{**LOSS, "expected": [0.4, None]}, guards=[bits]),
         losses(0.0, 1.0, 2.0),

@@ -21,8 +21,9 @@ from typing import Any
 from estimate import Estimate, Noise, benjamini_hochberg, holm, interval, pooled, quantile
 
 from nocap.config.keys import require
-from nocap.judge.interval import CAP, CLOCK_BIAS, LEAST_PAIRS, Declared, of_pairs
-from nocap.judge.interval import pooled as declared_by
+from nocap.judge.cautious import CAP, CLOCK_BIAS, Declared, of_pairs
+from nocap.judge.cautious import pooled as declared_by
+from nocap.judge.interval import LEAST_PAIRS
 from nocap.report.table import markdown
 
 HERE = Path(__file__).resolve().parent

@@ -16,7 +16,9 @@ from itertools import count, groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 
-from nocap.judge.interval import CLOCK_BIAS, LEAST_PAIRS, Estimate, between, of_pairs
+from nocap.judge import cautious
+from nocap.judge.cautious import CLOCK_BIAS
+from nocap.judge.interval import LEAST_PAIRS, Estimate, of_pairs, of_seeds, of_steps
 from nocap.report import forest
 from nocap.report.table import markdown
 from nocap.store.formats import MINUS
@@ -99,12 +101,14 @@ class Step:
         )
         return (old - new + self.saved * RATE) / math.sqrt(1 / n_old + 1 / n_new)
 
-    def steps(self, comparisons: int = 1) -> Estimate:
+    def steps(self) -> Estimate:
         """How many steps it saves at an equal loss."""
-        e = between(self.old.values("loss"), self.new.values("loss"), comparisons=comparisons)
-        assert e is not None
-        mid, low, high = (x / RATE + self.saved for x in (e.mid, e.low, e.high))
-        return Estimate(mid=mid, low=low, high=high, n=e.n, method=e.method)
+        return self.saving(of_seeds(self.old.values("loss"), self.new.values("loss")))
+
+    def saving(self, lower: Estimate) -> Estimate:
+        """In steps, from how much lower the loss is."""
+        mid, low, high = (x / RATE + self.saved for x in (lower.mid, lower.low, lower.high))
+        return Estimate(mid=mid, low=low, high=high, n=lower.n, method=lower.method)
 
     @property
     def judged(self) -> bool:
@@ -123,6 +127,15 @@ def chain() -> list[Step]:
     return [Step(new, old) for old, new in pairwise(known("3"))]
 
 
+def at_once(steps: Sequence[Step]) -> dict[str, str]:
+    """Record → the word for it where all that are judged share the error."""
+    judged = [step for step in steps if step.judged]
+    records = {record.number: record for step in judged for record in (step.old, step.new)}
+    losses = {number: [*record.values("loss").values()] for number, record in records.items()}
+    lower = of_steps(losses, [(step.new.number, step.old.number) for step in judged])
+    return {step.new.number: word(step.saving(e)) for step, e in zip(judged, lower, strict=True)}
+
+
 def of_the_rule(steps: Sequence[Step]) -> list[Step]:
     """Those with both ends valid by the board's rule of a single result, which its first two records came
     before."""
@@ -139,9 +152,9 @@ def own_rule(step: Step, *, rounded: bool = True) -> str:
 
 
 def table_3(steps: Sequence[Step]) -> list[str]:
-    together = sum(step.judged for step in steps)
-    judged, at_once = "steps saved at equal loss, judged", f"all {together} at once"
-    head = ("record over", "logs", "steps saved, listed", "own rule", judged, "by", "these logs", at_once)
+    together = at_once(steps)
+    judged, all_of_them = "steps saved at equal loss, judged", f"all {len(together)} at once"
+    head = ("record over", "logs", "steps saved, listed", "own rule", judged, "by", "these logs", all_of_them)
     rows = []
     for step in steps:
         e = step.steps()
@@ -152,7 +165,7 @@ def table_3(steps: Sequence[Step]) -> list[str]:
         told = (
             [f"{signed(e.mid)} [{signed(e.low)}, {signed(e.high)}]", e.method] if step.judged else ["–", "–"]
         )
-        words = [word(e), word(step.steps(together))]
+        words = [word(e), together.get(step.new.number, word(e))]
         rows.append(
             [
                 f"#{step.new.number} over #{step.old.number}",
@@ -180,19 +193,17 @@ class Faster:
 
     record: Record
 
-    def _of(self, key: str, **how: float | bool) -> Estimate:
-        estimate = between(self.record.values(key, "baseline"), self.record.values(key), **how)  # type: ignore[arg-type]
+    @property
+    def time(self) -> Estimate:
+        """How many times as fast; a clock's bias is in it."""
+        sides = (self.record.values("train_s", arm) for arm in ("baseline", "record"))
+        estimate = cautious.between(*sides, log=True, bias=CLOCK_BIAS)
         assert estimate is not None
         return estimate
 
     @property
-    def time(self) -> Estimate:
-        """How many times as fast; a clock's bias is in it."""
-        return self._of("train_s", log=True, bias=CLOCK_BIAS)
-
-    @property
     def loss(self) -> Estimate:
-        return self._of("loss")
+        return of_seeds(*(self.record.values("loss", arm) for arm in ("baseline", "record")))
 
     @property
     def same_hardware(self) -> bool:
@@ -268,7 +279,7 @@ def summary(steps: Sequence[Step], comparisons: Sequence[Faster]) -> list[str]:
     """Sentences with all counts of the page."""
     judged = [step for step in steps if step.judged]
     words = [word(step.steps()) for step in judged]
-    strict = sum(word(step.steps(len(judged))) == "shown" for step in judged)
+    strict = [*at_once(steps).values()].count("shown")
     ruled = of_the_rule(steps)
     passed = sum(own_rule(step) == "p < .001" for step in ruled)
     loose, unrounded = (

@@ -6,6 +6,8 @@
     swept         config keys that differ between arms
     metric        what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was
                   declared, or no run has losses
+    look          how often the arms were looked at with more seeds: the k-th look errs in 5%/k²
+    cautious      whether losses have the cautious interval
     imported      whether the runs are of logs that another trainer wrote; each run says its format, and what
                   named its seed
     arms          one object an arm, in the order they were started
@@ -15,16 +17,15 @@
     not_compared  runs that are not finished or cannot be read, with their status
 
 Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals
-are those that decide (`judge.interval`), widened for the number of arms; the noise of the other arms narrows
-them. Nothing of it was registered.
+are those that decide: of losses for all arms together (`judge.losses`), of times and memory the cautious one
+(`judge.cautious`). Nothing of it was registered.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -41,48 +42,17 @@ from nocap.judge.arms import (
     swept_keys,
 )
 from nocap.judge.arms import group as grouped
-from nocap.judge.interval import (
-    CLOCK_BIAS,
-    CONFIDENCE,
-    LEAST_PAIRS,
-    ROUNDING,
-    Estimate,
-    between,
-    pooled,
-    shared,
-)
+from nocap.judge.cautious import CLOCK_BIAS, between, pooled
+from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate, shared
+from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
-from nocap.store.metrics import METRICS, Better, Kind, moment
+from nocap.store.metrics import METRICS, Kind, moment
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
 
 TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")  # comparable on one machine only
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
-
-
-class Outcome(Enum):
-    better = "better"
-    worse = "worse"
-    unclear = "no difference shown"
-    undecided = "no verdict"
-    confounded = "confounded"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """Of the metric to the baseline's: below 0 is better."""
-
-    estimate: Estimate
-    outcome: Outcome
-    reason: str = ""  # why there is no verdict, or what confounds it
-
-    @property
-    def verdict(self) -> str:
-        return f"{self.outcome.value}{f' ({self.reason})' if self.reason else ''}"
-
-    def json(self) -> dict[str, Any]:
-        return {**self.estimate.json(), "outcome": self.outcome.value, "verdict": self.verdict}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +132,8 @@ class Comparison:
     problems: list[str]
     not_compared: list[tuple[str, str]]  # name and status
     records: list[Record]  # all runs of the group, those that are not compared too
+    look: int = 1  # how often its arms were looked at, this time included
+    cautious: bool = False
 
     @property
     def rows(self) -> list[ComparedArm]:
@@ -193,6 +165,8 @@ class Comparison:
             "imported": bool(self.imported),
             "target": self.target,
             "metric": self.metric,
+            "look": self.look,
+            "cautious": self.cautious,
             "swept": self.swept,
             "arms": [row.json() for row in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
@@ -213,8 +187,10 @@ def compare(
     target_loss: float | None = None,
     allow: Collection[str] = (),
     group: str | None = None,
+    cautious: bool = False,
 ) -> Comparison:
-    """Compare what was found: the runs of one group, whose losses measure the same.
+    """Compare what was found: the runs of one group, whose losses measure the same. `cautious`: losses too
+    have the interval that holds under skewed noise.
 
     Errors:
         ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met
@@ -234,7 +210,14 @@ def compare(
     if target_loss is not None:
         _check_target(arms, target_loss)
     others = [arm for arm in arms if arm is not base]
-    rows = [_row(arm, base, others, metric=metric, target_loss=target_loss, allow=allow) for arm in arms]
+    pairs = {arm.id: pair_of(arm, base, metric) for arm in others}
+    table = together([*pairs.values()])
+    if cautious:
+        table = _cautious(table, pairs)
+    rows = [
+        _row(arm, base, others, metric=metric, target_loss=target_loss, allow=allow, table=table)
+        for arm in arms
+    ]
     compared = {run.identity for arm in arms for run in arm.all}
     left_out = [record for record in runs.records if record.identity not in compared]
     return Comparison(
@@ -243,7 +226,7 @@ def compare(
         target=target_loss,
         metric=metric,
         swept=swept_keys(arm.config for arm in arms),
-        problems=[*runs.problems, *_doubts(rows, base, allow=allow)],
+        problems=[*runs.problems, *_doubts(rows, base, allow=allow), *_unpaired(table, pairs)],
         not_compared=[
             *(
                 (record.name if record.imported else record.folder.name, _status(record))
@@ -252,6 +235,8 @@ def compare(
             *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
         ],
         records=runs.records,
+        look=table.look,
+        cautious=cautious,
     )
 
 
@@ -289,10 +274,16 @@ def _row(
     metric: str,
     target_loss: float | None,
     allow: Collection[str],
+    table: Table,
 ) -> ComparedArm:
-    """Means, differences and ratios over the same seeds: those that it shares with the baseline, where these
-    are enough."""
-    seeds = arm.seeds if arm is base else shared(arm.values[metric], base.values[metric]) or arm.seeds
+    """Means and differences over the same seeds: those of the table, or those that an arm which is in none
+    shares with the baseline, where these are enough."""
+    if table.seeds and (arm is base or arm.id in table.members):
+        seeds = table.seeds
+    elif arm is base or arm.id in table.members:
+        seeds = arm.seeds
+    else:
+        seeds = shared(arm.values[metric], base.values[metric]) or arm.seeds
 
     def mean(name: str) -> float | None:
         known = [x for seed, x in arm.values[name].items() if seed in seeds]
@@ -304,10 +295,28 @@ def _row(
         changes=changes(arm, base),
         val_loss=mean("val_loss"),
         val_bpb=mean("val_bpb"),
-        difference=None if arm is base else _difference(arm, base, others, metric=metric, allow=allow),
+        difference=None if arm is base else _word(arm, base, table.differences[arm.id], allow=allow),
         times={name: _timed(arm, base, others, name, mean(name)) for name in TIMES},
         to_target=None if target_loss is None else time_to_target.reach(arm, base, goal=target_loss),
     )
+
+
+def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Difference:
+    """Return the difference; what confounds it goes before any other word."""
+    spoilt = confounders(arm, base, allowed=allow)
+    return replace(gap, outcome=Outcome.confounded, reason=", ".join(spoilt)) if spoilt else gap
+
+
+def _cautious(table: Table, pairs: Mapping[str, Pair]) -> Table:
+    """Return the table with the cautious interval for each of its arms."""
+    others = [pair.arm for pair in pairs.values()]
+    judged = dict(table.differences)
+    for name in table.members:
+        pair = pairs[name]
+        estimate = _gain(pair.arm, pair.base, others, pair.metric, log=False)
+        if estimate is not None:
+            judged[name] = difference(estimate, metric=pair.metric, floor=pair.floor)
+    return replace(table, differences=judged)
 
 
 def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
@@ -329,41 +338,6 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
     sides = arm.values[metric], base.values[metric]
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
-
-
-def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING) -> Outcome:
-    """What an interval shows of a gain, or of a number of which less is better: better or worse where it lies
-    wholly beyond the `tie`."""
-    if not math.isfinite(estimate.high):
-        return Outcome.undecided
-    up, down = (Outcome.better, Outcome.worse) if better is Better.higher else (Outcome.worse, Outcome.better)
-    return {1: up, -1: down}.get(estimate.place(0.0, 0.0, tie=tie), Outcome.unclear)
-
-
-def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
-    """What an interval shows of an arm's number less the baseline's."""
-    decision = outcome(estimate, better=METRICS[metric].better, tie=floor)
-    return Difference(
-        estimate=estimate, outcome=decision, reason=f"n={estimate.n}" if decision is Outcome.undecided else ""
-    )
-
-
-def _difference(
-    arm: Arm, base: Arm, others: Sequence[Arm], *, metric: str, allow: Collection[str]
-) -> Difference:
-    """The estimate, and what stands in the way of a verdict, if anything does."""
-    estimate = _gain(arm, base, others, metric, log=False) or Estimate(
-        mid=math.nan, low=-math.inf, high=math.inf, n=0, method=f"no {metric}"
-    )
-    if spoilt := confounders(arm, base, allowed=allow):
-        return Difference(estimate=estimate, outcome=Outcome.confounded, reason=", ".join(spoilt))
-    if arm.diverged or base.diverged:
-        side = arm if arm.diverged else base
-        diverged, seeds = (len({run.seed for run in runs}) for runs in (side.diverged, side.all))
-        reason = f"{diverged} of {seeds} seeds diverged{'' if side is arm else ' in the baseline'}"
-        return Difference(estimate=estimate, outcome=Outcome.undecided, reason=reason)
-    size = max((abs(x) for side in (arm, base) for x in side.values[metric].values()), default=0.0)
-    return difference(estimate, metric=metric, floor=ROUNDING * size)
 
 
 def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
@@ -397,7 +371,7 @@ def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -
             )
         if left := sorted({*arm.seeds} - {*row.seeds}):
             yield (
-                f"{arm.label}: its row is over the seeds that it shares with the baseline, without "
+                f"{arm.label}: its row is over the seeds that it shares with the other arms, without "
                 f"{shorten(map(str, left))}"
             )
         if len(arm.runs) > len(arm.seeds):
@@ -413,6 +387,19 @@ def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -
     torches = {str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all}
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
         yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
+
+
+def _unpaired(table: Table, pairs: Mapping[str, Pair]) -> Iterator[str]:
+    """Say why nothing is paired where the runs name their seeds."""
+    members = [pair for name, pair in pairs.items() if name in table.members]
+    named = all(seed >= 0 for pair in members for seed in (*pair.values, *pair.base_values))
+    if table.seeds or not members or not named:
+        return
+    apart = [pair.arm.label for pair in members if len(pair.seeds) < LEAST_PAIRS]
+    yield (
+        f"nothing is paired, as the arms do not share {LEAST_PAIRS} seeds: compare without "
+        f"{shorten(apart or (pair.arm.label for pair in members))} for pairs of the others"
+    )
 
 
 def _one_after_the_other(arm: Arm, base: Arm) -> bool:

@@ -1,17 +1,17 @@
-"""The one interval of nocap: the page shows it, and it decides.
+"""The interval of what a seed repeats: a textbook's. It is shown, and it decides.
 
-A pair is a seed or a session of timing, and a sample is one number a pair. The interval is mean ± (1 +
-3.3/√n) · t · s/√n, t the quantile of a 90% interval with n − 1 degrees of freedom: a 95% interval that holds
-under skew, outliers and correlation as well (a plain t-interval of three skewed pairs errs in 14 to 23%). A
-noise that was declared before, or that a grid's other arms show, narrows it, and is dropped where the pairs
-contradict it. `experiments/verdict_trust` simulates every cell. scipy is imported where it is used: it takes
-a second to load.
+One arm against a baseline: the paired t-interval (Student 1908), or Welch's (1947) where seeds are not
+shared. Several arms: one interval for all of them together. The variance of a difference is the baseline's
+noise, counted once, and the arms' noise, pooled; its degrees of freedom are Satterthwaite's (1946);
+Bonferroni shares the error. No arm's interval is narrower than its own, as it would stand alone. The k-th
+look at more seeds errs in 5%/k². What a clock measures has another interval: `judge.cautious`. scipy is
+imported where it is used: it takes a second to load.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -19,25 +19,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.config.keys import require
-
 Array = NDArray[np.float64]
 BySeed = Mapping[int, float]
+# the half width of a mean of so many pairs with this standard deviation, at this look
+Width = Callable[[float, int, int], float]
 
 LEAST_PAIRS = 3  # fewer give no interval: at two, a t-interval reaches 12.7 standard errors to each side
 CONFIDENCE = 0.95
-TAIL = 0.05  # of the t-quantile, at each side; with CAUTION it errs in at most 5% where noise is skewed
-CAUTION = 3.3
-DECLARED_TAIL = 0.005  # with a declared noise
-WELCH_TAIL = 0.0025  # of two samples that share no seeds
-CAP = 8.0  # degrees of freedom of a declared noise: other studies are not this one, however many they are
-CONTRADICTED = 0.05  # how rarely pairs may be as wide as these, were the declared noise theirs
-SAME = 1e-4  # and how rarely as narrow: arms that compute the same but for rounding do not have it
-CLOCK_BIAS = 0.005  # of a speed: between two instances of one arm, the first and a later one
+ERROR = 0.05  # of all arms of a table together, to both sides
 ROUNDING = 1e-6  # relative: what lies closer is no difference
 MOST_ANALYSES = 6
 POWER = 0.9  # of the pairs that would decide
 BATCH, BATCHES = 4, 4  # fresh pairs, each batch by itself, of a program's proposal
+PAIRS, SAMPLES = "pairs (Student)", "unpaired (Welch)"
+ALL_PAIRS, ALL_SAMPLES = "pairs, all arms together", "unpaired, all arms together"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,35 +76,6 @@ class Estimate:
         }
 
 
-@dataclass(kw_only=True, slots=True)
-class Declared:
-    """A noise from elsewhere: the standard deviation of one pair's gain, in nats for a loss, of the log ratio
-    for speeds and times."""
-
-    sd: float
-    df: float  # how well it is known: as the variance of df + 1 pairs would be; at most CAP of them count
-    source: str
-
-    def __post_init__(self) -> None:
-        require(0 < self.sd < math.inf, "noise.sd", "be above 0 and finite", self.sd)
-        require(self.df > 0, "noise.df", "be above 0", self.df)
-        require(
-            bool(self.source.strip()), "noise.source", "say which runs it was measured on", repr(self.source)
-        )
-
-    def json(self) -> dict[str, float | str | None]:
-        """Endless degrees of freedom are null."""
-        return {"sd": self.sd, "df": self.df if math.isfinite(self.df) else None, "source": self.source}
-
-
-def pooled(groups: Sequence[Sequence[float]]) -> Declared | None:
-    """The noise within groups of pairs, such as a grid's other arms; `None`: they have none."""
-    arrays = [np.asarray(group, dtype=np.float64) for group in groups if len(group) > 1]
-    freedom = sum(len(array) - 1 for array in arrays)
-    squares = sum(float(array.var(ddof=1)) * (len(array) - 1) for array in arrays)
-    return Declared(sd=math.sqrt(squares / freedom), df=freedom, source="the other arms") if squares else None
-
-
 def quantile(df: float, tail: float) -> float:
     """Of Student's t: what lies so rarely above."""
     from scipy import special
@@ -117,60 +83,156 @@ def quantile(df: float, tail: float) -> float:
     return -float(special.stdtrit(df, tail))
 
 
-def half_width(
-    sd: Array, n: int, *, declared: Declared | None = None, analysis: int = 1, comparisons: int = 1
-) -> tuple[Array, NDArray[np.bool_]]:
-    """Of the mean of `n` pairs with these standard deviations, both of any shape; and whether the declared
-    noise was used. `analysis`: how often the pairs were analysed, this time included. `comparisons`: how many
-    arms share the error."""
-    from scipy import special
-
-    share = analysis**2 * comparisons  # of the error
-    own = (1 + CAUTION / math.sqrt(n)) * quantile(n - 1, TAIL / share) * sd / math.sqrt(n)
-    if declared is None:
-        return own, np.zeros_like(sd, dtype=bool)
-    df, ratio = min(declared.df, CAP), (sd / declared.sd) ** 2
-    used = (special.fdtrc(n - 1, df, ratio) >= CONTRADICTED) & (special.fdtr(n - 1, df, ratio) >= SAME)
-    return np.where(
-        used, quantile(df + n - 1, DECLARED_TAIL / share) * np.maximum(sd, declared.sd) / math.sqrt(n), own
-    ), used
+def tail(look: int, arms: int = 1) -> float:
+    """Return how rarely the truth may lie beyond one end, at this look at this many arms."""
+    return ERROR / 2 / look**2 / arms
 
 
-def of_pairs(
-    values: Sequence[float],
-    *,
-    declared: Declared | None = None,
-    bias: float = 0.0,
-    analysis: int = 1,
-    comparisons: int = 1,
-) -> Estimate:
-    """The mean of pairs. `bias`: what no number of pairs takes out, in their unit."""
+def around(mid: float, half: float, *, n: int, method: str, sd: float = math.nan) -> Estimate:
+    """Return the estimate that reaches so far to both sides."""
+    return Estimate(mid=mid, low=mid - half, high=mid + half, n=n, sd=sd, method=method)
+
+
+# --- one arm ------------------------------------------------------------------------------------------------
+
+
+def half_width(sd: float, n: int, look: int = 1) -> float:
+    """Return how far Student's interval of a mean of `n` pairs reaches to each side."""
+    return quantile(n - 1, tail(look)) * sd / math.sqrt(n)
+
+
+def of_pairs(values: Sequence[float], *, look: int = 1) -> Estimate:
+    """Return the mean of pairs with Student's interval."""
     sample = np.asarray(values, dtype=np.float64)
     mid, n = float(sample.mean()), len(sample)
     if n < LEAST_PAIRS:
-        return Estimate(mid=mid, low=-math.inf, high=math.inf, n=n, method="too few pairs")
-    sd = sample.std(ddof=1)
-    half, used = half_width(sd, n, declared=declared, analysis=analysis, comparisons=comparisons)
-    method = "pairs, noise declared" if used else "pairs"
-    return Estimate(
-        mid=mid, low=mid - float(half) - bias, high=mid + float(half) + bias, n=n, sd=float(sd), method=method
-    )
+        return around(mid, math.inf, n=n, method="too few pairs")
+    sd = float(sample.std(ddof=1))
+    return around(mid, half_width(sd, n, look), n=n, sd=sd, method=PAIRS)
 
 
-def of_samples(
-    a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, comparisons: int = 1
-) -> Estimate:
-    """mean(a) − mean(b) of samples that share no seeds (Welch 1947), at 99.5%: what keeps 95% where one arm
-    is six times as noisy."""
+def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Estimate:
+    """Return mean(a) − mean(b) of samples that share no seeds, with Welch's interval."""
     x, y = (np.asarray(side, dtype=np.float64) for side in (a, b))
     mid, n = float(x.mean() - y.mean()), min(len(x), len(y))
     if n < LEAST_PAIRS:
-        return Estimate(mid=mid, low=-math.inf, high=math.inf, n=n, method="too few runs")
-    parts = [(float(side.var(ddof=1)) / len(side), len(side) - 1) for side in (x, y)]
-    variance = sum(part for part, _ in parts)
-    df = variance**2 / sum(part**2 / freedom for part, freedom in parts) if variance else 1.0
-    half = quantile(df, WELCH_TAIL / comparisons) * math.sqrt(variance) + bias
-    return Estimate(mid=mid, low=mid - half, high=mid + half, n=n, method="unpaired (Welch)")
+        return around(mid, math.inf, n=n, method="too few runs")
+    return around(mid, welch([x, y], tail(look)), n=n, method=SAMPLES)
+
+
+def welch(samples: Sequence[Array], beyond: float) -> float:
+    """Return how far Welch's interval of two samples reaches to each side."""
+    return _width([Part.of_mean(sample) for sample in samples], beyond)
+
+
+# --- several arms -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A part of a difference's variance, and how well it is known."""
+
+    variance: float
+    freedom: float
+
+    @classmethod
+    def of_mean(cls, sample: Array) -> Part:
+        return cls(variance=float(sample.var(ddof=1)) / len(sample), freedom=len(sample) - 1)
+
+
+def _width(parts: Sequence[Part], beyond: float) -> float:
+    """Return how far an interval reaches whose variance is the sum of these parts (Satterthwaite 1946)."""
+    variance = sum(part.variance for part in parts)
+    if not variance:
+        return 0.0  # equal differences in all seeds
+    freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
+    return quantile(freedom, beyond) * math.sqrt(variance)
+
+
+def of_arms(differences: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:
+    """Return each arm's mean difference from a baseline with an interval for all arms together, from a row of
+    differences an arm, over seeds that all of them share.
+
+    The baseline's noise is in every arm's difference alike: it is that of the arms' mean. What is left among
+    the arms is their own.
+    """
+    alone = [of_pairs(row, look=look) for row in differences]
+    arms, n = len(differences), min(map(len, differences), default=0)
+    if arms < 2 or n < LEAST_PAIRS:
+        return alone
+    values = np.asarray(differences, dtype=np.float64)
+    noise = values - values.mean(axis=1, keepdims=True)
+    together = noise.mean(axis=0)
+    among = float(((noise - together) ** 2).sum()) / ((arms - 1) * (n - 1))
+    parts = [
+        Part(variance=float((together**2).sum()) / (n - 1) / n, freedom=n - 1),
+        Part(variance=among * (1 - 1 / arms) / n, freedom=(arms - 1) * (n - 1)),
+    ]
+    least = _width(parts, tail(look, arms))
+    return [
+        around(each.mid, max(least, each.half_width), n=n, sd=each.sd, method=ALL_PAIRS) for each in alone
+    ]
+
+
+def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:
+    """Return each arm's difference from a baseline with which it shares no seeds, for all arms together: the
+    baseline has its own variance, the arms have one that is pooled."""
+    alone = [of_samples(arm, base, look=look) for arm in arms]
+    if len(arms) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
+        return alone
+    own = Part.of_mean(np.asarray(base, dtype=np.float64))
+    pooled = _pooled(arms)
+    beyond = tail(look, len(arms))
+    return [
+        _at_least(each, _width([own, pooled.of(len(arm))], beyond))
+        for each, arm in zip(alone, arms, strict=True)
+    ]
+
+
+def of_steps(
+    groups: Mapping[str, Sequence[float]], steps: Sequence[tuple[str, str]], *, look: int = 1
+) -> list[Estimate]:
+    """Return what each step from a group to another one changes, for all steps together; no seeds are shared.
+
+    All groups have one variance, for most are a baseline and an arm: were the one before each step taken with
+    its own variance, a chain of 27 steps with three seeds would err in 7.6%, and so it errs in 3.1%.
+    """
+    samples = [(groups[after], groups[before]) for before, after in steps]
+    alone = [of_samples(*pair, look=look) for pair in samples]
+    if len(steps) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
+        return alone
+    pooled = _pooled([*groups.values()])
+    beyond = tail(look, len(steps))
+    return [
+        _at_least(each, _width([pooled.of(len(a) * len(b) / (len(a) + len(b)))], beyond))
+        for each, (a, b) in zip(alone, samples, strict=True)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pooled:
+    """The variance of one run, from several groups that are taken as equally noisy."""
+
+    variance: float
+    freedom: int
+
+    def of(self, n: float) -> Part:
+        """Return the part that a mean of so many runs has."""
+        return Part(variance=self.variance / n, freedom=self.freedom)
+
+
+def _pooled(groups: Sequence[Sequence[float]]) -> Pooled:
+    freedom = sum(len(group) - 1 for group in groups)
+    squares = sum(float(np.var(group, ddof=1)) * (len(group) - 1) for group in groups)
+    return Pooled(variance=squares / freedom, freedom=freedom)
+
+
+def _at_least(alone: Estimate, half: float) -> Estimate:
+    """Return the arm's estimate for all arms together, which is no narrower than its own."""
+    return around(alone.mid, max(half, alone.half_width), n=alone.n, method=ALL_SAMPLES)
+
+
+# --- which seeds --------------------------------------------------------------------------------------------
 
 
 def alike(values: Sequence[float]) -> bool:
@@ -186,28 +248,11 @@ def shared(a: BySeed, b: BySeed) -> list[int]:
     return both if len(both) >= LEAST_PAIRS or a.keys() == b.keys() else []
 
 
-def between(
-    a: BySeed,
-    b: BySeed,
-    *,
-    log: bool = False,
-    bias: float = 0.0,
-    declared: Declared | None = None,
-    comparisons: int = 1,
-) -> Estimate | None:
-    """a minus b, or with `log` a over b by geometric means: pairs where seeds are shared, else two samples.
-    `None`: a side has nothing."""
-    if not a or not b or (log and min(*a.values(), *b.values()) <= 0):
-        return None
-    scaled = [{seed: math.log(x) if log else x for seed, x in side.items()} for side in (a, b)]
+def of_seeds(a: BySeed, b: BySeed, *, look: int = 1) -> Estimate:
+    """Return a minus b, in pairs where they share seeds, else as two samples; neither is empty."""
     if seeds := shared(a, b):
-        pairs = [scaled[0][seed] - scaled[1][seed] for seed in seeds]
-        estimate = of_pairs(pairs, declared=declared, bias=bias, comparisons=comparisons)
-    else:
-        estimate = of_samples(
-            list(scaled[0].values()), list(scaled[1].values()), bias=bias, comparisons=comparisons
-        )
-    return estimate.exp() if log else estimate
+        return of_pairs([a[seed] - b[seed] for seed in seeds], look=look)
+    return of_samples([*a.values()], [*b.values()], look=look)
 
 
 # --- analyses -----------------------------------------------------------------------------------------------
@@ -225,23 +270,21 @@ def analysis_of(n: int) -> int:
     return sum(size <= n for size in analyses())
 
 
-def pairs_to_decide(
-    distance: float, *, sd: float, n: int, declared: Declared | None, bias: float
-) -> int | None:
+def pairs_to_decide(distance: float, *, sd: float, n: int, width: Width, bias: float = 0.0) -> int | None:
     """The least number of pairs at which an analysis after the one of n clears an end at this distance from
     the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last."""
-    for k, size in enumerate(analyses(), start=1):
-        half, _ = half_width(np.float64(sd), size, declared=declared, analysis=k)  # type: ignore[arg-type]
-        if size > n and float(half) + bias + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size) <= distance:
+    for look, size in enumerate(analyses(), start=1):
+        reach = width(sd, size, look) + bias + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
+        if size > n and reach <= distance:
             return size
     return None
 
 
-def minimum_detectable(sd: float, n: int, *, declared: Declared | None = None) -> float:
+def minimum_detectable(sd: float, n: int, *, width: Width = half_width) -> float:
     """The least effect that n pairs with this spread show with a power of 0.9."""
-    size = analyses()[max(analysis_of(n), 1) - 1]
-    half, _ = half_width(np.float64(sd), size, declared=declared, analysis=max(analysis_of(n), 1))  # type: ignore[arg-type]
-    return float(half) + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
+    look = max(analysis_of(n), 1)
+    size = analyses()[look - 1]
+    return width(sd, size, look) + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
 
 
 def batches_above(values: Sequence[float], bar: float) -> bool:

@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.arms import Arm, machines_differ
-from nocap.judge.interval import Estimate, between
+from nocap.judge.cautious import between
+from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
 from nocap.store.runs import Record
 

@@ -19,22 +19,28 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import fmean
 
+import numpy as np
+
 from nocap.config.keys import require
+from nocap.judge import cautious
+from nocap.judge.cautious import CLOCK_BIAS, Declared
 from nocap.judge.claim import TO_TARGET, Claim
 from nocap.judge.interval import (
-    CLOCK_BIAS,
     LEAST_PAIRS,
+    PAIRS,
     ROUNDING,
-    Declared,
     Estimate,
+    Width,
     analyses,
     analysis_of,
+    around,
+    half_width,
     of_pairs,
     pairs_to_decide,
 )
 from nocap.store.metrics import METRICS, Better, Ending, Kind, Measurement, Metric, Per, Scale, is_log
 
-VERSION = 3  # of these rules: another number, other verdicts
+VERSION = 4  # of these rules: another number, other verdicts
 
 
 class Word(Enum):
@@ -99,7 +105,15 @@ class Gain:
         )
 
     def _of(self, values: Sequence[float]) -> Estimate:
-        return of_pairs(values, declared=self.declared, bias=self.bias, analysis=self.analysis)
+        """By Student where a seed repeats it, else by the cautious rule; a declared noise narrows either."""
+        if self.metric.kind is not Kind.seed:
+            return cautious.of_pairs(values, declared=self.declared, bias=self.bias, analysis=self.analysis)
+        alone = of_pairs(values, look=self.analysis)
+        if self.declared is None or alone.n < LEAST_PAIRS:
+            return alone
+        half, used = _width(self.metric, self.declared, alone.sd, alone.n, self.analysis)
+        method = "pairs, noise declared" if used else PAIRS
+        return around(alone.mid, half, n=alone.n, sd=alone.sd, method=method)
 
     def place(self) -> int:
         """Of its interval to what was stated."""
@@ -116,9 +130,29 @@ class Gain:
         ]
         distance = min(abs(estimate.mid - end) for end in (outside or self.ends))
         wanted = pairs_to_decide(
-            distance, sd=estimate.sd, n=len(self.least), declared=self.declared, bias=self.bias
+            distance,
+            sd=estimate.sd,
+            n=len(self.least),
+            width=width_of(self.metric, self.declared),
+            bias=self.bias,
         )
         return None if wanted is None else wanted - len(self.least)
+
+
+def _width(metric: Metric, declared: Declared | None, sd: float, n: int, analysis: int) -> tuple[float, bool]:
+    """Return the half width of so many pairs with this spread; and whether the declared noise made it."""
+    spread = np.float64(sd)
+    if metric.kind is Kind.seed:
+        own = np.float64(half_width(sd, n, analysis))
+        half, used = cautious.narrowed(own, spread, n, declared=declared, share=analysis**2)
+    else:
+        half, used = cautious.half_width(spread, n, declared=declared, analysis=analysis)
+    return float(half), bool(used)
+
+
+def width_of(metric: Metric, declared: Declared | None) -> Width:
+    """Return how wide the interval of a gain in this metric is, for any spread, number of pairs and look."""
+    return lambda sd, n, look: _width(metric, declared, sd, n, look)[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
 from nocap.launch.head import typed_keys, write_record_head
-from nocap.launch.plan import Plan, headline, nothing_to_train, plan, settled, sound
+from nocap.launch.plan import Asked, Plan, headline, nothing_to_train, plan, settled, sound
 from nocap.store.record import read_json
 from nocap.store.runs import GRID
 from nocap.training.heartbeat import Heartbeat
@@ -104,8 +104,12 @@ def _cell(folder: Path, identity: str) -> Plan:
     if asked is None:
         raise ValueError(f"{folder / GRID} must have the cell {identity}")
     this = composed(asked["overrides"])
+    seeds = asked.get("asked")
     planned = replace(
-        plan(this.run, choices=this.choices), grid=folder.name, swept=tuple(grid.get("swept") or ())
+        plan(this.run, choices=this.choices),
+        grid=folder.name,
+        swept=tuple(grid.get("swept") or ()),
+        asked=Asked(at=seeds["at"], seeds=tuple(seeds["seeds"])) if seeds else None,
     )
     here, there = (
         ", ".join(str(value) for value in place.values())

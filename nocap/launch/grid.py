@@ -17,7 +17,7 @@ from nocap import outside
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.words import texts_of_typed
-from nocap.launch.plan import Datasets, Plan, plan, settled
+from nocap.launch.plan import Datasets, Plan, plan, seeds_asked, settled
 from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
@@ -54,6 +54,7 @@ class Grid:
                 "run": cell.plan.run_dir.name,
                 "arm": cell.plan.arm,
                 "seed": cell.plan.run.seed,
+                "asked": cell.plan.asked and cell.plan.asked.json(),
                 "overrides": cell.overrides,
                 "environment": cell.plan.parts["environment"],
             }
@@ -177,8 +178,13 @@ def check(
             log(f"trained once, it is the same run: {cell.label} and {twin.label}")
     ordered = list(distinct.values())
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
+    asked = seeds_asked(cell.plan for cell in ordered)
     named = tuple(
-        replace(cell, plan=replace(cell.plan, grid=folder.name, swept=tuple(swept))) for cell in ordered
+        replace(
+            cell,
+            plan=replace(cell.plan, grid=folder.name, swept=tuple(swept), asked=asked[cell.plan.arm]),
+        )
+        for cell in ordered
     )
     return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
 

@@ -23,7 +23,7 @@ from nocap.config.trainer import Trainer
 from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
 from nocap.judge.arms import arm_key, short_keys, spell
-from nocap.launch.plan import Plan
+from nocap.launch.plan import Asked, Plan
 from nocap.options.tracker import RunFacts
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, newest_first, step_of, unfinished
@@ -128,14 +128,17 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
     ones before this."""
     t = plan.run.trainer
     n_bytes, reason = _val_bytes(plan)
+    started = now()
+    asked = plan.asked or Asked(at=started, seeds=(plan.run.seed,))
     attempt = {
-        "started": now(),
+        "started": started,
         "host": platform.node(),
         "devices": t.devices,
         "threads": t.threads,
         "spent_s": _spent_s(plan, attempts),
         "grid": plan.grid,
         "swept": plan.swept,
+        "asked": asked.json(),
     }
     return {
         "identity": plan.identity,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from nocap.launch.sources import Source, checkpoint_of, init_checkpoint, located
 from nocap.store.checkpoints import any_whole, saved_steps
 from nocap.store.formats import plural
 from nocap.store.identity import differing, digest, identity_parts, uncommitted
+from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import of_identity
 
@@ -31,6 +32,17 @@ if TYPE_CHECKING:
     from nocap.config.compose import Composed
 
 DAMAGED = "damaged"  # the status of a run whose record was changed, and which no checkpoint makes again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What the command that trains a run asked for: the seeds of the run's arm."""
+
+    at: str  # when it began
+    seeds: tuple[int, ...]
+
+    def json(self) -> dict[str, Any]:
+        return {"at": self.at, "seeds": list(self.seeds)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +61,17 @@ class Plan:
     options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option, for people
     grid: str | None = None  # the grid that starts it
     swept: tuple[str, ...] = ()  # the groups and keys that set it apart from the runs beside it
+    asked: Asked | None = None  # None: a command that asked for this run alone
     notices: tuple[str, ...] = ()  # what a person should know before it starts
+
+
+def seeds_asked(plans: Iterable[Plan]) -> dict[str, Asked]:
+    """Arm → what the command that has these plans asks for, as it begins now."""
+    at = now()
+    seeds: dict[str, list[int]] = {}
+    for each in plans:
+        seeds.setdefault(each.arm, []).append(each.run.seed)
+    return {arm: Asked(at=at, seeds=tuple(dict.fromkeys(of_arm))) for arm, of_arm in seeds.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,7 +3,7 @@ spent, compare.
 
 A round has two blocks of each arm, there and back, and gives one log ratio an arm, to the baseline's second
 instance: what is built and timed first has come out 0.5 to 1% slow, and the first instance, the control, is
-only there to show it. The interval is the one of all nocap (`judge.interval`), over rounds, wider by what the
+only there to show it. The interval is that of all clocks (`judge.cautious`), over rounds, wider by what the
 baseline differs from itself. All of it is of one session.
 
 Rounds go on until the intervals are narrow enough. Their width does not depend on where they lie, so that
@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from nocap.config import hardware
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.judge.compare import difference
-from nocap.judge.interval import CLOCK_BIAS, CONFIDENCE, LEAST_PAIRS, Estimate, of_pairs
+from nocap.judge.cautious import CLOCK_BIAS, of_pairs
+from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
+from nocap.judge.losses import difference
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
 from nocap.store.metrics import METRICS, Measurement, now

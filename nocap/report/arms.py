@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.compare import ComparedArm, Comparison, Outcome
+from nocap.judge.compare import ComparedArm, Comparison
 from nocap.judge.interval import Estimate
+from nocap.judge.losses import Outcome
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import counted, gains, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nocap.judge.arms import Arm, setting
-from nocap.judge.compare import ComparedArm, Comparison, Outcome
+from nocap.judge.compare import ComparedArm, Comparison
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS
+from nocap.judge.losses import Outcome
 from nocap.report import arms, forest, page
 from nocap.report.table import Cell
 from nocap.report.words import gains
@@ -35,7 +36,10 @@ VERDICTS = {
         "No difference shown",
         "the seeds cannot tell them apart; that does not make them equal",
     ),
+    Outcome.depends: ("±", "Depends", "the sign of the difference changes with another key"),
     Outcome.undecided: ("?", "No verdict", "too few seeds finished to tell a change from luck"),
+    Outcome.diverged: ("∞", "Diverged", "the loss of a seed ran away; a mean over the others flatters"),
+    Outcome.unfinished: ("…", "Unfinished", "a command asked for more seeds than are there"),
     Outcome.confounded: (
         "!",
         "Confounded",

@@ -5,7 +5,8 @@ a machine is in it, nor what a run printed.
     judge       the nocap that judged: its version and commit
     command     that wrote it
     date
-    question    the baseline (one of its runs' identities), the target, what was declared
+    question    the baseline (one of its runs' identities), the target, what was declared; whether losses have
+                the cautious interval
     runs        one object a record: config, hashes of code and data, environment, summary with the record's
                 digests, curve
     comparison  `Comparison.json()` of these runs, without its own `runs`
@@ -94,7 +95,9 @@ def _row(record: Record) -> Json:
     shards = {
         split: [{SEAL: shard.get(SEAL)} for shard in manifest["data"][split]] for split in ("train", "val")
     }
-    attempts = [{key: attempt.get(key) for key in ("started", "swept")} for attempt in manifest["attempts"]]
+    attempts = [
+        {key: attempt.get(key) for key in ("started", "swept", "asked")} for attempt in manifest["attempts"]
+    ]
     row = {
         **asdict(record),
         "folder": record.folder.name,
@@ -149,6 +152,7 @@ def write(comparison: Comparison, folder: Path, *, allow: Sequence[str], command
             "baseline": comparison.baseline.arm.all[0].identity,
             "target": comparison.target,
             "allow": list(allow),
+            "cautious": comparison.cautious,
         },
         "comparison": _said(comparison),
         "runs": rows,
@@ -240,6 +244,7 @@ def _judged(question: Json, rows: Sequence[Json]) -> Comparison:
         baseline=base,
         target_loss=question["target"],
         allow=question["allow"],
+        cautious=question.get("cautious") is True,
     )
 
 

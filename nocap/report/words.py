@@ -13,6 +13,7 @@ from nocap.report.table import Cell, Column
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Better, Metric, Scale
 
+FAR = 10.0  # between the ends of a ratio: it is not known
 UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
 
 
@@ -78,12 +79,15 @@ def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
 
 def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
     """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ±
-    0.0047`. Without an interval there is no figure; what was counted has no noise for one."""
+    0.0047`. Without an interval there is no figure; what was counted has no noise for one. A ratio whose ends
+    lie a factor of ten apart is not known."""
     if not math.isfinite(estimate.high - estimate.low):
         return Cell(text=NONE)
     text = gain(estimate.mid, metric, scale)
     if estimate.low == estimate.high:
         return Cell(text=text)
+    if scale is Scale.ratio and estimate.high > FAR * estimate.low:
+        return Cell(text="not known")
     if scale is Scale.difference:
         return Cell(text=text, small=f"± {_size(estimate.half_width, metric)}")
     return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")

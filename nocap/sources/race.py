@@ -2,8 +2,9 @@
 verdict for each arm.
 
 The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in turns, so
-that a machine that drifts favours none. After 3, 6, 12, … repeats the arms are judged (`judge.interval`), and
-the race stops where all are decided. Its registration, `race.json`, is written before the first run.
+that a machine that drifts favours none. After 3, 6, 12, … repeats the arms are judged: what the commands
+print by `judge.interval`, all arms together, and what they cost by `judge.cautious`. The race stops where all
+are decided. Its registration, `race.json`, is written before the first run.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from statistics import fmean
 from threading import Event
 from typing import Any
 
+from nocap.judge import cautious
+from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.compare import Outcome, outcome
 from nocap.judge.interval import (
-    CLOCK_BIAS,
     LEAST_PAIRS,
     ROUNDING,
     Estimate,
     alike,
     analyses,
     analysis_of,
-    of_pairs,
-    of_samples,
+    of_arms,
+    of_arms_apart,
 )
+from nocap.judge.losses import Outcome, outcome
 from nocap.judge.time_to_target import crossing
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
@@ -254,27 +256,41 @@ class Race:
     def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
         """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the
         ratio."""
-        log, sign = metric.name in MEASURED, 1 if metric.better is Better.higher else -1
+        if metric.name in MEASURED:
+            return self._cost(arm, metric, n)
+        values = {each.name: self.values(each, metric.name, n) for each in self.arms}
+        base = values.pop(self.arms[0].name)
+        finite = {name: row for name, row in values.items() if all(map(math.isfinite, [*row, *base]))}
+        if arm.name not in finite:
+            return _unknown(n)
+        sign = 1 if metric.better is Better.higher else -1
+        rows = [[sign * x for x in row] for row in finite.values()]
+        against = [sign * x for x in base]
+        look = max(1, analysis_of(n))
+        if self.seeded:
+            pairs = [[x - y for x, y in zip(row, against, strict=True)] for row in rows]
+            estimates = of_arms(pairs, look=look)
+        else:
+            estimates = of_arms_apart(against, rows, look=look)
+        return estimates[[*finite].index(arm.name)]
+
+    def _cost(self, arm: Command, metric: Metric, n: int) -> Estimate:
+        """How much less it costs, as a logarithm of the ratio."""
         a, b = (self.values(side, metric.name, n) for side in (arm, self.arms[0]))
-        if (log and min(*a, *b) <= 0) or not all(map(math.isfinite, [*a, *b])):
-            return Estimate(
-                mid=math.nan,
-                low=-math.inf,
-                high=math.inf,
-                n=n,
-                method="a run never came to the target, or began at it",
-            )
-        if log:
-            a, b = ([math.log(x) for x in side] for side in (a, b))
-        bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
-        share = len(self.arms) - 1
-        if log and self.sessions > 1:  # a session is what repeats a time
+        if min(*a, *b) <= 0 or not all(map(math.isfinite, [*a, *b])):
+            return _unknown(n)
+        a, b = ([math.log(x) for x in side] for side in (a, b))
+        if self.sessions > 1:  # a session is what repeats a time
             groups = [[i for i in range(n) if self.session(i) == session] for session in range(self.sessions)]
             a, b = ([fmean(side[i] for i in group) for group in groups if group] for side in (a, b))
-        elif not self.seeded and not log:
-            return of_samples([sign * x for x in a], [sign * x for x in b], bias=bias, comparisons=share)
+        sign = 1 if metric.better is Better.higher else -1
         pairs = [sign * (x - y) for x, y in zip(a, b, strict=True)]
-        return of_pairs(pairs, bias=bias, analysis=max(1, analysis_of(len(pairs))), comparisons=share)
+        return cautious.of_pairs(
+            pairs,
+            bias=CLOCK_BIAS if metric.kind is Kind.clock else 0.0,
+            analysis=max(1, analysis_of(len(pairs))),
+            comparisons=len(self.arms) - 1,
+        )
 
     def verdicts(self, n: int) -> list[dict[str, Any]]:
         """Of each arm but the baseline, at the last analysis of n repeats."""
@@ -340,6 +356,16 @@ class Race:
             if broken and way is Outcome.better
             else (way.value, "")
         )
+
+
+def _unknown(n: int) -> Estimate:
+    return Estimate(
+        mid=math.nan,
+        low=-math.inf,
+        high=math.inf,
+        n=n,
+        method="a run never came to the target, or began at it",
+    )
 
 
 def _exploratory(there: int, raced: int) -> str:

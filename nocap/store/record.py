@@ -44,8 +44,12 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 
 _NUMBERS, _TEXTS = {...: float}, {...: str}
 _HARDWARE = _each(str, "fingerprint name host")
+_ASKED = {"at": str, "seeds": [int]}
 _ATTEMPT = (
-    _each(str, "started host grid") | _each(int, "devices threads") | {"spent_s": float, "swept": [str]}
+    _each(str, "started host grid")
+    | _each(int, "devices threads")
+    | {"spent_s": float, "swept": [str]}
+    | {"asked": _ASKED}
 )
 _PARTS = {"config": dict, "source": _TEXTS, "data": str, "environment": dict, "init": dict, "teachers": dict}
 _DATA = (
@@ -92,7 +96,7 @@ SHAPES: dict[str, Shape] = {
     | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
-    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int}]},
+    "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
         | {"hardware": _HARDWARE, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}

@@ -332,7 +332,7 @@ def errors(every: Sequence[Row]) -> str:
         f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
         f"{ERROR * noisy:.1f} false verdicts are to be expected "
         "among them: reached if every true value lay at the edge of what is stated and the "
-        "noise were as skewed as the rule allows for."
+        "noise of each were as skewed as the rule for clocks allows for."
     )
 
 

@@ -12,12 +12,15 @@ from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
+from nocap.judge.cautious import pooled
 from nocap.judge.claim import Claim
-from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable, pooled
+from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable
+from nocap.judge.verdict import width_of
 from nocap.launch.grid import Cell, Grid
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
+from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
 from nocap.study.plan import StudyPlan, compose_trials, shorter
@@ -174,6 +177,7 @@ def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
     # sessions are in the table
     line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
-        visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), declared=plan.at.noise.get("val_loss"))
+        width = width_of(METRICS["val_loss"], plan.at.noise.get("val_loss"))
+        visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), width=width)
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
     return line

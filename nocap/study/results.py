@@ -12,8 +12,9 @@ from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.config.keys import require
+from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
-from nocap.judge.interval import LEAST_PAIRS, Declared
+from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.verdict import Gain, Verdict, judge
 from nocap.store.identity import git_state
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale, is_log

@@ -17,8 +17,9 @@ from nocap.config.compose import parsed
 from nocap.config.keys import check_keys, key, require
 from nocap.config.paths import PACKAGE
 from nocap.config.plain import made, refuse_interpolations
+from nocap.judge.cautious import Declared
 from nocap.judge.claim import CLAIMABLE, Claim
-from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS, Declared
+from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS
 from nocap.store.metrics import Better, Metric
 
 FILE = "study.yaml"

@@ -30,7 +30,7 @@ from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
 from nocap.launch.grid import Cell, Grid, Result, key_of
-from nocap.launch.plan import Datasets, Plan, outcome
+from nocap.launch.plan import Datasets, Plan, outcome, seeds_asked
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
 from nocap.store.files import not_elsewhere, write_file
@@ -108,11 +108,12 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
     swept = tuple(dict.fromkeys(key_of(word) for words in overrides for word in words if word not in common))
     distinct = {run.plan.identity: run for run in reversed(runs)}
     name = f"{label}-{digest(sorted(distinct))[:8]}"
+    asked = seeds_asked(run.plan for run in runs)
     cells = [
         Cell(
             overrides=run.composed.overrides,
             label=f"{label} {run.arm} {f'steps={run.short} ' if run.short else ''}seed={run.seed}",
-            plan=replace(run.plan, grid=name, swept=swept),
+            plan=replace(run.plan, grid=name, swept=swept, asked=asked[run.plan.arm]),
         )
         for run in runs
         if distinct[run.plan.identity] is run

@@ -1,0 +1,151 @@
+"""The cautious interval, of what a clock measures and of a noise that was declared.
+
+A pair is a session of timing, or a run beside another on one machine. The interval is mean ± (1 + 3.3/√n) · t
+· s/√n, t the quantile of a 90% interval with n − 1 degrees of freedom: a 95% interval that holds under skew,
+outliers and correlation as well (a plain t-interval of three skewed pairs errs in 14 to 23%). A noise that
+was declared before, or that a grid's other arms show, narrows it, and is dropped where the pairs contradict
+it.
+`experiments/verdict_trust` simulates every cell.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nocap.config.keys import require
+from nocap.judge.interval import LEAST_PAIRS, Array, BySeed, Estimate, around, quantile, shared, welch
+
+Spread = Array | np.float64  # standard deviations of pairs, of any shape
+
+TAIL = 0.05  # of the t-quantile, at each side; with CAUTION it errs in at most 5% where noise is skewed
+CAUTION = 3.3
+DECLARED_TAIL = 0.005  # with a declared noise
+WELCH_TAIL = 0.0025  # of two samples that share no seeds
+CAP = 8.0  # degrees of freedom of a declared noise: other studies are not this one, however many they are
+CONTRADICTED = 0.05  # how rarely pairs may be as wide as these, were the declared noise theirs
+SAME = 1e-4  # and how rarely as narrow: arms that compute the same but for rounding do not have it
+CLOCK_BIAS = 0.005  # of a speed: between two instances of one arm, the first and a later one
+
+
+@dataclass(kw_only=True, slots=True)
+class Declared:
+    """A noise from elsewhere: the standard deviation of one pair's gain, in nats for a loss, of the log ratio
+    for speeds and times."""
+
+    sd: float
+    df: float  # how well it is known: as the variance of df + 1 pairs would be; at most CAP of them count
+    source: str
+
+    def __post_init__(self) -> None:
+        require(0 < self.sd < math.inf, "noise.sd", "be above 0 and finite", self.sd)
+        require(self.df > 0, "noise.df", "be above 0", self.df)
+        require(
+            bool(self.source.strip()), "noise.source", "say which runs it was measured on", repr(self.source)
+        )
+
+    def json(self) -> dict[str, float | str | None]:
+        """Endless degrees of freedom are null."""
+        return {"sd": self.sd, "df": self.df if math.isfinite(self.df) else None, "source": self.source}
+
+
+def pooled(groups: Sequence[Sequence[float]]) -> Declared | None:
+    """The noise within groups of pairs, such as a grid's other arms; `None`: they have none."""
+    arrays = [np.asarray(group, dtype=np.float64) for group in groups if len(group) > 1]
+    freedom = sum(len(array) - 1 for array in arrays)
+    squares = sum(float(array.var(ddof=1)) * (len(array) - 1) for array in arrays)
+    return Declared(sd=math.sqrt(squares / freedom), df=freedom, source="the other arms") if squares else None
+
+
+def half_width(
+    sd: Spread,
+    n: int,
+    *,
+    declared: Declared | None = None,
+    analysis: int = 1,
+    comparisons: int = 1,
+) -> tuple[Spread, NDArray[np.bool_]]:
+    """Of the mean of `n` pairs with these standard deviations, both of any shape; and whether the declared
+    noise was used. `analysis`: how often the pairs were analysed, this time included. `comparisons`: how many
+    arms share the error."""
+    share = analysis**2 * comparisons
+    own = (1 + CAUTION / math.sqrt(n)) * quantile(n - 1, TAIL / share) * sd / math.sqrt(n)
+    return narrowed(own, sd, n, declared=declared, share=share)
+
+
+def narrowed(
+    own: Spread, sd: Spread, n: int, *, declared: Declared | None, share: int
+) -> tuple[Spread, NDArray[np.bool_]]:
+    """Return the half width by the declared noise where the pairs do not contradict it, else their own; and
+    where that is. `share`: of the error, one part in so many."""
+    from scipy import special
+
+    if declared is None:
+        return own, np.zeros_like(sd, dtype=bool)
+    freedom = min(declared.df, CAP)
+    ratio = (sd / declared.sd) ** 2
+    used = (special.fdtrc(n - 1, freedom, ratio) >= CONTRADICTED) & (
+        special.fdtr(n - 1, freedom, ratio) >= SAME
+    )
+    known = quantile(freedom + n - 1, DECLARED_TAIL / share) * np.maximum(sd, declared.sd) / math.sqrt(n)
+    return np.where(used, known, own), used
+
+
+def of_pairs(
+    values: Sequence[float],
+    *,
+    declared: Declared | None = None,
+    bias: float = 0.0,
+    analysis: int = 1,
+    comparisons: int = 1,
+) -> Estimate:
+    """The mean of pairs. `bias`: what no number of pairs takes out, in their unit."""
+    sample = np.asarray(values, dtype=np.float64)
+    mid, n = float(sample.mean()), len(sample)
+    if n < LEAST_PAIRS:
+        return around(mid, math.inf, n=n, method="too few pairs")
+    sd = sample.std(ddof=1)
+    half, used = half_width(sd, n, declared=declared, analysis=analysis, comparisons=comparisons)
+    method = "pairs, noise declared" if used else "pairs, cautious"
+    return around(mid, float(half) + bias, n=n, sd=float(sd), method=method)
+
+
+def of_samples(
+    a: Sequence[float], b: Sequence[float], *, bias: float = 0.0, comparisons: int = 1
+) -> Estimate:
+    """mean(a) − mean(b) of samples that share no seeds (Welch 1947), at 99.5%: what keeps 95% where one arm
+    is six times as noisy."""
+    x, y = (np.asarray(side, dtype=np.float64) for side in (a, b))
+    mid, n = float(x.mean() - y.mean()), min(len(x), len(y))
+    if n < LEAST_PAIRS:
+        return around(mid, math.inf, n=n, method="too few runs")
+    half = welch([x, y], WELCH_TAIL / comparisons) + bias
+    return around(mid, half, n=n, method="unpaired (Welch at 99.5%)")
+
+
+def between(
+    a: BySeed,
+    b: BySeed,
+    *,
+    log: bool = False,
+    bias: float = 0.0,
+    declared: Declared | None = None,
+    comparisons: int = 1,
+) -> Estimate | None:
+    """a minus b, or with `log` a over b by geometric means: pairs where seeds are shared, else two samples.
+    `None`: a side has nothing."""
+    if not a or not b or (log and min(*a.values(), *b.values()) <= 0):
+        return None
+    scaled = [{seed: math.log(x) if log else x for seed, x in side.items()} for side in (a, b)]
+    if seeds := shared(a, b):
+        pairs = [scaled[0][seed] - scaled[1][seed] for seed in seeds]
+        estimate = of_pairs(pairs, declared=declared, bias=bias, comparisons=comparisons)
+    else:
+        estimate = of_samples(
+            list(scaled[0].values()), list(scaled[1].values()), bias=bias, comparisons=comparisons
+        )
+    return estimate.exp() if log else estimate
