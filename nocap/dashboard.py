@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
-    from nocap.report.arms import notes_on, tables
+    from nocap.report.arms import all_tables, notes_on
     from nocap.report.table import one_line, tame
     from nocap.store.runs import load
 
@@ -90,7 +90,7 @@ def _of_runs(path: str) -> Shown:
         print(f"nocap: {line}", file=sys.stderr)
     told = [
         "\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""])
-        for table in islice(tables(comparison), 2)
+        for table in islice(all_tables(comparison), 3 if comparison.factors else 2)
     ]
     verdicts = tame("\n".join([*told, *(f"* {one_line(line)}" for line in notes)]))
     runs = [record.identity for record in comparison.records]

@@ -153,16 +153,16 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
     for arm, head in zip(arms, heads, strict=True):
         alike = [other for other, other_head in zip(arms, heads, strict=True) if other_head == head]
         differing = swept_keys(other.config for other in alike)
-        typed = dict.fromkeys(key for other in alike for run in other.all for key in _typed(run))
-        groups = [group for group in typed if len({_option(other, group) for other in alike}) > 1]
+        typed = typed_keys(alike)
+        groups = [group for group in typed if len({chosen(other, group) for other in alike}) > 1]
         given = [key for key in differing if key in typed]
         told_apart = len(
             {
-                (*(_option(other, g) for g in groups), *(setting(other.config, key) for key in given))
+                (*(chosen(other, g) for g in groups), *(setting(other.config, key) for key in given))
                 for other in alike
             }
         )
-        options = [f"{group}={_option(arm, group)}" for group in groups]
+        options = [f"{group}={chosen(arm, group)}" for group in groups]
         keys = [
             f"{short.get(key, key)}={setting(arm.config, key)}"
             for key in (given if told_apart == len(alike) else differing)
@@ -181,10 +181,15 @@ def _typed(run: Record) -> Collection[str]:
     return [key for attempt in run.manifest["attempts"] for key in attempt["swept"]]
 
 
-def _option(arm: Arm, group: str) -> str | None:
+def typed_keys(arms: Iterable[Arm]) -> Collection[str]:
+    """List the keys that somebody gave for any of their runs."""
+    return dict.fromkeys(key for arm in arms for run in arm.all for key in _typed(run))
+
+
+def chosen(arm: Arm, group: str) -> str | None:
     """What was chosen in a group."""
-    chosen: str | None = arm.all[0].manifest["options"].get(group)
-    return chosen
+    option: str | None = arm.all[0].manifest["options"].get(group)
+    return option
 
 
 def _name_parts(run: Record) -> list[str]:

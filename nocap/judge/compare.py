@@ -10,6 +10,8 @@
     cautious      whether losses have the cautious interval
     imported      whether the runs are of logs that another trainer wrote; each run says its format, and what
                   named its seed
+    by_factor     where the arms are a full crossing of two keys or more: each key's levels against the
+                  baseline's, over all levels of the others, and the interactions; else null
     arms          one object an arm, in the order they were started
     runs          one object a run, with its validation curve
     measurements  one object a run and metric, with unit and which way is better
@@ -43,6 +45,7 @@ from nocap.judge.arms import (
 )
 from nocap.judge.arms import group as grouped
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
+from nocap.judge.factors import Factors, by_factor, crossing
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.time_to_target import Reach
@@ -132,6 +135,7 @@ class Comparison:
     problems: list[str]
     not_compared: list[tuple[str, str]]  # name and status
     records: list[Record]  # all runs of the group, those that are not compared too
+    factors: Factors | None = None  # None: the arms are no full crossing of keys
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False
 
@@ -168,6 +172,7 @@ class Comparison:
             "look": self.look,
             "cautious": self.cautious,
             "swept": self.swept,
+            "by_factor": self.factors and self.factors.json(),
             "arms": [row.json() for row in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
             "measurements": [
@@ -226,7 +231,12 @@ def compare(
         target=target_loss,
         metric=metric,
         swept=swept_keys(arm.config for arm in arms),
-        problems=[*runs.problems, *_doubts(rows, base, allow=allow), *_unpaired(table, pairs)],
+        problems=[
+            *runs.problems,
+            *_doubts(rows, base, allow=allow),
+            *_unpaired(table, pairs),
+            *_holes(arms, base, table),
+        ],
         not_compared=[
             *(
                 (record.name if record.imported else record.folder.name, _status(record))
@@ -235,6 +245,7 @@ def compare(
             *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
         ],
         records=runs.records,
+        factors=by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious),
         look=table.look,
         cautious=cautious,
     )
@@ -400,6 +411,14 @@ def _unpaired(table: Table, pairs: Mapping[str, Pair]) -> Iterator[str]:
         f"nothing is paired, as the arms do not share {LEAST_PAIRS} seeds: compare without "
         f"{shorten(apart or (pair.arm.label for pair in members))} for pairs of the others"
     )
+
+
+def _holes(arms: Sequence[Arm], base: Arm, table: Table) -> Iterator[str]:
+    """Say which arms keep a full crossing from being read by factor."""
+    left = [arm for arm in arms if arm is not base and arm.id not in table.members]
+    if left and table.members and crossing(arms, base) is not None:
+        why = (f"{arm.label} ({table.differences[arm.id].verdict})" for arm in left)
+        yield f"not read by factor: without {shorten(why)} the grid has holes"
 
 
 def _one_after_the_other(arm: Arm, base: Arm) -> bool:

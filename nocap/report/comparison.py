@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from nocap.judge.arms import Arm, setting
 from nocap.judge.compare import ComparedArm, Comparison
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS
@@ -76,6 +78,8 @@ def render(comparison: Comparison) -> str:
         intervals=forest.svg(lines, title=AXIS.format(comparison.metric), cut=True)
         if (lines := intervals(comparison))
         else None,
+        factors=arms.by_factor(comparison.factors, comparison.metric) if comparison.factors else None,
+        effects=_effects(comparison) if comparison.factors else None,
         verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
@@ -160,6 +164,26 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
 def _differences(comparison: Comparison) -> list[Cell]:
     column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
     return [column.draw(row.difference and row.difference.estimate) for row in comparison.rows]
+
+
+def _effects(comparison: Comparison) -> Markup:
+    """Draw the effects of the levels, the lowest loss first."""
+    column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
+    lines = list[forest.Line]()
+    for factor in comparison.factors.factors if comparison.factors else ():
+        for level in factor.levels:
+            label, estimate = f"{factor.key}={level.name}", level.difference.estimate
+            line = forest.Line(
+                label=label,
+                title=f"{label}: {column.draw(estimate)}",
+                look=level.difference.outcome.name,
+                mid=estimate.mid,
+                low=estimate.low,
+                high=estimate.high,
+            )
+            lines.append(line)
+    lines.sort(key=lambda line: line.mid)
+    return forest.svg(lines, title=AXIS.format(comparison.metric), cut=True)
 
 
 def intervals(comparison: Comparison) -> list[forest.Line]:

@@ -168,7 +168,7 @@ def _page(comparison: Comparison, *, command: str, folder: Path) -> str:
         *(f"* {line}" for line in arms.compared(comparison)),
         "",
     ]
-    for table in arms.tables(comparison):
+    for table in arms.all_tables(comparison):
         lines += [f"## {table.title}", "", *table.markdown(), "", *(f"{note}\n" for note in table.notes)]
     doubts = [
         *comparison.problems,

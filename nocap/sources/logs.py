@@ -128,7 +128,7 @@ def _record(log: Log, run: LoggedRun, content: str, *, alone: bool, hardware: st
         seed=-1 if stated is None else int(float(stated)),
         status=status,
         started="",
-        config={"arm": arm},
+        config=dict(run.levels) or {"arm": arm},
         parts={},
         manifest={"attempts": [{}], "imported": imported},
         summary=summary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -51,6 +51,7 @@ class LoggedRun:
     facts: dict[str, str] = field(default_factory=dict)
     now: dict[str, float] = field(default_factory=dict)  # the last number of each key
     points: list[dict[str, float]] = field(default_factory=list)  # rows with a loss
+    levels: dict[str, str] = field(default_factory=dict)  # of its arm, where several columns name it
     clock: bool = True  # its seconds never went back
     twice: bool = False  # a step had several losses
 
@@ -117,6 +118,7 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
         if any(run.facts.get(key, fact) != fact for key, fact in told.items()):
             run = several.get(_name_of(told)) or LoggedRun()
         run.facts |= facts
+        run.levels |= _levels(row, columns)
         several[_name_of(run.facts)] = run
         if line := run.add(
             {key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}
@@ -125,7 +127,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
     require(bool(names), "it", "hold rows", "none")
     offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
     for key, (name, _) in columns.items():
-        require(name in names, f"--columns {key}", f"be one of its columns, {offered}", name)
+        for part in _parts(name, names) if key == "arm" else [name]:
+            require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
     every = list({id(logged): logged for logged in several.values()}.values())
     with_loss = [logged for logged in every if logged.points]
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
@@ -156,7 +159,22 @@ def _name_of(told: Mapping[str, str]) -> object:
     return told.get("arm"), told.get("run"), None if "run" in told else told.get("seed")
 
 
+def _parts(name: str, known: Collection[str]) -> list[str]:
+    """List the columns that a name stands for: `attention+mlp` are two, where no column is called so."""
+    return [name] if name in known else name.split("+")
+
+
+def _levels(row: Row, columns: Columns) -> dict[str, str]:
+    """Return the arm's level of each column, where several columns name it."""
+    if "arm" not in columns:
+        return {}
+    parts = _parts(columns["arm"][0], row)
+    return {part: str(row.get(part, "")).strip() for part in parts} if len(parts) > 1 else {}
+
+
 def _cell(row: Row, key: str, columns: Columns) -> object:
+    if key == "arm" and (levels := _levels(row, columns)):
+        return " ".join(levels.values())
     names = columns[key][:1] if key in columns else KEYS[key]
     return next((row[name] for name in names if row.get(name) not in (None, "")), None)
 

@@ -1,0 +1,290 @@
+"""A grid read by factor. Where the arms are a full crossing of two keys or more, a level of a key is compared
+with the baseline's level over all levels of the other keys: seed by seed the mean over these, then the
+interval of all levels together, once for each key.
+
+An interaction is what an arm ends at beyond the sum of its single changes, with one interval for all
+interactions of the grid. Where one is shown, and the level's effect changes its sign with the other key, the
+level's word is that it depends on that key. The levels are fixed: a word speaks of the mean over those that
+were run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from nocap.judge import cautious
+from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
+from nocap.judge.interval import ROUNDING, Estimate, of_arms
+from nocap.judge.losses import Difference, Outcome, Table, difference
+
+Place = tuple[str, ...]  # of an arm in the crossing: a level of each factor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Level:
+    """A level of a key against the baseline's, over all levels of the other keys."""
+
+    name: str
+    difference: Difference
+
+    def json(self) -> dict[str, Any]:
+        return {"level": self.name, "difference": self.difference.json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factor:
+    """A key that the grid crosses with others, and its levels but the baseline's."""
+
+    key: str
+    baseline: str
+    over: Mapping[str, int]  # the other keys → how many levels each has
+    levels: Sequence[Level]
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "key": self.key,
+            "baseline": self.baseline,
+            "over": dict(self.over),
+            "levels": [level.json() for level in self.levels],
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interaction:
+    """What an arm's loss is above the sum of its single changes."""
+
+    arm: str  # its label
+    keys: Sequence[str]  # that it changes
+    estimate: Estimate
+    shown: bool
+
+    def json(self) -> dict[str, Any]:
+        return {"arm": self.arm, "keys": list(self.keys), "shown": self.shown, **self.estimate.json()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Factors:
+    """A grid by factor."""
+
+    seeds: Sequence[int]
+    factors: Sequence[Factor]
+    interactions: Sequence[Interaction]
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "seeds": list(self.seeds),
+            "factors": [factor.json() for factor in self.factors],
+            "interactions": [interaction.json() for interaction in self.interactions],
+        }
+
+
+# --- a crossing ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Arms that have every combination of the levels of some keys, each once."""
+
+    keys: Sequence[str]
+    base: Place
+    arms: Mapping[Place, Arm]
+
+    def levels(self, axis: int) -> list[str]:
+        """List the levels of a key, the baseline's first."""
+        every = dict.fromkeys([self.base[axis], *(place[axis] for place in self.arms)])
+        return list(every)
+
+    def others(self, axis: int, level: str) -> list[tuple[Place, Place]]:
+        """List each place with this level, and the place that differs from it in having the baseline's."""
+        with_level = [place for place in self.arms if place[axis] == level]
+        return [(place, self.single(place, axis, self.base)) for place in with_level]
+
+    def single(self, place: Place, axis: int, source: Place) -> Place:
+        """Return the place that has one level from another one."""
+        return (*place[:axis], source[axis], *place[axis + 1 :])
+
+
+def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
+    """Return the full crossing that these arms are, of two keys or more; `None`: they are none."""
+    columns = _columns(arms)
+    if columns is None:
+        return None
+    groups = _independent(columns)
+    keys = ["+".join(group) for group in groups]
+    names = {arm.id: tuple(_level(group, columns, i) for group in groups) for i, arm in enumerate(arms)}
+    places = {names[arm.id]: arm for arm in arms}
+    counts = [len({place[axis] for place in places}) for axis in range(len(groups))]
+    if len(groups) < 2 or len(places) != len(arms) or math.prod(counts) != len(arms):
+        return None
+    return Crossing(keys=keys, base=names[base.id], arms=places)
+
+
+def _columns(arms: Sequence[Arm]) -> dict[str, list[str]] | None:
+    """Return what tells the arms apart, as a column of levels for each key: the options and the keys that
+    somebody gave, or, where these do not tell all apart, every key that differs. `None`: they differ in code
+    or data."""
+    options = {
+        group: [str(chosen(arm, group)) for arm in arms]
+        for group in dict.fromkeys(group for arm in arms for group in arm.all[0].manifest["options"])
+    }
+    differing = swept_keys(arm.config for arm in arms)
+    typed = [key for key in differing if key in typed_keys(arms)]
+    given = _varying(options) | _settings(arms, typed)
+    for columns in (given, _settings(arms, differing)):
+        if columns and len(set(zip(*columns.values(), strict=True))) == len(arms):
+            return columns
+    return None
+
+
+def _settings(arms: Sequence[Arm], keys: Sequence[str]) -> dict[str, list[str]]:
+    short = short_keys(keys)
+    return {short[key]: [setting(arm.config, key) for arm in arms] for key in keys}
+
+
+def _varying(columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {key: column for key, column in columns.items() if len(set(column)) > 1}
+
+
+def _independent(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Group the keys: those whose levels do not come in every combination vary together, and are one."""
+    groups = [[key] for key in columns]
+    for a, b in combinations(columns, 2):
+        pairs = set(zip(columns[a], columns[b], strict=True))
+        if len(pairs) < len(set(columns[a])) * len(set(columns[b])):
+            first, second = (next(group for group in groups if key in group) for key in (a, b))
+            if first is not second:
+                first += second
+                groups.remove(second)
+    return groups
+
+
+def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -> str:
+    """Name a level: by its value, or by each of the keys that vary together."""
+    if len(group) == 1:
+        return columns[group[0]][i]
+    return " ".join(f"{key}={columns[key][i]}" for key in group)
+
+
+# --- judged -------------------------------------------------------------------------------------------------
+
+
+class _Reader:
+    """What a crossing's arms show, seed by seed."""
+
+    def __init__(self, crossed: Crossing, table: Table, metric: str, *, wide: bool) -> None:
+        self.crossed = crossed
+        self.table = table
+        self.metric = metric
+        self.wide = wide  # the cautious interval
+        losses = {place: arm.values[metric] for place, arm in crossed.arms.items()}
+        self.losses = {place: [of[seed] for seed in table.seeds] for place, of in losses.items()}
+        size = max(abs(x) for row in self.losses.values() for x in row)
+        self.floor = ROUNDING * size
+
+    def estimates(self, rows: Sequence[Sequence[float]]) -> list[Estimate]:
+        if self.wide:
+            return [cautious.of_pairs(row, analysis=self.table.look, comparisons=len(rows)) for row in rows]
+        return of_arms(rows, look=self.table.look)
+
+    def effects(self, axis: int, level: str) -> list[list[float]]:
+        """List a level's effect at each combination of the other keys: its differences, seed by seed."""
+        return [
+            _less(self.losses[place], self.losses[beside])
+            for place, beside in self.crossed.others(axis, level)
+        ]
+
+    def interactions(self) -> list[Interaction]:
+        found, rows = list[tuple[Place, list[int]]](), list[list[float]]()
+        base = self.losses[self.crossed.base]
+        for place in self.crossed.arms:
+            changed = [axis for axis, name in enumerate(place) if name != self.crossed.base[axis]]
+            if len(changed) < 2:
+                continue
+            rest = _less(self.losses[place], base)
+            for axis in changed:
+                single = self.losses[self.crossed.single(self.crossed.base, axis, place)]
+                rest = _less(rest, _less(single, base))
+            found.append((place, changed))
+            rows.append(rest)
+        return [
+            Interaction(
+                arm=self.crossed.arms[place].label,
+                keys=[self.crossed.keys[axis] for axis in changed],
+                estimate=estimate,
+                shown=estimate.place(0.0, 0.0, tie=self.floor) in (-1, 1),
+            )
+            for (place, changed), estimate in zip(found, self.estimates(rows), strict=True)
+        ]
+
+
+def _less(a: Iterable[float], b: Iterable[float]) -> list[float]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def by_factor(
+    arms: Sequence[Arm],
+    base: Arm,
+    table: Table,
+    *,
+    metric: str,
+    allow: Collection[str] = (),
+    wide: bool = False,
+) -> Factors | None:
+    """Read a grid by factor; `None`: its arms are no full crossing, or not all of them are in the table with
+    seeds that they share. `wide`: with the cautious interval."""
+    whole = len(table.members) == len(arms) - 1 and table.seeds
+    crossed = crossing(arms, base) if whole else None
+    if crossed is None:
+        return None
+    reader = _Reader(crossed, table, metric, wide=wide)
+    interactions = reader.interactions()
+    factors = [
+        _factor(reader, axis, [each for each in interactions if each.shown], allow)
+        for axis in range(len(crossed.keys))
+    ]
+    return Factors(seeds=table.seeds, factors=factors, interactions=interactions)
+
+
+def _factor(reader: _Reader, axis: int, shown: Sequence[Interaction], allow: Collection[str]) -> Factor:
+    crossed = reader.crossed
+    base, *levels = crossed.levels(axis)
+    effects = [reader.effects(axis, level) for level in levels]
+    means = [[fmean(seed) for seed in zip(*rows, strict=True)] for rows in effects]
+    judged = list[Level]()
+    for level, estimate in zip(levels, reader.estimates(means), strict=True):
+        gap = difference(estimate, metric=reader.metric, floor=reader.floor)
+        judged.append(Level(name=level, difference=_word(reader, axis, level, gap, shown, allow)))
+    over = {key: len(crossed.levels(other)) for other, key in enumerate(crossed.keys) if other != axis}
+    return Factor(key=crossed.keys[axis], baseline=base, over=over, levels=judged)
+
+
+def _word(
+    reader: _Reader,
+    axis: int,
+    level: str,
+    gap: Difference,
+    shown: Sequence[Interaction],
+    allow: Collection[str],
+) -> Difference:
+    """Return the difference; what confounds an arm of the level goes before its word, and so does a key on
+    which the sign depends."""
+    crossed = reader.crossed
+    spoilt = dict.fromkeys(
+        what
+        for place, beside in crossed.others(axis, level)
+        for what in confounders(crossed.arms[place], crossed.arms[beside], allowed=allow)
+    )
+    if spoilt:
+        return replace(gap, outcome=Outcome.confounded, reason=", ".join(spoilt))
+    means = [fmean(row) for row in reader.effects(axis, level)]
+    labels = {arm.label for place, arm in crossed.arms.items() if place[axis] == level}
+    keys = dict.fromkeys(key for each in shown if each.arm in labels for key in each.keys)
+    keys.pop(crossed.keys[axis], None)
+    if keys and min(means) < 0 < max(means):
+        return replace(gap, outcome=Outcome.depends, reason=", ".join(keys))
+    return gap
