@@ -143,6 +143,7 @@ def compare(
     target: float | None = None,
     allow: Collection[str] = (),
     group: str | None = None,
+    against: str = judging.BASELINE,
     cautious: bool = False,
 ) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
@@ -150,7 +151,8 @@ def compare(
     `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats
     per token: the time to it is then compared as well. `allow` names differences to compare across: kernel,
     data, source, torch or a validation key. Of runs whose losses measure different things the largest group
-    is compared, or that with the id `group`; `problems` names each other one. `cautious` gives losses the
+    is compared, or that with the id `group`; `problems` names each other one. `against="previous"`
+    compares each arm with the one before it in time. `cautious` gives losses the
     wide interval.
 
     Errors:
@@ -162,6 +164,7 @@ def compare(
         target_loss=target,
         allow=allow,
         group=group,
+        against=against,
         cautious=cautious,
     ).json()
 

@@ -70,6 +70,12 @@ def add_question(parser: argparse.ArgumentParser) -> None:
         help="an arm's label or id, one of its runs, or key=value (default: the first started)",
     )
     parser.add_argument(
+        "--against",
+        choices=("baseline", "previous"),
+        default="baseline",
+        help="compare each arm with the baseline, or with the one before it in time, as on a board",
+    )
+    parser.add_argument(
         "--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss"
     )
     allow = (
@@ -119,6 +125,7 @@ def judge(options: argparse.Namespace, *, change: Callable[[Found], Found] = lam
         target_loss=target,
         allow=options.allow,
         group=options.group,
+        against=options.against,
         cautious=options.cautious,
     )
 

@@ -291,7 +291,7 @@ def test_arms_that_share_no_seeds_are_samples_and_a_line_says_which(tmp_path):
     for arm in content["arms"][1:]:
         assert arm["difference"]["method"] == "unpaired, all arms together"
     said = " ".join(content["problems"])
-    assert "nothing is paired, as the arms do not share 3 seeds: compare without other" in said
+    assert "nothing is paired, as the arms do not all share 3 seeds: compare without other for" in said
 
 
 def test_too_few_seeds_get_no_verdict(tmp_path):

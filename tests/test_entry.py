@@ -106,6 +106,8 @@ def verify(folder: Path, *words: str) -> tuple[int, list[str]]:
         [],
         ["--baseline=mlp.expansion=3", "--allow=source"],
         ["--allow=data.val", "--allow=torch", "--target=3.31"],
+        ["--against=previous", "--allow=source"],
+        ["--cautious", "--allow=source"],
     ],
     ids=str,
 )

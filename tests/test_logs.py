@@ -23,6 +23,7 @@ from nocap.sources import logs
 from nocap.sources.formats import LONGEST
 from nocap.sources.rows import columns_of
 from tests.test_compare import refusal, write_run
+from tests.test_interval import of_a_mixed_model
 from tests.test_tracking import environment
 
 NOISE = np.random.default_rng(3).normal(0, 0.003, (2, 6))
@@ -96,6 +97,85 @@ def test_false_alarms_without_seeds_are_as_rare_as_said(tmp_path):
         (gap,) = [row.difference for row in compare(logs.load([str(table)])).arms if row.difference]
         alarms += gap.outcome in (Outcome.better, Outcome.worse)
     assert alarms <= 30  # 7.5%: one in twenty, and chance
+
+
+# --- a board of records -------------------------------------------------------------------------------------
+
+
+def board(folder, *, shared=False):
+    """Nine records, each some lower than the one before, of three seeds each, or five."""
+    rng, arms, rows = np.random.default_rng(6), {}, ["record,seed,val_bpb"]
+    for i in range(9):
+        n = 5 if i == 4 and not shared else 3
+        arms[f"r{i}"] = losses = rng.normal(1.1 - 0.0015 * i, 0.0006, n)
+        seeds = range(n) if shared else range(10 * i, 10 * i + n)
+        rows += [f"r{i},{seed},{loss!r}" for seed, loss in zip(seeds, losses.tolist(), strict=True)]
+    (folder / "board.csv").write_text("\n".join(rows) + "\n")
+    return arms
+
+
+def told(folder, *words):
+    into = str(folder / "x.json")
+    words = [str(folder / "board.csv"), "--columns", "arm=record", "--json", into, *words]
+    assert door.main(words) == 0
+    content = json.loads((folder / "x.json").read_text())
+    return content, {arm["label"]: arm for arm in content["arms"] if arm["difference"]}
+
+
+def test_each_record_is_compared_with_the_one_before_it(tmp_path, capsys):
+    """With one variance for all, and one error."""
+    records = board(tmp_path)
+    content, gaps = told(tmp_path, "--against", "previous")
+    freedom = sum(len(losses) - 1 for losses in records.values())
+    pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in records.values()) / freedom
+    assert content["against"] == "previous"
+    assert len(gaps) == 8
+    for i, arm in enumerate(gaps.values()):
+        before, own = records[f"r{i}"], records[f"r{i + 1}"]
+        half = stats.t.isf(0.025 / 8, freedom) * (pooled / len(own) + pooled / len(before)) ** 0.5
+        welch = stats.ttest_ind(own, before, equal_var=False).confidence_interval()
+        reach = max(half, (welch.high - welch.low) / 2)
+        mid = own.mean() - before.mean()
+        assert arm["difference"]["low"] == pytest.approx(mid - reach, abs=1e-9)
+        assert arm["difference"]["high"] == pytest.approx(mid + reach, abs=1e-9)
+        assert (arm["difference"]["verdict"] == "better") == (mid + reach < 0)
+        assert arm["against"] == content["arms"][i]["arm"]
+    assert content["by_factor"] is None
+    assert "each against the one before it, from r0 on" in capsys.readouterr().out
+
+
+def test_records_that_share_no_seeds_with_the_first_have_one_variance(tmp_path):
+    records = board(tmp_path)
+    _, gaps = told(tmp_path)
+    base, arms = records["r0"], [records[name] for name in gaps]
+    freedom = sum(len(losses) - 1 for losses in arms)
+    pooled = sum(losses.var(ddof=1) * (len(losses) - 1) for losses in arms) / freedom
+    own = base.var(ddof=1) / len(base)
+    for arm, losses in zip(gaps.values(), arms, strict=True):
+        part = pooled / len(losses)
+        df = (own + part) ** 2 / (own**2 / (len(base) - 1) + part**2 / freedom)
+        half = stats.t.isf(0.025 / 8, df) * (own + part) ** 0.5
+        welch = stats.ttest_ind(losses, base, equal_var=False).confidence_interval()
+        reach = max(half, (welch.high - welch.low) / 2)
+        mid = losses.mean() - base.mean()
+        assert arm["difference"]["low"] == pytest.approx(mid - reach, abs=1e-9)
+        assert arm["difference"]["high"] == pytest.approx(mid + reach, abs=1e-9)
+
+
+def test_records_that_share_seeds_are_pairs_with_the_one_before(tmp_path):
+    records = board(tmp_path, shared=True)
+    _, gaps = told(tmp_path, "--against", "previous")
+    steps = [records[f"r{i + 1}"] - records[f"r{i}"] for i in range(8)]
+    for arm, (low, high) in zip(gaps.values(), of_a_mixed_model(np.array(steps)), strict=True):
+        assert arm["difference"]["low"] == pytest.approx(low, abs=1e-9)
+        assert arm["difference"]["high"] == pytest.approx(high, abs=1e-9)
+        assert arm["difference"]["method"] == "pairs, all arms together"
+
+
+def test_the_one_before_is_no_baseline(tmp_path, capsys):
+    board(tmp_path)
+    words = [tmp_path / "board.csv", "--columns", "arm=record", "--against", "previous", "--baseline", "r3"]
+    assert "--baseline must be left out with --against previous, got 'r3'" in refusal(words, capsys)
 
 
 # --- arms, runs and seeds -----------------------------------------------------------------------------------

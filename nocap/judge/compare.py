@@ -6,6 +6,7 @@
     swept         config keys that differ between arms
     metric        what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was
                   declared, or no run has losses
+    against       baseline, or previous: each arm is compared with the one before it
     look          how often the arms were looked at with more seeds: the k-th look errs in 5%/k²
     cautious      whether losses have the cautious interval
     imported      whether the runs are of logs that another trainer wrote; each run says its format, and what
@@ -31,6 +32,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.judge import time_to_target
 from nocap.judge.arms import (
     Arm,
@@ -55,6 +57,7 @@ from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
 
 TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")  # comparable on one machine only
+BASELINE, PREVIOUS = "baseline", "previous"  # what an arm is compared with
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
 
@@ -72,9 +75,10 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedArm:
-    """An arm beside the baseline."""
+    """An arm beside the baseline, or beside the arm before it."""
 
     arm: Arm
+    against: Arm | None  # None: it is the baseline
     seeds: list[int]  # that the row is over
     changes: Mapping[str, Any]  # config keys in which it differs from the baseline, with its own values
     val_loss: float | None  # means
@@ -107,6 +111,7 @@ class ComparedArm:
         return {
             "arm": arm.id,
             "label": arm.label,
+            "against": self.against and self.against.id,
             "changes": self.changes,
             "n": len(self.seeds),
             "seeds": self.seeds,
@@ -135,6 +140,7 @@ class Comparison:
     problems: list[str]
     not_compared: list[tuple[str, str]]  # name and status
     records: list[Record]  # all runs of the group, those that are not compared too
+    against: str = BASELINE  # what each arm is compared with; of PREVIOUS the baseline is the first arm
     factors: Factors | None = None  # None: the arms are no full crossing of keys
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False
@@ -169,6 +175,7 @@ class Comparison:
             "imported": bool(self.imported),
             "target": self.target,
             "metric": self.metric,
+            "against": self.against,
             "look": self.look,
             "cautious": self.cautious,
             "swept": self.swept,
@@ -192,15 +199,22 @@ def compare(
     target_loss: float | None = None,
     allow: Collection[str] = (),
     group: str | None = None,
+    against: str = BASELINE,
     cautious: bool = False,
 ) -> Comparison:
-    """Compare what was found: the runs of one group, whose losses measure the same. `cautious`: losses too
-    have the interval that holds under skewed noise.
+    """Compare what was found: the runs of one group, whose losses measure the same. `against`: baseline, or
+    previous: each arm with the one before it in time. `cautious`: losses too have the interval that holds
+    under skewed noise.
 
     Errors:
         ValueError: no finished run, no such baseline, an unknown `allow` or group, a target that was met
             before the first step.
     """
+    require(against in (BASELINE, PREVIOUS), "--against", f"be {BASELINE} or {PREVIOUS}", against)
+    stepwise = against == PREVIOUS
+    require(
+        not stepwise or baseline is None, "--baseline", "be left out with --against previous", repr(baseline)
+    )
     runs = select(runs, wanted=group, baseline=baseline, allow=allow)
     arms = grouped(runs.records)
     if not any(arm.runs for arm in arms):
@@ -209,20 +223,33 @@ def compare(
         raise ValueError(
             f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})"
         )
+    if stepwise:
+        arms = _in_time(arms)
     base = choose_baseline(arms, baseline)
+    bases = dict(zip((arm.id for arm in arms[1:]), arms, strict=False)) if stepwise else {}
     in_bytes = _vocabularies(arms) > 1 or not any(arm.values["val_loss"] for arm in arms)
     metric = "val_bpb" if in_bytes else "val_loss"
     if target_loss is not None:
         _check_target(arms, target_loss)
     others = [arm for arm in arms if arm is not base]
-    pairs = {arm.id: pair_of(arm, base, metric) for arm in others}
+    pairs = {arm.id: pair_of(arm, bases.get(arm.id, base), metric) for arm in others}
     table = together([*pairs.values()])
     if cautious:
         table = _cautious(table, pairs)
     rows = [
-        _row(arm, base, others, metric=metric, target_loss=target_loss, allow=allow, table=table)
+        _row(
+            arm,
+            pairs[arm.id].base if arm.id in pairs else arm,
+            others,
+            metric=metric,
+            target_loss=target_loss,
+            allow=allow,
+            table=table,
+        )
         for arm in arms
     ]
+    # a chain has no one baseline, over whose levels its arms could be read
+    factors = None if stepwise else by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious)
     compared = {run.identity for arm in arms for run in arm.all}
     left_out = [record for record in runs.records if record.identity not in compared]
     return Comparison(
@@ -233,9 +260,9 @@ def compare(
         swept=swept_keys(arm.config for arm in arms),
         problems=[
             *runs.problems,
-            *_doubts(rows, base, allow=allow),
+            *_doubts(rows, allow=allow),
             *_unpaired(table, pairs),
-            *_holes(arms, base, table),
+            *([] if stepwise else _holes(arms, base, table)),
         ],
         not_compared=[
             *(
@@ -245,10 +272,17 @@ def compare(
             *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
         ],
         records=runs.records,
-        factors=by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious),
+        against=against,
+        factors=factors,
         look=table.look,
         cautious=cautious,
     )
+
+
+def _in_time(arms: Sequence[Arm]) -> list[Arm]:
+    """Sort arms by the start of their first run; as they are listed where one does not say it."""
+    starts = {arm.id: _starts(arm) for arm in arms}
+    return sorted(arms, key=lambda arm: min(starts[arm.id])) if all(starts.values()) else list(arms)
 
 
 def _check_target(arms: Sequence[Arm], target: float) -> None:
@@ -302,6 +336,7 @@ def _row(
 
     return ComparedArm(
         arm=arm,
+        against=None if arm is base else base,
         seeds=seeds,
         changes=changes(arm, base),
         val_loss=mean("val_loss"),
@@ -361,7 +396,7 @@ def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float 
 # --- doubts -------------------------------------------------------------------------------------------------
 
 
-def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -> Iterator[str]:
+def _doubts(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[str]:
     arms = [row.arm for row in rows]
     if _vocabularies(arms) > 1:
         yield (
@@ -369,9 +404,9 @@ def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -
         )
     for row in rows:
         arm = row.arm
-        for spoilt in confounders(arm, base, allowed=allow):
+        for spoilt in confounders(arm, row.against or arm, allowed=allow):
             yield (
-                f"{arm.label}: differs from the baseline in its {spoilt} too; no verdict unless "
+                f"{arm.label}: differs from what it is compared with in its {spoilt} too; no verdict unless "
                 f"declared (--allow {spoilt})"
             )
         if arm.diverged and arm.runs:
@@ -390,7 +425,8 @@ def _doubts(rows: Sequence[ComparedArm], base: Arm, *, allow: Collection[str]) -
                 f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran twice "
                 "counts once, with its mean"
             )
-    if apart := [arm.label for arm in arms if arm is not base and _one_after_the_other(arm, base)]:
+    others = [(row.arm, row.against) for row in rows if row.against is not None]
+    if apart := [arm.label for arm, base in others if _one_after_the_other(arm, base)]:
         yield (
             "not interleaved with the baseline, so a machine that drifted would look like "
             f"speed: {shorten(apart)}"
@@ -407,10 +443,8 @@ def _unpaired(table: Table, pairs: Mapping[str, Pair]) -> Iterator[str]:
     if table.seeds or not members or not named:
         return
     apart = [pair.arm.label for pair in members if len(pair.seeds) < LEAST_PAIRS]
-    yield (
-        f"nothing is paired, as the arms do not share {LEAST_PAIRS} seeds: compare without "
-        f"{shorten(apart or (pair.arm.label for pair in members))} for pairs of the others"
-    )
+    advice = f": compare without {shorten(apart)} for pairs of the others" if len(apart) == 1 else ""
+    yield f"nothing is paired, as the arms do not all share {LEAST_PAIRS} seeds{advice}"
 
 
 def _holes(arms: Sequence[Arm], base: Arm, table: Table) -> Iterator[str]:

@@ -128,7 +128,7 @@ class Pair:
     def _diverged(self) -> str:
         side = self.arm if self.arm.diverged else self.base
         diverged, seeds = (len({run.seed for run in runs}) for runs in (side.diverged, side.all))
-        where = "" if side is self.arm else " of the baseline"
+        where = "" if side is self.arm else f" of {self.base.label}"
         return f"{diverged} of {seeds} seeds{where}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.compare import ComparedArm, Comparison
+from nocap.judge.compare import PREVIOUS, ComparedArm, Comparison
 from nocap.judge.factors import Factors
 from nocap.judge.interval import Estimate
 from nocap.judge.losses import Outcome
@@ -41,15 +41,16 @@ def headline(comparison: Comparison) -> str:
     """`11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
     said = [row.difference.outcome.value for row in comparison.arms if row.difference]
     words = counted(said, [outcome.value for outcome in Outcome])
-    return f"{plural(len(said), 'arm')} against {comparison.baseline.label}" + (
-        f": {words}" if said else ", which is alone"
-    )
+    other = "the one before" if comparison.against == PREVIOUS else comparison.baseline.label
+    return f"{plural(len(said), 'arm')} against {other}" + (f": {words}" if said else ", which is alone")
 
 
 def compared(comparison: Comparison) -> list[str]:
     """What was compared with what."""
     arms, runs = plural(len(comparison.arms), "arm"), plural(len(comparison.runs), "run")
     head = f"{arms} from {runs}; baseline: {comparison.baseline.label} (another with --baseline)"
+    if comparison.against == PREVIOUS:
+        head = f"{arms} from {runs}; each against the one before it, from {comparison.baseline.label} on"
     if comparison.imported:
         return [head, _imported(comparison)]
     return [head, *([f"swept: {', '.join(comparison.swept)}"] if comparison.swept else [])]
@@ -120,10 +121,16 @@ def _interactions(factors: Factors, metric: str) -> Iterator[str]:
 def tables(comparison: Comparison) -> Iterator[Table]:
     """A row an arm, the baseline first."""
     yield _verdicts(comparison)
-    yield _speed(comparison.rows, imported=bool(comparison.imported))
-    yield _costs(comparison.rows, comparison.baseline, imported=bool(comparison.imported))
+    what = other(comparison)
+    yield _speed(comparison.rows, what, imported=bool(comparison.imported))
+    yield _costs(comparison, what, imported=bool(comparison.imported))
     if comparison.target is not None:
-        yield _target(comparison.rows, comparison.target)
+        yield _target(comparison.rows, comparison.target, what)
+
+
+def other(comparison: Comparison) -> str:
+    """Say what each arm is compared with."""
+    return "the arm before" if comparison.against == PREVIOUS else "the baseline"
 
 
 def _verdicts(comparison: Comparison) -> Table:
@@ -149,7 +156,7 @@ def _verdicts(comparison: Comparison) -> Table:
     return Table(title="Verdicts", columns=columns, rows=rows, notes=[note])
 
 
-def _speed(arms: Sequence[ComparedArm], *, imported: bool) -> Table:
+def _speed(arms: Sequence[ComparedArm], what: str, *, imported: bool) -> Table:
     """Times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of
     training."""
     shown = LOGGED if imported else MEASURED
@@ -185,28 +192,28 @@ def _speed(arms: Sequence[ComparedArm], *, imported: bool) -> Table:
             "Times are as the logs state them, compared where the hardware is the same: a log "
             "names it, or --hardware does."
         )
-        return Table(title="Training time, against the baseline", columns=columns, rows=rows, notes=notes)
+        return Table(title=f"Training time, against {what}", columns=columns, rows=rows, notes=notes)
     notes.append(
         "Speeds are of one session: what holds on other days takes a study, in three sessions that lie apart."
     )
-    return Table(title="Speed and memory, against the baseline", columns=columns, rows=rows, notes=notes)
+    return Table(title=f"Speed and memory, against {what}", columns=columns, rows=rows, notes=notes)
 
 
-def _costs(arms: Sequence[ComparedArm], base: ComparedArm, *, imported: bool) -> Table:
-    """What an arm had that the baseline had not. Of a log, steps and tokens are all that is known."""
-    shown = LOGGED_COSTS if imported else COSTS
+def _costs(comparison: Comparison, what: str, *, imported: bool) -> Table:
+    """What an arm had that the other one had not. Of a log, steps and tokens are all that is known."""
+    arms, shown = comparison.rows, LOGGED_COSTS if imported else COSTS
+    costs = {row.arm.id: row.costs for row in arms}
 
-    def cost(name: str, title: str) -> Column:
-        own = base.costs[name]
-        return Column(
-            title=title,
-            show=lambda x: Cell(text=count(x), small=f"({percent(x / own - 1)})" if own and x != own else ""),
-        )
+    def cell(row: ComparedArm, name: str) -> Cell | None:
+        x, before = row.costs[name], costs[(row.against or row.arm).id][name]
+        if x is None:
+            return None
+        return Cell(text=count(x), small=f"({percent(x / before - 1)})" if before and x != before else "")
 
-    columns = [ARM, *(cost(*names) for names in shown.items())]
-    rows: list[list[Any]] = [[row.label, *(row.costs[name] for name in shown)] for row in arms]
+    columns = [ARM, *(Column(title=title, show=lambda drawn: drawn) for title in shown.values())]
+    rows: list[list[Any]] = [[row.label, *(cell(row, name) for name in shown)] for row in arms]
     if not imported:
-        columns += [Column(title="kernel"), Column(title="differs from the baseline in")]
+        columns += [Column(title="kernel"), Column(title=f"differs from {what} in")]
         for cells, row in zip(rows, arms, strict=True):
             kernel = " / ".join(
                 dict.fromkeys(str(name) for name in (row.arm.summary("kernel") or {}).values())
@@ -223,11 +230,11 @@ def _costs(arms: Sequence[ComparedArm], base: ComparedArm, *, imported: bool) ->
     return Table(title="What each arm is", columns=columns, rows=rows, notes=notes)
 
 
-def _target(arms: Sequence[ComparedArm], target: float) -> Table:
+def _target(arms: Sequence[ComparedArm], target: float, what: str) -> Table:
     axes = {"steps": METRICS["steps_to_target"], "train_s": METRICS["train_s"]}
     columns, rows, refused = [ARM], [], dict[str, None]()
     for axis, metric in axes.items():
-        columns += [Column(title=axis), gains(metric.name, Scale.ratio, f"{axis} against the baseline")]
+        columns += [Column(title=axis), gains(metric.name, Scale.ratio, f"{axis} against {what}")]
     for row in arms:
         reaches = row.to_target or {}
         cells: list[str | Estimate | None] = [row.label]

@@ -26,13 +26,21 @@ from nocap.training.ledger import LINES
 HUES = 7  # --hue-0 … --hue-6 in page.css; 0 is the text's colour
 DASHES = ("", "7,4", "2,3", "9,3,2,3", "14,4", "14,3,2,3")  # SVG's stroke-dasharray; "" is a solid line
 AXES = ("tokens", "train_s", "val_loss", "val_bpb")  # of a curve, beside its steps
-AXIS = "{} less the baseline's; left is better"  # of the differences
+AXIS = "{} less {}'s; left is better"  # of the differences
 RESOLUTION = 8  # digits of a plotted number: more than a screen shows, and a third of the file's size saved
 
 # Outcome → its mark, its name, and what it means to somebody who has never seen one. The order is the page's.
 VERDICTS = {
-    Outcome.better: ("✓", "Better", "the loss is lower than the baseline's, beyond what seeds explain"),
-    Outcome.worse: ("✕", "Worse", "the loss is higher than the baseline's, beyond what seeds explain"),
+    Outcome.better: (
+        "✓",
+        "Better",
+        "the loss is lower than the other arm's, beyond what seeds explain",
+    ),
+    Outcome.worse: (
+        "✕",
+        "Worse",
+        "the loss is higher than the other arm's, beyond what seeds explain",
+    ),
     Outcome.unclear: (
         "○",
         "No difference shown",
@@ -75,7 +83,7 @@ def render(comparison: Comparison) -> str:
             {"label": row.label, "look": look, "kind": kind, "difference": cell.text}
             for row, look, kind, cell in zip(rows, looks, kinds, shown, strict=True)
         ],
-        intervals=forest.svg(lines, title=AXIS.format(comparison.metric), cut=True)
+        intervals=forest.svg(lines, title=AXIS.format(comparison.metric, arms.other(comparison)), cut=True)
         if (lines := intervals(comparison))
         else None,
         factors=arms.by_factor(comparison.factors, comparison.metric) if comparison.factors else None,
@@ -183,7 +191,7 @@ def _effects(comparison: Comparison) -> Markup:
             )
             lines.append(line)
     lines.sort(key=lambda line: line.mid)
-    return forest.svg(lines, title=AXIS.format(comparison.metric), cut=True)
+    return forest.svg(lines, title=AXIS.format(comparison.metric, "the baseline"), cut=True)
 
 
 def intervals(comparison: Comparison) -> list[forest.Line]:

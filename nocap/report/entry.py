@@ -5,8 +5,8 @@ a machine is in it, nor what a run printed.
     judge       the nocap that judged: its version and commit
     command     that wrote it
     date
-    question    the baseline (one of its runs' identities), the target, what was declared; whether losses have
-                the cautious interval
+    question    the baseline (one of its runs' identities), the target, what was declared; what each arm
+                is compared with; whether losses have the cautious interval
     runs        one object a record: config, hashes of code and data, environment, summary with the record's
                 digests, curve
     comparison  `Comparison.json()` of these runs, without its own `runs`
@@ -30,7 +30,7 @@ from nocap import __version__
 from nocap.config.bounded import parse_json, read_text
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import BASELINE, PREVIOUS, Comparison, compare
 from nocap.judge.interval import ROUNDING
 from nocap.report import arms
 from nocap.report.table import one_line, tame
@@ -152,6 +152,7 @@ def write(comparison: Comparison, folder: Path, *, allow: Sequence[str], command
             "baseline": comparison.baseline.arm.all[0].identity,
             "target": comparison.target,
             "allow": list(allow),
+            "against": comparison.against,
             "cautious": comparison.cautious,
         },
         "comparison": _said(comparison),
@@ -239,11 +240,13 @@ def _judged(question: Json, rows: Sequence[Json]) -> Comparison:
     base = question["baseline"]
     # which is not looked for on the disk
     require(base in records, "question.baseline", "be the identity of a run", base)
+    against = question.get("against") or BASELINE
     return compare(
         Found(records=[*records.values()]),
-        baseline=base,
+        baseline=None if against == PREVIOUS else base,
         target_loss=question["target"],
         allow=question["allow"],
+        against=against,
         cautious=question.get("cautious") is True,
     )
 
