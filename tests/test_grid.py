@@ -12,6 +12,7 @@ from nocap.config.compose import compose, composed
 from nocap.config.flags import asked
 from nocap.config.paths import conf_dir
 from nocap.config.plain import load
+from nocap.launch.cell import _cell as planned_cell
 from nocap.launch.grid import check
 from nocap.launch.head import run_facts
 from nocap.launch.multirun import multirun
@@ -198,6 +199,15 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         assert run_facts(load(run_dir / "config.yaml"), run_dir, manifest).group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()
+
+
+def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
+    cells = ("attention=flash seed=0", "attention=flash seed=1", "attention=gqa seed=5")
+    grid = checked(tmp_path, *cells)
+    grid.write()
+    jobs = [planned_cell(grid.folder, cell.plan.identity) for cell in grid.cells]
+    assert [job.asked for job in jobs] == [cell.plan.asked for cell in grid.cells]
+    assert sorted({job.asked.seeds for job in jobs}) == [(0, 1), (5,)]
 
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):

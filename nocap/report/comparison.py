@@ -191,7 +191,7 @@ def _effects(comparison: Comparison) -> Markup:
             )
             lines.append(line)
     lines.sort(key=lambda line: line.mid)
-    return forest.svg(lines, title=AXIS.format(comparison.metric, "the baseline"), cut=True)
+    return forest.svg(lines, title=AXIS.format(comparison.metric, "the baseline"), zero=True)
 
 
 def intervals(comparison: Comparison) -> list[forest.Line]:

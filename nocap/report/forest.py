@@ -68,10 +68,10 @@ class Axis:
         return LABEL + (value - low) / (high - low) * (WIDTH - RIGHT - LABEL)
 
 
-def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False) -> Axis:
-    """That holds them all with a margin; of ratios logarithmic, with 1 on it. `cut`: with 0, and without the
-    few that run far out, which would press the others into one point."""
-    covered = [*values, *([1.0] if ratio else [])]
+def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False) -> Axis:
+    """That holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`: with 0. `cut`: with 0,
+    and without the few that run far out, which would press the others into one point."""
+    covered = [*values, *([1.0] if ratio else []), *([0.0] if zero else [])]
     if cut:
         far = sorted(map(abs, covered))
         covered = [0.0, *(x for x in covered if abs(x) <= FAR * far[len(far) // 2])]
@@ -117,10 +117,11 @@ def svg(
     title: str,
     ratio: bool = False,
     cut: bool = False,
+    zero: bool = False,
     tick: Callable[[float], str] = number,
 ) -> Markup:
     """The picture. `tick` writes a tick's number; no change has a stronger line."""
-    scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=cut)
+    scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=cut, zero=zero)
     below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
     parts = [f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>']
     for x in scale.ticks:
