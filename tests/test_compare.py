@@ -397,6 +397,9 @@ def test_looks_are_counted_from_what_commands_asked_for(tmp_path, commands, look
     base, arm = ([losses[identity] for identity in row["runs"]] for row in content["arms"])
     exact = stats.ttest_rel(arm, base).confidence_interval(1 - 0.05 / look**2)
     assert content["look"] == look
+    assert content["confidence"] == 1 - 0.05 / look**2
+    shown = {1: "95%", 2: "98.75%", 3: "99.44%"}[look]
+    assert f"±: half of the {shown} interval" in render(compare(load([tmp_path])))
     assert content["arms"][1]["difference"]["low"] == pytest.approx(exact.low, abs=1e-9)
     assert content["arms"][1]["difference"]["high"] == pytest.approx(exact.high, abs=1e-9)
 

@@ -11,8 +11,10 @@ import threading
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
+from scipy import stats
 
 from nocap import race
 from nocap.config.errors import FailedError
@@ -25,6 +27,7 @@ from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO
+from tests.test_interval import of_a_mixed_model
 from tests.test_report import text_of
 from tests.tools import slurm
 
@@ -760,6 +763,41 @@ def made_race(folder, chance, *, gain, pairs, skewed=False):
     return Race(
         arms=both, readings=[reading], output_dir=folder, pairs=pairs, begin=begin, log=lambda line: None
     )
+
+
+@pytest.mark.parametrize(("pairs", "look"), [(3, 1), (6, 2)])
+@pytest.mark.parametrize("seeded", [True, False])
+def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautious_one(
+    tmp_path, pairs, look, seeded
+):
+    chance = np.random.default_rng(pairs)
+    losses = {name: chance.normal(3, 0.01, pairs) for name in ("base", "a", "b", "c")}
+    walls = {name: chance.uniform(1, 1.1, pairs) for name in losses}
+
+    def begin(arm, seed, place):
+        place.mkdir(parents=True)
+        (place / LOG).write_text(f"0.1\tval loss {losses[arm.name][seed]:.17g}\n")
+        costs = {"wall_s": walls[arm.name][seed], "cpu_s": 1.0, "peak_mib": 1.0}
+        (place / RESULT).write_text(json.dumps(costs))
+
+    arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
+    reading = Reading(what=PATTERN, better=Better.lower)
+    racing = Race(arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin)
+    verdicts = content(racing, racing.run())["verdicts"]
+    base, others = losses["base"], [losses[name] for name in ("a", "b", "c")]
+    ends = of_a_mixed_model(base - np.array(others), look=look)
+    for verdict, other, (low, high) in zip(verdicts, others, ends, strict=True):
+        if seeded:
+            assert verdict["gain"]["low"] == pytest.approx(low, abs=1e-9)
+            assert verdict["gain"]["high"] == pytest.approx(high, abs=1e-9)
+        else:
+            welch = stats.ttest_ind(base, other, equal_var=False).confidence_interval(1 - 0.05 / look**2)
+            assert verdict["gain"]["low"] <= welch.low + 1e-9
+            assert verdict["gain"]["high"] >= welch.high - 1e-9
+    logs = np.log(walls["base"] / walls["a"])
+    t = stats.t.isf(0.05 / look**2 / 3, pairs - 1)
+    half = (1 + 3.3 / np.sqrt(pairs)) * t * stats.sem(logs) + 0.005
+    assert verdicts[0]["costs"]["wall_s"]["high"] == pytest.approx(np.exp(logs.mean() + half))
 
 
 def simulated(tmp_path, *, seed, gain, skewed=False):

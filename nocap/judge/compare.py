@@ -48,7 +48,7 @@ from nocap.judge.arms import (
 from nocap.judge.arms import group as grouped
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
 from nocap.judge.factors import Factors, by_factor, crossing
-from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate, shared
+from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
@@ -169,7 +169,7 @@ class Comparison:
         return {
             "schema_version": SCHEMA_VERSION,
             "baseline": self.baseline.arm.id,
-            "confidence": CONFIDENCE,
+            "confidence": confidence(self.look),
             "least_seeds": LEAST_PAIRS,
             "exploratory": True,
             "imported": bool(self.imported),

@@ -83,6 +83,11 @@ def quantile(df: float, tail: float) -> float:
     return -float(special.stdtrit(df, tail))
 
 
+def confidence(look: int) -> float:
+    """Return the level of the interval at this look."""
+    return 1 - ERROR / look**2
+
+
 def tail(look: int, arms: int = 1) -> float:
     """Return how rarely the truth may lie beyond one end, at this look at this many arms."""
     return ERROR / 2 / look**2 / arms

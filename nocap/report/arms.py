@@ -9,7 +9,7 @@ from typing import Any
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.compare import PREVIOUS, ComparedArm, Comparison
 from nocap.judge.factors import Factors
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import counted, gains, values
@@ -152,7 +152,11 @@ def _verdicts(comparison: Comparison) -> Table:
             [row.label, n, row.val_loss, *bpb, gap and gap.estimate, gap.verdict if gap else "baseline"]
         )
     methods = ", ".join(comparison.methods) or "none"
-    note = f"±: half of the 95% interval that decides, for all arms together. Differences: {methods}."
+    level = f"{100 * confidence(comparison.look):.4g}%"
+    look = f", at look {comparison.look}" if comparison.look > 1 else ""
+    note = (
+        f"±: half of the {level} interval that decides, for all arms together{look}. Differences: {methods}."
+    )
     return Table(title="Verdicts", columns=columns, rows=rows, notes=[note])
 
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from nocap.judge.arms import Arm, setting
 from nocap.judge.compare import ComparedArm, Comparison
-from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS
+from nocap.judge.interval import LEAST_PAIRS, confidence
 from nocap.judge.losses import Outcome
 from nocap.report import arms, forest, page
 from nocap.report.table import Cell
@@ -94,7 +94,7 @@ def render(comparison: Comparison) -> str:
         unplaced=[row.label for row in rows if row.times["train_s"].refused],
         clock=LINES,
         dashes=DASHES,
-        interval=f"{CONFIDENCE:.0%}",
+        interval=f"{100 * confidence(comparison.look):.4g}%",
         least_seeds=LEAST_PAIRS,
         f=formats,
     )
