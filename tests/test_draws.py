@@ -191,3 +191,102 @@ def test_a_loaded_model_has_the_loss_that_was_validated(tmp_path: Path) -> None:
     windows = val_windows(run, dataset.val)
     loss = validate(model, windows, run=run, world=join(run.trainer.device))
     assert loss == rows_of(plan.run_dir)[-1]["val/loss"]
+
+
+# --- what draws outside of a forward ------------------------------------------------------------------------
+
+NOISE = """\
+from dataclasses import dataclass
+import torch
+from torch import nn
+from nocap.options.ideas import Idea
+
+
+@dataclass(kw_only=True, slots=True)
+class Noise(Idea):
+    kind: str = "noise"
+
+    def build(self, run, *, vocab_size):
+        part = nn.Module()
+        part.factor = 1.0
+        return part
+
+    def build_around(self, run, model):
+        return nn.Module()
+
+    def before_forward(self, part, model, *, step):
+        part.factor = 1 + float(torch.rand(()))
+
+    def embed(self, part, x_BTC, context):
+        return x_BTC * part.factor
+
+    def before_clip(self, part, model, *, step):
+        self.add_noise(model)
+
+    def before_step(self, part, model, *, step):
+        self.add_noise(model)
+
+    def add_noise(self, model):
+        for p in model.parameters():
+            p.grad += 0.1 * torch.randn_like(p)
+"""
+JITTER = """\
+from dataclasses import dataclass
+from random import random
+from nocap.options.schedule import Schedule
+
+
+@dataclass(kw_only=True, slots=True)
+class Jitter(Schedule):
+    kind: str = "jitter"
+
+    def shape(self, *, step, steps):
+        return random()
+"""
+
+
+@pytest.fixture
+def noisy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    ideas, schedules = tmp_path / "noisy" / "ideas", tmp_path / "noisy" / "schedule"
+    ideas.mkdir(parents=True)
+    schedules.mkdir()
+    (ideas / "noise.py").write_text(NOISE)
+    (ideas / "noise.yaml").write_text("# @package ideas.noise\nkind: noise\n")
+    (schedules / "jitter.py").write_text(JITTER)
+    (schedules / "jitter.yaml").write_text("kind: jitter\nwarmup_steps: 0\n")
+    monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
+    outside.use([ideas.parent])
+    return ideas.parent
+
+
+@pytest.mark.usefixtures("noisy")
+def test_an_update_draws_the_same_again_and_after_a_resume(tmp_path: Path) -> None:
+    first = planned(tmp_path / "first", "ideas=[noise]")
+    second = planned(tmp_path / "second", "ideas=[noise]")
+    stopped = planned(tmp_path / "stopped", "ideas=[noise]")
+    other = planned(tmp_path / "other", "ideas=[noise]", "seed=1")
+    for plan in (first, second, other):
+        start(plan)
+    start(stopped, stop_after=3)
+    start(stopped)
+    assert state_of(first.run_dir) == state_of(second.run_dir)
+    assert state_of(first.run_dir) == state_of(stopped.run_dir)
+    assert state_of(first.run_dir) != state_of(other.run_dir)
+
+
+@pytest.mark.slow
+def test_an_update_on_two_ranks_draws_what_one_draws(noisy: Path, tmp_path: Path, door: Door) -> None:
+    for devices in (1, 2):
+        words = [f"output_dir=of{devices}", f"trainer.devices={devices}", "ideas=[noise]"]
+        done = door("--config-dir", str(noisy), *SMALL, *words)
+        assert done.code == 0, done.err
+    one, two = (rows_of(the_run(tmp_path / f"of{devices}")) for devices in (1, 2))
+    for name in ("train/loss", "val/loss"):
+        expected = [row[name] for row in one if name in row]
+        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.usefixtures("noisy")
+def test_a_schedule_that_draws_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"schedule.kind=jitter must follow from the step alone"):
+        start(planned(tmp_path / "out", "schedule=jitter"))

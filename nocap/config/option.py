@@ -24,8 +24,9 @@ class Option:
     it.
 
     `causal` and `random` are no keys. With another value than here, an option from outside says that it is
-    meant to be what `nocap.training.probe` refuses, and the record keeps that. An option that is random draws
-    from torch's own generator, as `F.dropout` does: it is seeded for each micro-batch.
+    meant to be what `nocap.training.probe` refuses, and the record keeps that. What an option draws, in a
+    forward or in an update, comes from torch's own generator, as that of `F.dropout` does: it is seeded for
+    each micro-batch and each update.
 
     `READ_BY` and `READS` are about keys that would be without effect. An interface says which keys a method
     of its own reads, and nothing else does. An option with another such method takes none but their defaults,

@@ -78,7 +78,8 @@ def train(job: Job) -> Outcome:
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
     """Validation loss in nats per token."""
     settle(job, trainee, ledger)
-    enter_step(trainee.model, max(step - 1, 0))  # the last that was trained, also where a run was resumed
+    # the last that was trained, also where a run was resumed
+    enter_step(job.run, trainee.model, max(step - 1, 0))
     with ledger.charge("val"), job.run.optimizer.validating(trainee.optimizers):
         return validate(
             trainee.model, trainee.val, run=job.run, world=job.world, heartbeat=lambda: job.heartbeat(step)
@@ -170,7 +171,7 @@ def _forward_backward_once(
 ) -> float:
     """A micro-batch's forward and backward as in this step, whose gradients are dropped. Returns the MiB that
     the forward keeps."""
-    enter_step(trainee.model, step)
+    enter_step(job.run, trainee.model, step)
     saved_mib = 0.0
     # the second time without the hooks, with which a compiled graph may be another
     for counting in (True, False):

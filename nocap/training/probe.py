@@ -1,4 +1,5 @@
 """Tries the forward of a model: do its logits change with later tokens, and does it compute the same again?
+And whether a learning rate is the same again.
 
 B: batch, T: tokens, V: vocabulary.
 """
@@ -14,6 +15,7 @@ import torch
 
 from nocap import outside
 from nocap.config.keys import InputError
+from nocap.config.run import Run
 from nocap.training.step import Job, Trainee, autocast, enter_step, forward_of
 
 CLOSE = 1e-5  # of the largest logit
@@ -21,13 +23,15 @@ CLOSE = 1e-5  # of the largest logit
 
 def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     """Refuse options from outside in whose forward, as in this step, logits change with later tokens, or
-    which is not repeated bit for bit, unless a class says that it is meant to. Eager, one sequence, on a copy
-    of the model, alone on each rank; the random state is left as it was.
+    which is not repeated bit for bit, unless a class says that it is meant to; and a schedule that gives a
+    step two rates. Eager, one sequence, on a copy of the model, alone on each rank; the random state is left
+    as it was.
 
     Errors:
         InputError: they are refused.
     """
     run, device = job.run, job.world.device
+    _check_rates(run)
     options = {
         name: option
         for name, option in run.options()
@@ -45,7 +49,7 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
     with torch.random.fork_rng([device] * (device.type == "cuda")):
         # in training, fp8's scale is of all tokens
         model = copy.deepcopy(trainee.model).train(not run.model.fp8_head)
-        enter_step(model, step)
+        enter_step(run, model, step)
         tokens_BT = torch.randint(
             job.vocab_size, (1, run.model.seq_len + 1), generator=torch.Generator().manual_seed(0)
         ).to(device)
@@ -93,6 +97,23 @@ def probe(job: Job, trainee: Trainee, *, step: int) -> None:
                     )
     random.setstate(states[0])
     np.random.set_state(states[1])
+
+
+def _check_rates(run: Run) -> None:
+    """Refuse a schedule that is no function of the step: a resumed run would have other rates.
+
+    Errors:
+        InputError: it is none.
+    """
+    steps = run.trainer.steps
+    for step in (0, steps // 2, steps - 1):
+        first = run.schedule.multiplier(step=step, steps=steps)
+        again = run.schedule.multiplier(step=step, steps=steps)
+        if first < again or first > again:
+            raise InputError(
+                f"schedule.kind={run.schedule.kind} must follow from the step alone, and asked twice for step "
+                f"{step} it gives {first:g} and {again:g}"
+            )
 
 
 def differences(

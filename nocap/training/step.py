@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Precision
+from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import Windows, microbatches, sequences_of, train_windows, val_windows
 from nocap.data.tokens import Shard
 from nocap.model.compiled import compile_in_place
@@ -157,7 +157,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         else:
             with ledger.charge("data"):
                 batch = fetch(job, trainee, step=step)
-        enter_step(trainee.model, step)
+        enter_step(run, trainee.model, step)
         n = microbatches(run, step=step)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
@@ -173,6 +173,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             for name, of_it in loss.parts.items():
                 parts[name] = parts.get(name, 0.0) + of_it.double()
             job.heartbeat(step)
+        seed_draws(run, step=step, microbatch="update")
         for _, idea, part in trainee.model.joined_around:
             idea.before_clip(part, trainee.model, step=step)
         norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
@@ -180,7 +181,6 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         norm = torch.linalg.vector_norm(torch.stack(norms))
         means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]
         sums = world.sum(torch.stack([*means, losses.new_full((), float(job.stop_asked()))]))
-        seed_draws(run, step=step, microbatch="update")
         on_gpu = world.device.type == "cuda"
         if on_gpu and step + 1 < run.trainer.steps:
             trainee.ahead = step + 1, fetch(job, trainee, step=step + 1)
@@ -204,21 +204,27 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
     )
 
 
-def enter_step(model: LanguageModel, step: int) -> None:
-    """Give ideas the step that the model's next forwards belong to."""
+def enter_step(run: Run, model: LanguageModel, step: int) -> None:
+    """Give ideas the step that the model's next forwards belong to. What they draw there follows from it."""
+    seed_draws(run, step=step, microbatch="beginning")
     for _, idea, part in model.joined:
         idea.before_forward(part, model, step=step)
 
 
 def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
-    """Seed torch's generators for what an option draws in a micro-batch, counted over all ranks.
+    """Seed torch's generators for what code from outside draws: in a micro-batch, counted over all ranks, in
+    the update, or at the step's beginning.
 
     The draws are a function of the run's seed, the step and the micro-batch's place in the step's whole
     batch: the same after a resume, and on any number of ranks.
     """
-    if run.draws:
+    if run.outside_files():
         text = f"{run.seed} {step} {microbatch}"
-        torch.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+        # torch.manual_seed, for both, takes half a millisecond without a GPU
+        torch.default_generator.manual_seed(seed)
+        if run.trainer.device is Device.cuda:
+            torch.cuda.manual_seed(seed)
 
 
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:

@@ -85,7 +85,7 @@ def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, in
         kind = "valid checkpoint" if newest.invalid else "checkpoint"
         raise InputError(f"{run_dir} must hold a {kind}, got none{why}")
     checkpoint.load_validated(newest.path, model, run)
-    enter_step(model, max(newest.step - 1, 0))
+    enter_step(run, model, max(newest.step - 1, 0))
     _check_finite(newest.path, model.parameters())
     return run, model.eval(), newest.step
 
@@ -163,7 +163,7 @@ def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]
         raise ValueError(f"{path}: {problem}")
     _check_finite(path, tensors.values())
     put_weights(model, tensors)
-    enter_step(model, max(step - 1, 0))
+    enter_step(run, model, max(step - 1, 0))
     return run, model.eval(), step
 
 
