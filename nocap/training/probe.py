@@ -111,8 +111,8 @@ def _check_rates(run: Run) -> None:
         again = run.schedule.multiplier(step=step, steps=steps)
         if first < again or first > again:
             raise InputError(
-                f"schedule.kind={run.schedule.kind} must follow from the step alone, and asked twice for step "
-                f"{step} it gives {first:g} and {again:g}"
+                f"schedule.kind={run.schedule.kind} must follow from the step alone, and asked twice for "
+                f"step {step} it gives {first:g} and {again:g}"
             )
 
 
