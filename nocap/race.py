@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -112,7 +113,7 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
         "--reads-seed", action="store_true", help="the command reads $NOCAP_SEED: its repeats pair"
     )
     number("--sessions", "N", "of timing; three or more that lie --apart give times a verdict", default=1)
-    add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)", default="10m")
+    add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)")
     add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
     number("--jobs", "N", "runs at once on this machine (default: 1); of more no time is known", default=1)
     add(
@@ -166,7 +167,8 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
         "keep": [asked.file] if asked.file else [],
         "alone": asked.jobs == 1 and asked.slurm is None,
     }
-    apart_s, expect = duration_s(asked.apart, "--apart"), _expected(asked.expect)
+    require(how["timeout_s"] > 0, "--timeout", "be above 0", asked.timeout)
+    apart_s, expect = duration_s(asked.apart or "10m", "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, words, undo)
     if asked.slurm is not None:
         from nocap.sources.slurm import on_slurm
@@ -204,7 +206,9 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     together = "be 1 with --sessions: runs at once share the machine"
     written = "be 1 with --file: runs at once would write the same file"
     alone = asked.slurm is None or at_once == (1, 1, "")
+    shaped = all(re.match(r"\s*[^\s=][^=]*=", text) for text in asked.arm)
     named = len({text.partition("=")[0] for text in asked.arm}) == len(asked.arm) != 1
+    between = "be given with --sessions N, between which it lies"
     commands = " ".join([*words, *asked.link])
     either = "be given, or --ref with a command after --; not both"
     rules = [
@@ -214,10 +218,13 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
         (alone, "--slurm", "be without --jobs, --sessions and --file", at_once),
         (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
         (jobs == 1 or sessions == 1, "--jobs", together, jobs),
+        (asked.apart is None or sessions > 1, "--apart", between, asked.apart),
         (jobs == 1 or not file, "--jobs", written, jobs),
+        (not Path(file or "-").is_dir(), "--file", "be a file, and no folder", file),
         (asked.arm or asked.ref, "--arm", either, "none"),
         (not asked.arm or not asked.ref, "--arm", either, "both"),
         (not (asked.arm and commands), "--arm", "be without a command after -- and without --link", commands),
+        (shaped, "--arm", "be NAME=COMMAND", "; ".join(asked.arm)),
         (named, "--arm", "be two or more, each NAME=COMMAND with a name of its own", "; ".join(asked.arm)),
     ]
     if not asked.arm:

@@ -456,6 +456,8 @@ def test_a_file_that_a_killed_race_had_set_aside_is_put_back(tmp_path):
         ("`date`", "`"),
         ("$(date)", "$("),
         ('--data "$HOME/x"', "$H"),
+        ("--data ~/x", "~"),
+        ("--lr 1 # as before", "#"),
     ],
 )
 def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
@@ -473,6 +475,10 @@ def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
         ("python t.py 'data/$x'", "data/$x"),
         ('python t.py "a>b"', "a>b"),
         ("python t.py data/*.bin", "data/*.bin"),
+        ("python t.py '~/x'", "~/x"),
+        ("python t.py a#b~c", "a#b~c"),
+        ("python t.py \\\n  --lr 1", "1"),
+        ("python t.py \\\n  last", "last"),
     ],
 )
 def test_what_stands_in_quotes_is_a_word(text, last):
@@ -490,6 +496,17 @@ def test_a_variable_before_a_command_is_named_with_env(repo, failed, raced):
 
 
 # --- what else may be wrong of an arm ---
+
+
+def test_what_lies_where_one_stands_is_not_run_to_list_the_packages(repo, raced):
+    """A random.py there is on no script's path but that of scripts beside it."""
+    for name in ("random", "select", "json"):
+        (repo / f"{name}.py").write_text("open('was_run', 'w')\nraise RuntimeError\n")
+    (repo / "apart").mkdir()
+    for name in ("train.py", "helper.py"):
+        shutil.copy(repo / name, repo / "apart" / name)
+    raced(*arms(base="apart/train.py {seed}", idea="apart/train.py {seed} again"), *METRIC, "--pairs", "1")
+    assert not (repo / "was_run").exists()
 
 
 def test_a_python_that_cannot_list_its_packages_ends_the_race(repo, failed, raced):
@@ -560,12 +577,18 @@ def test_a_file_that_git_does_not_know_is_not_copied_into_the_repository(repo):
 
 REFUSALS = (  # words, and what the line begins with
     (["--metric", "("], "--metric must be a regular expression"),
+    (["--metric", ""], "--metric must be a pattern with a group, or a name"),
+    (["--metric", "loss", "--file", "data"], "--file must be a file, and no folder"),
     (["--metric", r"(\d+) (\d+)"], "--metric must have one group"),
     ([*METRIC, "--metric", r"^.*val loss (\S+)"], "--metric must differ in name"),
     ([], "--metric must be given"),
     ([*METRIC, "--arm", "third=/no/such/program"], "arm third must begin with a program that is there"),
     ([*METRIC, "--arm", "base=true"], "--arm must be two or more"),
-    ([*METRIC, "--apart", "soon"], "--apart must be a time"),
+    ([*METRIC, "--arm", "train.py"], "--arm must be NAME=COMMAND"),
+    ([*METRIC, "--arm", "=true"], "--arm must be NAME=COMMAND"),
+    ([*METRIC, "--apart", "soon", "--sessions", "3"], "--apart must be a time"),
+    ([*METRIC, "--apart", "5m"], "--apart must be given with --sessions"),
+    ([*METRIC, "--timeout", "0"], "--timeout must be above 0"),
     ([*METRIC, "--expect", "0.2..0.1"], "--expect must hold something"),
     ([*METRIC, "--guard", "loss"], "--guard must be a metric and how much worse"),
     ([*METRIC, "--guard", "loss -1"], "--guard must have a margin of 0 or more"),

@@ -22,7 +22,10 @@ from nocap.sources.command import Command, run
 from nocap.store import lease
 from nocap.store.record import digest
 
-PACKAGES = """import importlib.metadata as m, platform
+# The folder in which one stands is no part of a script's path, and a random.py there would be run.
+PACKAGES = """import sys
+sys.path[:] = [place for place in sys.path if place]
+import importlib.metadata as m, platform
 print(platform.python_version(), *sorted(f"{one.name} {one.version}" for one in m.distributions()))"""
 Stamp = tuple[int, int]  # bytes of a file, and when it was written
 Begin = Callable[..., None]  # runs an arm with a seed in a place, `how` as for `run`
@@ -31,8 +34,10 @@ PYTHON = re.compile(r"(?:python|pypy)[\d.]*t?")  # the name of its program
 SHELLS = ("sh", "bash", "dash", "ksh", "zsh")
 # what stands in quotes, or after a backslash; else what a shell alone understands
 SHELL_SYNTAX = re.compile(
-    r"""\\.|'[^']*'|"(?P<text>(?:\\.|[^"\\])*)"|(?P<own>&&?|\|\|?|;|<|>|`|\$[\w({?@*#])""", re.DOTALL
+    r"""\\.|'[^']*'|"(?P<text>(?:\\.|[^"\\])*)"|(?P<own>&&?|\|\|?|;|<|>|`|\$[\w({?@*#]|(?<!\S)[~#])""",
+    re.DOTALL,
 )
+CONTINUED = re.compile(r"(?P<kept>\\[^\n]|'[^']*')|\\\n")  # a line that goes on in the next one
 EXPANDED = re.compile(r"(?<!\\)(?:`|\$[\w({])")  # within double quotes
 
 
@@ -118,6 +123,7 @@ def split(text: str, key: str) -> list[str]:
     Errors:
         ValueError: its quotes are not in pairs, or it has what a shell alone understands.
     """
+    text = CONTINUED.sub(lambda match: match["kept"] or " ", text)
     try:
         words = shlex.split(text)
     except ValueError as error:

@@ -101,6 +101,7 @@ class Reading:
             "have one group, or the groups value and step, as in 'step (?P<step>\\d+) loss (?P<value>\\S+)'"
         )
         groups = set(pattern.groupindex)
+        require(bool(self.what.strip()), key, "be a pattern with a group, or a name", repr(self.what))
         require("value" in groups if groups else pattern.groups == 1, key, rule, self.what)
 
     def curve(self, folder: Path) -> list[tuple[float | None, float, float]]:
@@ -110,7 +111,7 @@ class Reading:
             ValueError: a match that is no number, or a part of one.
         """
         if self.file:
-            return [(step, value, math.nan) for step, value in _of_file(_kept(folder, self.file), self.what)]
+            return [(step, value, math.nan) for step, value in _of_file(folder, self.file, self.what)]
         points = list[tuple[float | None, float, float]]()
         like = "1.0"
         for seconds, line in lines(folder):
@@ -233,7 +234,7 @@ def _kept(folder: Path, name: str) -> Path:
     return folder / f"kept-{Path(name).name}"
 
 
-def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
+def _of_file(folder: Path, file: str, name: str) -> list[tuple[float | None, float]]:
     """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where
     there is one.
 
@@ -241,9 +242,9 @@ def _of_file(path: Path, name: str) -> list[tuple[float | None, float]]:
     empty from some row on to the end, and none before, are of a run that diverged there.
     """
     try:
-        rows = [row for row in _rows(path) if name in row]
+        rows = [row for row in _rows(_kept(folder, file)) if name in row]
     except OSError as error:
-        raise ValueError(f"{path.name} must be written by the command ({error.strerror})") from error
+        raise ValueError(f"{file} must be written by the command ({error.strerror})") from error
     points = list[tuple[float | None, float]]()
     is_empty = [row[name] in EMPTY for row in rows]
     for row in rows:
