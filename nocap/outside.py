@@ -25,6 +25,7 @@ import itertools
 import json
 import os
 import pkgutil
+import re
 import sys
 import textwrap
 import traceback
@@ -97,13 +98,14 @@ def choice(group: str, name: str) -> str:
 
 
 def yamls(group: str) -> dict[str, Path]:
-    """The yamls of a group, or of the experiments, by name: what Hydra can choose."""
-    places = [folder / place(group) for folder in (conf_dir(), *folders())]
-    by_name = {
-        path.relative_to(place).with_suffix("").as_posix(): path
-        for place in places
-        for path in place.rglob("*.yaml")
-    }
+    """The yamls of a group, or of the experiments, by name: what Hydra can choose. Hidden files and folders,
+    as an editor's, hold none."""
+    by_name = dict[str, Path]()
+    for folder in (conf_dir(), *folders()):
+        for path in (folder / place(group)).rglob("*.yaml"):
+            name = path.relative_to(folder / place(group)).with_suffix("").as_posix()
+            if not re.search(r"(^|/)\.", name):
+                by_name[name] = path
     return dict(sorted(by_name.items()))
 
 

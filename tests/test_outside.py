@@ -256,7 +256,10 @@ def test_what_is_not_chosen_is_neither_read_nor_refused(tmp_path: Path):
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     (folder / "attention" / ".#lock.yaml").symlink_to("nowhere")  # as an editor leaves it
+    (folder / "attention" / ".ipynb_checkpoints").mkdir()
+    (folder / "attention" / ".ipynb_checkpoints" / "old.yaml").write_text("kind: global\n")
     assert composed(folder, "attention=head_temperature").attention.kind == "head_temperature"
+    assert not [name for name in outside.yamls("attention") if name.startswith(".")]
     assert [file.name for file in outside.files()] == ["head_temperature"]
     assert compose(list(SMALL)).attention.kind == "global"
 
