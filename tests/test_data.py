@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import struct
 import sys
 import threading
@@ -551,6 +552,14 @@ def test_shards_are_sorted_and_the_fingerprint_ignores_where_they_lie(folder, ca
     # ~ is Hydra's own
     quoted = ["data.train='~/moved/train_*.bin'", "data.val='~/moved/val_0.bin'"]
     assert fingerprint(cache, "data=shards", "tokenizer=bytes", *quoted) == first
+
+
+def test_a_shard_may_have_a_globs_characters_in_its_name(folder, cache):
+    named = folder / "train[1].bin"
+    shutil.copy(folder / "train_1.bin", named)
+    plain = fingerprint(cache, *of_shards(folder, train="train_1.bin"))
+    words = ["data=shards", "tokenizer=bytes", f"data.train='{named}'", f"data.val={folder}/val_0.bin"]
+    assert fingerprint(cache, *words) == plain
 
 
 def test_the_fingerprint_follows_order_split_and_vocabulary(folder, cache):

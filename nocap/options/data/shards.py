@@ -24,6 +24,7 @@ class Shards(Data):
     val: str = key(identity=False)  # glob of its files
 
     def __post_init__(self) -> None:
+        Data.__post_init__(self)
         for name in ("train", "val"):
             require(
                 bool(getattr(self, name)), f"data.{name}", "be a path or a glob", repr(getattr(self, name))
@@ -43,6 +44,9 @@ class Shards(Data):
 
 
 def _matches(name: str, pattern: str) -> tuple[Path, ...]:
-    paths = tuple(Path(match) for match in sorted(glob.glob(str(expanded(pattern)), recursive=True)))
+    path = expanded(pattern)
+    if path.is_file():  # whatever its name is
+        return (path,)
+    paths = tuple(Path(match) for match in sorted(glob.glob(str(path), recursive=True)))
     require(bool(paths), name, "match at least one shard", repr(pattern))
     return paths
