@@ -55,6 +55,9 @@ class Generate:
             "be UTF-8",
             repr(self.prompt),
         )
+        for name in ("top_k", "seed") if self.temperature == 0 else ():
+            rule = "stay 0 beside temperature=0, which draws nothing"
+            require(getattr(self, name) == 0, name, rule, getattr(self, name))
         require(
             self.cache or not self.compile,
             "compile",

@@ -436,6 +436,10 @@ REFUSED = {
         ("--config-name evil",),
         ("--config-di .",),
         ("--run seed=0",),
+        ("--resolve", "--resolve must be given beside --cfg job"),
+        ("--cfg job --multirun seed=0,1", "--cfg must be asked of one run, got --multirun"),
+        ("--info --plan", "--info must be asked of one run, got --plan"),
+        ("data.read_sequences=8", "data.read_sequences must stay 16 beside data.order=shuffled"),
         ("--experimental-rerun run.pickle",),  # which Hydra would load
     ],
     "train --multirun": [
@@ -461,6 +465,8 @@ REFUSED = {
     "generate run=x": [
         ("samples=100000000", "samples must be at most 4096"),
         ("max_tokens=" + "9" * 30, "max_tokens must be at most"),
+        ("temperature=0 top_k=5", "top_k must stay 0 beside temperature=0"),
+        ("temperature=0 seed=5", "seed must stay 0 beside temperature=0"),
     ],
     "race": [
         NOWHERE,

@@ -125,7 +125,7 @@ def test_a_grid_with_a_bad_cell_trains_and_writes_nothing(tmp_path, here):
         ("a=b --cfg job", "a=b", False, None),
         ("a=b --info", "a=b", False, "all"),
         ("--info defaults a=b", "a=b", False, "defaults"),
-        ("~a --resolve +b=c", "~a +b=c", False, None),
+        ("~a --resolve +b=c --cfg job", "~a +b=c", False, None),
         ("a=-1 -m", "a=-1", True, None),
         ("", "", False, None),
     ],

@@ -59,6 +59,11 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shell-completion", "-sc", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(arguments)
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
+    of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
+    of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach}
+    beside = [name for name, given in of_grids.items() if given and (flags.cfg or flags.info)]
+    require(not beside, "--cfg" if flags.cfg else "--info", "be asked of one run", " ".join(beside))
+    require(bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone")
     flags.all = flags.help and "all" in flags.overrides
     flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
     searches = any(word.startswith(("search=", "search.")) for word in flags.overrides)

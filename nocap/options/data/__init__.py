@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nocap.config.keys import key
-from nocap.config.option import Option
+from nocap.config.option import Option, require_default
 
 if TYPE_CHECKING:
     from nocap.data.shards import ShardSet
@@ -27,7 +27,12 @@ class Data(Option):
 
     order: Order  # in which windows of the text are read
     # that the sequential order reads at once; a shard's tail that is shorter is left out
-    read_sequences: int = key(ge=1, le=2**31)
+    read_sequences: int = key(ge=1, le=2**31, default=16)
+
+    def __post_init__(self) -> None:
+        if self.order is not Order.sequential:
+            why = f"beside data.order={self.order.value}, which reads it nowhere"
+            require_default(self, "data.read_sequences", why)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
         """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is

@@ -35,6 +35,7 @@ class Text(Stdlib):
     path: Any = key(identity=False, text=True)  # a text file, or a list of them
 
     def __post_init__(self) -> None:
+        Stdlib.__post_init__(self)
         ok = bool(self.paths) and all(isinstance(item, str) and item for item in self.paths)
         require(ok, "data.path", "be a file, a folder, a glob or a list of them", repr(self.path))
 
