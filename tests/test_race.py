@@ -478,7 +478,7 @@ def test_what_a_shell_alone_reads_is_refused(repo, failed, text, own):
         ("python t.py '~/x'", "~/x"),
         ("python t.py a#b~c", "a#b~c"),
         ("python t.py \\\n  --lr 1", "1"),
-        ("python t.py \\\n  last", "last"),
+        ("python t.py last \\\n", "last"),
     ],
 )
 def test_what_stands_in_quotes_is_a_word(text, last):
