@@ -162,12 +162,13 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
 
     _check(asked, words)
     readings, guards = _readings(asked)
+    timeout_s = duration_s(asked.timeout, "--timeout")
+    require(timeout_s > 0, "--timeout", "be above 0", asked.timeout)
     how = {
-        "timeout_s": duration_s(asked.timeout, "--timeout"),
+        "timeout_s": timeout_s,
         "keep": [asked.file] if asked.file else [],
         "alone": asked.jobs == 1 and asked.slurm is None,
     }
-    require(how["timeout_s"] > 0, "--timeout", "be above 0", asked.timeout)
     apart_s, expect = duration_s(asked.apart or "10m", "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, words, undo)
     if asked.slurm is not None:
