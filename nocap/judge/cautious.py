@@ -105,7 +105,8 @@ def of_pairs(
 ) -> Estimate:
     """The mean of pairs. `bias`: what no number of pairs takes out, in their unit."""
     sample = np.asarray(values, dtype=np.float64)
-    mid, n = float(sample.mean()), len(sample)
+    mid = float(sample.mean())
+    n = len(sample)
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few pairs")
     sd = sample.std(ddof=1)
@@ -119,8 +120,10 @@ def of_samples(
 ) -> Estimate:
     """mean(a) − mean(b) of samples that share no seeds (Welch 1947), at 99.5%: what keeps 95% where one arm
     is six times as noisy."""
-    x, y = (np.asarray(side, dtype=np.float64) for side in (a, b))
-    mid, n = float(x.mean() - y.mean()), min(len(x), len(y))
+    x = np.asarray(a, dtype=np.float64)
+    y = np.asarray(b, dtype=np.float64)
+    mid = float(x.mean() - y.mean())
+    n = min(len(x), len(y))
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few runs")
     half = welch([x, y], WELCH_TAIL / comparisons) + bias

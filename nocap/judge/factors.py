@@ -156,7 +156,8 @@ def _independent(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
     for a, b in combinations(columns, 2):
         pairs = set(zip(columns[a], columns[b], strict=True))
         if len(pairs) < len(set(columns[a])) * len(set(columns[b])):
-            first, second = (next(group for group in groups if key in group) for key in (a, b))
+            first = next(group for group in groups if a in group)
+            second = next(group for group in groups if b in group)
             if first is not second:
                 first += second
                 groups.remove(second)
@@ -199,27 +200,32 @@ class _Reader:
         ]
 
     def interactions(self) -> list[Interaction]:
-        found, rows = list[tuple[Place, list[int]]](), list[list[float]]()
-        base = self.losses[self.crossed.base]
-        for place in self.crossed.arms:
-            changed = [axis for axis, name in enumerate(place) if name != self.crossed.base[axis]]
-            if len(changed) < 2:
-                continue
-            rest = _less(self.losses[place], base)
-            for axis in changed:
-                single = self.losses[self.crossed.single(self.crossed.base, axis, place)]
-                rest = _less(rest, _less(single, base))
-            found.append((place, changed))
-            rows.append(rest)
+        """List what each arm that changes several keys ends at beyond the sum of its single changes."""
+        changed = {place: self._changed(place) for place in self.crossed.arms}
+        several = [place for place, axes in changed.items() if len(axes) > 1]
+        estimates = self.estimates([self._beyond(place, changed[place]) for place in several])
         return [
             Interaction(
                 arm=self.crossed.arms[place].label,
-                keys=[self.crossed.keys[axis] for axis in changed],
+                keys=[self.crossed.keys[axis] for axis in changed[place]],
                 estimate=estimate,
                 shown=estimate.place(0.0, 0.0, tie=self.floor) in (-1, 1),
             )
-            for (place, changed), estimate in zip(found, self.estimates(rows), strict=True)
+            for place, estimate in zip(several, estimates, strict=True)
         ]
+
+    def _changed(self, place: Place) -> list[int]:
+        """List the keys in which a place differs from the baseline, by their number."""
+        return [axis for axis, level in enumerate(place) if level != self.crossed.base[axis]]
+
+    def _beyond(self, place: Place, changed: Sequence[int]) -> list[float]:
+        """Return an arm's losses less the baseline's, less what each of its changes does alone."""
+        base = self.losses[self.crossed.base]
+        rest = _less(self.losses[place], base)
+        for axis in changed:
+            single = self.losses[self.crossed.single(self.crossed.base, axis, place)]
+            rest = _less(rest, _less(single, base))
+        return rest
 
 
 def _less(a: Iterable[float], b: Iterable[float]) -> list[float]:

@@ -109,7 +109,8 @@ def half_width(sd: float, n: int, look: int = 1) -> float:
 def of_pairs(values: Sequence[float], *, look: int = 1) -> Estimate:
     """Return the mean of pairs with Student's interval."""
     sample = np.asarray(values, dtype=np.float64)
-    mid, n = float(sample.mean()), len(sample)
+    mid = float(sample.mean())
+    n = len(sample)
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few pairs")
     sd = float(sample.std(ddof=1))
@@ -118,8 +119,10 @@ def of_pairs(values: Sequence[float], *, look: int = 1) -> Estimate:
 
 def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Estimate:
     """Return mean(a) − mean(b) of samples that share no seeds, with Welch's interval."""
-    x, y = (np.asarray(side, dtype=np.float64) for side in (a, b))
-    mid, n = float(x.mean() - y.mean()), min(len(x), len(y))
+    x = np.asarray(a, dtype=np.float64)
+    y = np.asarray(b, dtype=np.float64)
+    mid = float(x.mean() - y.mean())
+    n = min(len(x), len(y))
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few runs")
     return around(mid, welch([x, y], tail(look)), n=n, method=SAMPLES)
@@ -162,7 +165,8 @@ def of_arms(differences: Sequence[Sequence[float]], *, look: int = 1) -> list[Es
     the arms is their own.
     """
     alone = [of_pairs(row, look=look) for row in differences]
-    arms, n = len(differences), min(map(len, differences), default=0)
+    arms = len(differences)
+    n = min(map(len, differences), default=0)
     if arms < 2 or n < LEAST_PAIRS:
         return alone
     values = np.asarray(differences, dtype=np.float64)

@@ -30,9 +30,8 @@ def looks_at(arm: Arm, base: Arm) -> Looks:
         asked[side].update(seeds)
         after[began] = (len(asked[0] & asked[1]), min(map(len, asked)))
     both = asked[0] & asked[1]
-    paired = len(both) >= LEAST_PAIRS
-    counts = {pairs if paired else runs for pairs, runs in after.values()}
-    looks = sum(count >= LEAST_PAIRS for count in counts)
+    counted = 0 if len(both) >= LEAST_PAIRS else 1  # pairs, or runs of either where seeds are not shared
+    looks = sum(count >= LEAST_PAIRS for count in {counts[counted] for counts in after.values()})
     return Looks(count=max(1, looks), asked=frozenset(both))
 
 

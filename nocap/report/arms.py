@@ -205,11 +205,13 @@ def _speed(arms: Sequence[ComparedArm], what: str, *, imported: bool) -> Table:
 
 def _costs(comparison: Comparison, what: str, *, imported: bool) -> Table:
     """What an arm had that the other one had not. Of a log, steps and tokens are all that is known."""
-    arms, shown = comparison.rows, LOGGED_COSTS if imported else COSTS
+    arms = comparison.rows
+    shown = LOGGED_COSTS if imported else COSTS
     costs = {row.arm.id: row.costs for row in arms}
 
     def cell(row: ComparedArm, name: str) -> Cell | None:
-        x, before = row.costs[name], costs[(row.against or row.arm).id][name]
+        x = row.costs[name]
+        before = costs[(row.against or row.arm).id][name]
         if x is None:
             return None
         return Cell(text=count(x), small=f"({percent(x / before - 1)})" if before and x != before else "")
