@@ -6,7 +6,9 @@ import time
 
 STARTED = time.monotonic()  # the clock ledger begins here
 
+import argparse  # noqa: E402
 import os  # noqa: E402
+import sys  # noqa: E402
 
 from omegaconf import OmegaConf  # noqa: E402
 
@@ -19,28 +21,16 @@ from nocap.config.plain import explained  # noqa: E402
 
 
 def main() -> None:
-    entry.outlive_readers()
     words = outside.arguments(None)
     with refusals():
         flags = asked(words)
-        if flags.help:
-            # a sweep has no values to show
-            print(manual([] if flags.grid else flags.overrides, everything=flags.all))
-        elif flags.cfg:
-            from nocap.launch.plan import without_data
-
-            config, run = checked(flags.overrides)
-            without_data(run)
-            with explained():
-                print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
-        elif flags.info or flags.shell_completion:
-            answer(flags)
-        elif flags.plan:
-            from nocap.launch.multirun import multirun
-            from nocap.study.preview import of_grid
-
-            raise SystemExit(multirun(flags.overrides, look=of_grid, zipped=flags.zip))
-        elif not (flags.grid or has_sweeps(flags.overrides)):
+        code = _answered(flags)
+        sys.stdout.flush()  # an answer that a full disk does not take is none
+    if code is not None:
+        raise SystemExit(code)
+    entry.outlive_readers()
+    with refusals():
+        if not (flags.grid or has_sweeps(flags.overrides)):
             from nocap.launch import cell
 
             cell.single(flags.overrides, started=STARTED)
@@ -53,6 +43,34 @@ def main() -> None:
             raise SystemExit(
                 multirun(flags.overrides, zipped=flags.zip, fail_fast=flags.fail_fast, detach=flags.detach)
             )
+
+
+def _answered(flags: argparse.Namespace) -> int | None:
+    """Answer what needs no run, and return the exit code; None where something is to be trained.
+
+    Errors:
+        ValueError: what is asked about is wrong.
+    """
+    if flags.help:
+        # a sweep has no values to show
+        print(manual([] if flags.grid else flags.overrides, everything=flags.all))
+    elif flags.cfg:
+        from nocap.launch.plan import without_data
+
+        config, run = checked(flags.overrides)
+        without_data(run)
+        with explained():
+            print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
+    elif flags.info or flags.shell_completion:
+        answer(flags)
+    elif flags.plan:
+        from nocap.launch.multirun import multirun
+        from nocap.study.preview import of_grid
+
+        return multirun(flags.overrides, look=of_grid, zipped=flags.zip)
+    else:
+        return None
+    return 0
 
 
 if __name__ == "__main__":

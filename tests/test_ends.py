@@ -124,6 +124,33 @@ def test_each_door_refuses_a_python_without_assertions(outputs: Path) -> None:
     assert err.splitlines() == [rule] * len(COMMANDS)
 
 
+@pytest.mark.slow
+def test_each_door_ends_as_ever_where_stdout_takes_ascii_alone(outputs: Path) -> None:
+    codes, out, _ = ended(outputs, "ascii", script='PYTHONIOENCODING=ascii "$@"')
+    assert codes == CODES
+    assert out.isascii()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full to write to")
+@pytest.mark.parametrize("words", [["--cfg", "job", "model=nano"], ["--help"], ["--info"]])
+def test_an_answer_that_a_full_disk_does_not_take_is_none(tmp_path: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "nocap.train", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPO)}, stdout=full, stderr=-1
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"nocap: [Errno 28] No space left on device\n"
+
+
+def test_a_stdout_of_ascii_shows_the_rest_escaped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nocap.train", "--help"]
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "trainer.batch_tokens=\\u2026" in done.stdout  # …
+
+
 BROKEN = """
 def raised(*words):
     raise ERROR

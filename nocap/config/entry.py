@@ -44,9 +44,10 @@ def run(main: Callable[[], int | None]) -> NoReturn:
 
 
 def open_streams() -> None:
-    """Open /dev/null in place of a standard stream that is closed, as by `>&-`.
+    """Open /dev/null in place of a standard stream that is closed, as by `>&-`, and have what a stream's
+    encoding cannot show, as × in ASCII, escaped.
 
-    The next file to be opened would get its number, and what is written there.
+    The next file to be opened would get a closed stream's number, and what is written there.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -57,6 +58,8 @@ def open_streams() -> None:
             stream = io.TextIOWrapper(io.FileIO(number, mode, closefd=False), encoding="utf-8")
             setattr(sys, name, stream)
             setattr(sys, f"__{name}__", stream)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # stderr does so by itself
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class _Lasting(io.FileIO):

@@ -6,13 +6,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
+import io
 import json
 import os
 import re
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
@@ -278,4 +279,7 @@ def answer(flags: argparse.Namespace) -> None:
         ]
         name, sys.argv[1:] = "train", [f"--info={flags.info}", *choices, *search_path()]
     prepare_hydra()
-    hydra.main(config_path=str(conf_dir()), config_name=name, **HYDRA)(lambda config: None)()
+    told = io.StringIO()
+    with redirect_stdout(told):  # else Hydra's logging passes over what cannot be written
+        hydra.main(config_path=str(conf_dir()), config_name=name, **HYDRA)(lambda config: None)()
+    print(told.getvalue(), end="")
