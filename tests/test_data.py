@@ -23,7 +23,7 @@ import tiktoken.registry
 
 from nocap.config import hardware
 from nocap.config.compose import compose
-from nocap.data import corpus, made, shards, synthetic, tokenizer
+from nocap.data import corpus, made, overlap, shards, synthetic, tokenizer
 from nocap.data.__main__ import main
 from nocap.data.prepare import prepare
 from nocap.data.shards import scan, write_shard
@@ -157,10 +157,53 @@ def test_one_big_file_gives_both_splits_and_every_byte_once(text):
     assert 0.1 < sum(map(len, val)) / len(whole) < 0.5
 
 
+def test_a_text_again_behind_another_beginning_is_refused(text):
+    whole = lines(100_000, "line").encode()
+    for more in (b"A title\n" + whole, b"\xef\xbb\xbf" + whole):
+        with pytest.raises(ValueError, match="data=text must validate on text that is not in training, got"):
+            text({"one.txt": whole, "two.txt": more})
+
+
+@pytest.mark.parametrize("line", ["the same line, a few words long\n", "some of it again, "])
+def test_a_text_that_repeats_itself_is_refused(text, line):
+    with pytest.raises(ValueError, match=r"not in training, got 100% of its passages of 64 tokens in both"):
+        text({"log.txt": line * (100_000 // len(line))})
+
+
+def test_the_share_of_validation_in_training_is_that_of_all_passages(tmp_path, monkeypatch):
+    """Counted here one by one; in chunks of which a passage spans two, and with a sixteenth of them."""
+    chance = np.random.default_rng(0)
+    train, own = chance.integers(0, 300, 20_000), chance.integers(0, 300, 6_000)
+    val = np.concatenate([own[:3000], train[7000:10_000], own[3000:]])
+    windows = [
+        {row.tobytes() for row in np.lib.stride_tricks.sliding_window_view(side, overlap.PASSAGE)}
+        for side in (train, val)
+    ]
+    expected = len(windows[0] & windows[1]) / len(windows[1])
+    scanned = {}
+    for name, tokens in (("train", train), ("val", val)):
+        write_shard(tmp_path / name, tokens)
+        scanned[name] = [scan(tmp_path / name, vocab_size=300, cache_dir=tmp_path / "cache")]
+    sampled = overlap.share_in_training(scanned["train"], scanned["val"])
+    monkeypatch.setattr(overlap, "CHUNK", 100)
+    monkeypatch.setattr(overlap, "SAMPLED_BITS", 0)
+    assert overlap.share_in_training(scanned["train"], scanned["val"]) == expected
+    assert sampled == pytest.approx(expected, abs=0.05)
+
+
+def test_shards_that_validate_on_a_part_of_training_are_refused(folder, cache):
+    tokens = np.random.default_rng(0).integers(0, 256, 5000)
+    write_shard(folder / "train_2.bin", tokens)
+    write_shard(folder / "val_1.bin", tokens[1000:3000])
+    with pytest.raises(ValueError, match="data=shards must validate on text that is not in training"):
+        fingerprint(cache, *of_shards(folder))
+
+
 def test_text_without_line_ends_is_cut_between_characters(text, monkeypatch):
     monkeypatch.setattr(corpus, "PIECE_BYTES", 64)
-    pieces = both(text({"a.txt": "🙂é∑" * 100}, fraction=0.5))
-    assert sorted("".join(piece.decode() for piece in pieces)) == sorted("🙂é∑" * 100)
+    whole = "".join(f"🙂é{number}∑" for number in range(100))
+    pieces = both(text({"a.txt": whole}, fraction=0.5))
+    assert sorted("".join(piece.decode() for piece in pieces)) == sorted(whole)
 
 
 def test_moving_the_text_does_not_change_the_shards(text):

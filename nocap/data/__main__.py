@@ -85,6 +85,7 @@ def _described(folder: Path) -> str:
 
 
 def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
+    from nocap.data.overlap import PASSAGE
     from nocap.data.prepare import prepare
 
     dataset = prepare(run.data, run.tokenizer, cache_dir=cache_dir)
@@ -93,6 +94,9 @@ def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
     train, val = (sum(shard.tokens for shard in shards) for shards in (dataset.train, dataset.val))
     size = f"{train:,} train and {val:,} val tokens of {dataset.vocab_size:,} ids"
     print(", ".join([f"{run.data.kind}: {size}", *_describe_source(dataset.source)]))
+    if dataset.in_training:
+        share = f"{dataset.in_training:.0%} of validation's passages of {PASSAGE} tokens"
+        print(f"{share} stand in training, too")
     print(f"fingerprint {dataset.fingerprint}")
     made = {split: list(map(_plain, getattr(dataset, split))) for split in ("train", "val")}
     return {
@@ -100,6 +104,7 @@ def _prepare(run: Run, cache_dir: Path) -> dict[str, Any]:
         "source": dataset.source,
         "vocab_size": dataset.vocab_size,
         "fingerprint": dataset.fingerprint,
+        "in_training": dataset.in_training,
     }
 
 

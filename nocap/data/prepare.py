@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nocap.data.made import MAKERS
-from nocap.data.shards import ShardSet, scan
+from nocap.data.overlap import MOST, PASSAGE, share_in_training
+from nocap.data.shards import ShardSet, scan, write_json
 from nocap.data.tokens import Shard, os_errors_refused
 from nocap.options.data import Data
 from nocap.options.tokenizer import Tokenizer
@@ -23,6 +25,8 @@ class Dataset:
     val: tuple[Shard, ...]
     vocab_size: int
     source: dict[str, object]  # for the record, as JSON; `text`: whether the tokens are text
+    # the share of validation's passages that stand in training, too; None: nobody looked
+    in_training: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -50,7 +54,26 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
                     f"data.val must not hold training data, got {shard.path} with the same bytes as "
                     f"{other.path}"
                 )
-    return Dataset(train=train, val=val, vocab_size=size, source=shard_set.source)
+    dataset = Dataset(train=train, val=val, vocab_size=size, source=shard_set.source)
+    if shard_set.published or not shard_set.source.get("text"):
+        return dataset
+    share = _share_in_training(dataset, cache_dir)
+    if share is not None and share > MOST:
+        raise ValueError(
+            f"data={data.kind} must validate on text that is not in training, got {share:.0%} of its "
+            f"passages of {PASSAGE} tokens in both"
+        )
+    return replace(dataset, in_training=share)
+
+
+def _share_in_training(dataset: Dataset, cache_dir: Path) -> float | None:
+    """The share, counted once: a file of the cache keeps it by the tokens."""
+    path = cache_dir / "overlaps" / f"{dataset.fingerprint[:32]}.json"
+    with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged: counted again
+        return json.loads(path.read_bytes())["in_training"]
+    share = share_in_training(dataset.train, dataset.val)
+    write_json(path, {"in_training": share})
+    return share
 
 
 def verify(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> tuple[list[Shard], list[str]]:

@@ -31,6 +31,7 @@ class ShardSet:
     # the sha256 that a shard must have, where the source knows it
     expected: dict[Path, str] = field(default_factory=dict)
     remedy: dict[Path, str] = field(default_factory=dict)  # what the user can do about a bad shard
+    published: bool = False  # the split is others', which is not looked into
 
 
 def write_json(path: Path, content: object) -> None:

@@ -66,6 +66,7 @@ class Fineweb(Data):
             # The hub's cache shows files as links; with the link alone removed, the client would link the
             # same bytes again.
             remedy={path: f"remove {path.resolve()} and run again" for path in expected},
+            published=True,
         )
 
     def _fetch(self, name: str, revision: str) -> Path:
