@@ -452,6 +452,19 @@ def test_a_time_has_the_bias_of_an_instance_and_a_count_has_none(tmp_path):
     assert "not interleaved" in " ".join(content["problems"])
 
 
+def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
+    """The table has no figure, JSON has the ends."""
+    for seed, speed in enumerate((500.0, 1000.0, 2600.0)):
+        write_run(tmp_path, seed=seed)
+        gelu3x(tmp_path, seed=seed, speed=speed)
+    comparison = compare(load([tmp_path]), baseline="gelu4x")
+    ratio = next(arm for arm in comparison.json()["arms"] if arm["label"] == "gelu3x")["tokens_per_s"][
+        "ratio"
+    ]
+    assert ratio["high"] > 10 * ratio["low"]
+    assert re.search(r"gelu3x +1,367 +not known ", render(comparison))
+
+
 def test_the_target_is_interpolated_and_censored(tmp_path):
     curves = {4: (5.0, 4.0, 3.0, 2.0, 1.0), 3: (5.0, 4.5, 4.0, 3.5, 3.0), 2: (5.0, 4.9, 4.8, 4.7, 4.6)}
     for (wide, curve), seed in itertools.product(curves.items(), range(3)):
