@@ -2,13 +2,17 @@
 help."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+SCRIPT = os.path.relpath(Path(__file__).with_name("own_train.py"))
+
 
 def train(lr: float) -> str:
-    return f"python docs/own_train.py {{seed}} --steps 60 --lr {lr}"
+    return f"python {shlex.quote(SCRIPT)} {{seed}} --steps 60 --lr {lr}"
 
 
 def answer(best: float, lr: float) -> dict:
@@ -21,8 +25,9 @@ def answer(best: float, lr: float) -> dict:
     if done.returncode > 1:
         # 2: the study or the command must be mended; 75: paused, the same command goes on
         sys.exit(done.returncode)
-    # its last lines are on stderr
-    return json.loads(done.stdout) if done.returncode == 0 else {"word": "failed"}
+    if done.returncode == 1:
+        sys.exit(f"{lr}: failed")  # its last lines are on stderr
+    return json.loads(done.stdout)
 
 
 best = 1.0
