@@ -12,10 +12,12 @@ from safetensors import safe_open
 def logits(config, w, tokens_T):
     """(T, V) of a GPT with rope, global attention and a plain or gated MLP; without ideas, which would change
     it."""
-    m, n, act = config["model"], config["norm"], config["mlp"]["activation"]
+    m, n = config["model"], config["norm"]
     kinds = [config[group]["kind"] for group in ("model", "norm", "mlp", "position", "attention")]
-    kinds += [m["norm_placement"], config["attention"].get("document_start"), *config["ideas"]]
-    assert kinds == ["gpt", "norm", "mlp", "rope", "global", "pre", None], "not read here"
+    kinds += [m.get("norm_placement"), config["attention"].get("document_start"), *config["ideas"]]
+    if kinds != ["gpt", "norm", "mlp", "rope", "global", "pre", None]:
+        sys.exit(f"a model of {', '.join(map(str, kinds))} is not read here")
+    act = config["mlp"]["activation"]
     D, small = m["d_model"] // m["n_head"], (2 * m["n_layer"]) ** -0.5
     scale = {"attention": (small, 1), "both": (small, small), "none": (1, 1)}[m["residual_scale"]]
     angle_T1D = torch.outer(
@@ -62,6 +64,8 @@ def read(path):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     config, weights = read(sys.argv[1])
     best = (
         logits(config, weights, torch.tensor([int(token) for token in sys.argv[2:]]))[-1].softmax(-1).topk(5)

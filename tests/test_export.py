@@ -18,10 +18,11 @@ from safetensors.torch import load_file, save_file
 
 from nocap import api, export, outside
 from nocap.config.bounded import parse_yaml
-from nocap.config.plain import dump
+from nocap.config.compose import compose
+from nocap.config.plain import dump, to_plain
 from nocap.store.record import digest
 from nocap.training.trained import exported, trained
-from tests.conftest import REPO, Undisturbed
+from tests.conftest import REPO, SMALL, Undisturbed
 from tests.in_process import planned, start
 
 TOKENS = torch.tensor([[72, 101, 108, 108, 111, 44, 32, 0, 255]])
@@ -69,6 +70,34 @@ def test_nocap_and_plain_torch_read_the_runs_own_logits(
     torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-5)
     assert loaded.step == step == 7
     assert float(expected.std()) > 0.01  # and not all the same
+
+
+@pytest.mark.parametrize(
+    ("words", "kinds"),
+    [
+        (("mlp=own",), "gpt, norm, own, rope, global, pre, None"),
+        (("ideas=[x0]",), "gpt, norm, mlp, rope, global, pre, None, x0"),
+    ],
+)
+def test_the_script_says_which_model_it_does_not_read(
+    words: tuple[str, ...], kinds: str, tmp_path: Path, script: dict[str, Any], used: None
+) -> None:
+    config = to_plain(compose([*SMALL, *words]))
+    with pytest.raises(SystemExit, match=f"a model of {kinds} is not read here"):
+        script["logits"](config, {}, TOKENS[0])
+
+
+@pytest.fixture
+def used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An MLP from outside, without the keys of nocap's own."""
+    folder = tmp_path / "own" / "mlp"
+    folder.mkdir(parents=True)
+    source = "from dataclasses import dataclass\nfrom nocap.options.mlp import Mlp\n\n"
+    source += "@dataclass(kw_only=True)\nclass Own(Mlp):\n    kind: str = 'own'\n"
+    (folder / "own.py").write_text(source)
+    (folder / "own.yaml").write_text("kind: own\n")
+    monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
+    outside.use([folder.parent])
 
 
 def test_a_file_says_what_it_is_and_no_place_of_this_machine(
