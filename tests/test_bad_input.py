@@ -454,7 +454,11 @@ REFUSED = {
         ("seed=glob(*)", "seed must be a group"),
         ("seed=interval(0,1)", "nocap draws none from an interval but in a search"),
         ("+hydra.sweeper.params.seed=range(0,1000000000)", "hydra.sweeper.params.seed must be left alone"),
-        ("seed=0 hydra.launcher._target_=os.system", "hydra.launcher must be chosen before its keys"),
+        (
+            "seed=0 hydra.launcher._target_=os.system",
+            "hydra.launcher._target_ must stand beside its",
+        ),
+        ("seed=0 hydra.launcher.jobs=2", "hydra.launcher.jobs must stand beside its launcher, as in hydra/"),
         ("seed=0 hydra/launcher=pool ++hydra.launcher._target_=os.system", "Hydra's are not run"),
         (f"seed=0 hydra/launcher=pool ++hydra.launcher.jobs={CALLED}",),
         (f"seed=0 ++hydra.launcher.x={CALLED}",),

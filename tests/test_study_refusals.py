@@ -51,6 +51,7 @@ def refused(
 
 
 STUDIES: list[tuple[dict[str, Any], str]] = [
+    ({"arms": {"mha": "attention=mha", "mqa": ["attention=mqa"]}}, "arms.mha must be a list, as in [a, b]"),
     ({"claims": [claim(LOSS, metric="val_los")]}, "val_los"),
     ({"claims": [claim(LOSS, metric="train_s")]}, "claim M.loss: metric must be one of val_loss, "),
     ({"claims": [claim(LOSS, arm="gqa")]}, "claim M.loss: arm must be one of mha, mqa, got gqa"),

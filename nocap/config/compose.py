@@ -313,8 +313,13 @@ def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
     """What Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
 
     Errors:
-        ValueError: as for `by_hydra`.
+        ValueError: as for `by_hydra`, or a key of a launcher that is not chosen.
     """
+    of_launcher = [override for override in overrides if is_launcher(override)]
+    is_chosen = any(override.key_or_group == "hydra/launcher" for override in of_launcher)
+    for override in of_launcher:
+        rule = "stand beside its launcher, as in hydra/launcher=pool"
+        require(is_chosen, override.key_or_group, rule, override.input_line)
     return by_hydra(
         [
             str(override.input_line)

@@ -227,7 +227,7 @@ _NOISE = (
 # What OmegaConf's text matches → the line about a key.
 RULES = {
     r"is not a subclass of \w*Idea": "{0} must be an idea that is chosen by name, as in ideas=[{0}]",
-    r"Invalid value assigned: \w+ is not a ListConfig": "{0} must be a list, as in [a, b]",
+    r"Invalid value assigned: \w+ is not a ListConfig|hint 'typing\.List": "{0} must be a list, as in [a, b]",
     r"missing mandatory value": "{0} must be given",
 }
 
