@@ -593,6 +593,9 @@ def test_what_cannot_be_compared_is_refused(tmp_path, capsys, monkeypatch):
         (["whole", "--allow", "luck"], "--allow must be one of"),
         (["whole", "--target", "nan"], "--target must be a loss above 0, got nan"),
         (["whole", "--json", "multirun.yaml/x.json"], "--json must be a file that can be written"),
+        (["whole", "--html", "-"], "--html must be a file, not -"),
+        (["whole", "--csv", "-"], "--csv must be a file, not -"),
+        ([""], "a path must be given"),
     ):
         assert rule in refusal(words, capsys)
     assert door.main(["empty", "multirun.yaml", "whole"]) == 0

@@ -65,12 +65,14 @@ def add_allow_code(parser: argparse.ArgumentParser) -> None:
 
 
 def check_writable(key: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written before the measurement that it is for. None: nobody asks for one.
+    """Refuse a file that cannot be written before the measurement that it is for; `-` too, which only --json
+    takes for stdout. None: nobody asks for one.
 
     Errors:
         ValueError: it cannot.
     """
     if path is not None:
+        require(path != STDOUT, key, "be a file, not -", path)
         there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
         right = there.is_file() if there == path.absolute() else there.is_dir()
         require(
