@@ -55,6 +55,9 @@ MANDATORY = {
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
 
 
+MEASURED = hardware.bf16_gain  # which no other test here calls
+
+
 @cache  # composing takes a tenth of a second; no test changes a run
 def composed(group: str, option: str) -> Run:
     small = [] if group == "model" else ["model=nano"]
@@ -221,6 +224,18 @@ def test_precision_and_compilation_are_the_fast_ones(
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: None)
     t = compose([*ONE_THREAD, *overrides.split()]).trainer
     assert (t.precision.value, t.compile.value) == ("fp32", "off")
+
+
+def test_a_measurement_of_bf16_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", str(killed))
+        rule = "trainer.precision must be given, as fp32: what measures bf16 here did not end well, got exit"
+        with pytest.raises(ValueError, match=rule):
+            MEASURED((64, 64, 64), 1, str(tmp_path))
+    assert not (tmp_path / "bf16.json").exists()
 
 
 FAST = "bf16: bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"

@@ -216,20 +216,22 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
         kept = json.loads(path.read_text())
     # torchrun's ranks would measure each other
     if key not in kept and _MEASURES.get() and is_here() and "RANK" not in os.environ:
-        kept[key] = float(
-            subprocess.Popen(
-                [sys.executable, "-P", "-", *map(str, product)],
-                env={
-                    "GOMP_SPINCOUNT": "1000",
-                    **os.environ,
-                    "OMP_NUM_THREADS": str(threads),
-                    "CUDA_VISIBLE_DEVICES": "",
-                },
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            ).communicate(PRODUCTS)[0]
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-", *map(str, product)],
+            env={
+                "GOMP_SPINCOUNT": "1000",
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        told, _ = process.communicate(PRODUCTS)
+        rule = "be given, as fp32: what measures bf16 here did not end well"
+        require(process.returncode == 0, "trainer.precision", rule, f"exit code {process.returncode}")
+        kept[key] = float(told)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     return kept.get(key)
