@@ -80,7 +80,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _of_runs(path: str) -> Shown:
     from nocap.judge.compare import compare
-    from nocap.report.arms import all_tables, notes_on
+    from nocap.report.arms import all_tables, headline, next_step, notes_on
     from nocap.report.table import one_line, tame
     from nocap.store.runs import load
 
@@ -92,7 +92,10 @@ def _of_runs(path: str) -> Shown:
         "\n".join([f"### {table.title}", "", *table.markdown(), "", *table.notes, ""])
         for table in islice(all_tables(comparison), 3 if comparison.factors else 2)
     ]
-    verdicts = tame("\n".join([*told, *(f"* {one_line(line)}" for line in notes)]))
+    if (more := next_step(comparison)) is not None:
+        notes.append(more)
+    head = [f"**{one_line(headline(comparison))}**", ""]
+    verdicts = tame("\n".join([*head, *told, *(f"* {one_line(line)}" for line in notes)]))
     runs = [record.identity for record in comparison.records]
     return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
 

@@ -11,6 +11,9 @@
     cautious      whether losses have the cautious interval
     imported      whether the runs are of logs that another trainer wrote; each run says its format, and what
                   named its seed
+    findings      what was found, by level or by arm: what is shown first, and of that the largest; of what is
+                  not shown how many seeds would show it (null: more than 96, or not known); and `next`, what
+                  to set in the same command (null: nothing is open, or the runs are no command's of nocap)
     by_factor     where the arms are a full crossing of two keys or more: each key's levels against the
                   baseline's, over all levels of the others, and the interactions; else null
     arms          one object an arm, in the order they were started
@@ -48,6 +51,7 @@ from nocap.judge.arms import (
 from nocap.judge.arms import group as grouped
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
 from nocap.judge.factors import Factors, by_factor, crossing
+from nocap.judge.findings import Findings, by_effect, findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.time_to_target import Reach
@@ -147,8 +151,22 @@ class Comparison:
 
     @property
     def rows(self) -> list[ComparedArm]:
-        """The baseline first, the others as they were started."""
-        return sorted(self.arms, key=lambda row: row is not self.baseline)
+        """The baseline first, then the lowest loss; in a chain, each after what it is compared with."""
+        others = [row for row in self.arms if row is not self.baseline]
+        if self.against == PREVIOUS:
+            return [self.baseline, *others]
+        return [self.baseline, *sorted(others, key=_effect)]
+
+    @property
+    def findings(self) -> Findings:
+        """What was found, the surest and largest first, and what to run next."""
+        return findings(
+            [(row.arm, row.difference) for row in self.arms if row.difference],
+            self.factors,
+            look=self.look,
+            base=self.baseline.arm,
+            stepwise=self.against == PREVIOUS,
+        )
 
     @property
     def imported(self) -> list[Mapping[str, Any]]:
@@ -179,6 +197,7 @@ class Comparison:
             "look": self.look,
             "cautious": self.cautious,
             "swept": self.swept,
+            "findings": self.findings.json(),
             "by_factor": self.factors and self.factors.json(),
             "arms": [row.json() for row in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
@@ -277,6 +296,10 @@ def compare(
         look=table.look,
         cautious=cautious,
     )
+
+
+def _effect(row: ComparedArm) -> tuple[bool, float]:
+    return by_effect(row.difference) if row.difference else (True, 0.0)
 
 
 def _in_time(arms: Sequence[Arm]) -> list[Arm]:

@@ -11,7 +11,7 @@ imported where it is used: it takes a second to load.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -45,6 +45,8 @@ class Estimate:
     n: int  # pairs; of two samples the smaller number
     sd: float = math.nan  # of the pairs
     method: str = ""
+    freedom: float = math.nan  # of the t that its half width has
+    arms: int = 1  # that share its error
 
     @property
     def half_width(self) -> float:
@@ -93,9 +95,20 @@ def tail(look: int, arms: int = 1) -> float:
     return ERROR / 2 / look**2 / arms
 
 
-def around(mid: float, half: float, *, n: int, method: str, sd: float = math.nan) -> Estimate:
+def around(
+    mid: float,
+    half: float,
+    *,
+    n: int,
+    method: str,
+    sd: float = math.nan,
+    freedom: float = math.nan,
+    arms: int = 1,
+) -> Estimate:
     """Return the estimate that reaches so far to both sides."""
-    return Estimate(mid=mid, low=mid - half, high=mid + half, n=n, sd=sd, method=method)
+    return Estimate(
+        mid=mid, low=mid - half, high=mid + half, n=n, sd=sd, method=method, freedom=freedom, arms=arms
+    )
 
 
 # --- one arm ------------------------------------------------------------------------------------------------
@@ -114,7 +127,7 @@ def of_pairs(values: Sequence[float], *, look: int = 1) -> Estimate:
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few pairs")
     sd = float(sample.std(ddof=1))
-    return around(mid, half_width(sd, n, look), n=n, sd=sd, method=PAIRS)
+    return around(mid, half_width(sd, n, look), n=n, sd=sd, method=PAIRS, freedom=n - 1)
 
 
 def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Estimate:
@@ -125,7 +138,8 @@ def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Esti
     n = min(len(x), len(y))
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few runs")
-    return around(mid, welch([x, y], tail(look)), n=n, method=SAMPLES)
+    parts = [Part.of_mean(x), Part.of_mean(y)]
+    return around(mid, _width(parts, tail(look)), n=n, method=SAMPLES, freedom=_freedom(parts))
 
 
 def welch(samples: Sequence[Array], beyond: float) -> float:
@@ -153,8 +167,15 @@ def _width(parts: Sequence[Part], beyond: float) -> float:
     variance = sum(part.variance for part in parts)
     if not variance:
         return 0.0  # equal differences in all seeds
-    freedom = variance**2 / sum(part.variance**2 / part.freedom for part in parts)
-    return quantile(freedom, beyond) * math.sqrt(variance)
+    return quantile(_freedom(parts), beyond) * math.sqrt(variance)
+
+
+def _freedom(parts: Sequence[Part]) -> float:
+    """Return Satterthwaite's degrees of freedom; none are known where there is no variance."""
+    variance = sum(part.variance for part in parts)
+    if not variance:
+        return math.nan
+    return variance**2 / sum(part.variance**2 / part.freedom for part in parts)
 
 
 def of_arms(differences: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:
@@ -177,10 +198,7 @@ def of_arms(differences: Sequence[Sequence[float]], *, look: int = 1) -> list[Es
         Part(variance=float((together**2).sum()) / (n - 1) / n, freedom=n - 1),
         Part(variance=among * (1 - 1 / arms) / n, freedom=(arms - 1) * (n - 1)),
     ]
-    least = _width(parts, tail(look, arms))
-    return [
-        around(each.mid, max(least, each.half_width), n=n, sd=each.sd, method=ALL_PAIRS) for each in alone
-    ]
+    return [_at_least(each, parts, look, arms, method=ALL_PAIRS) for each in alone]
 
 
 def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:
@@ -191,9 +209,8 @@ def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, loo
         return alone
     own = Part.of_mean(np.asarray(base, dtype=np.float64))
     pooled = _pooled(arms)
-    beyond = tail(look, len(arms))
     return [
-        _at_least(each, _width([own, pooled.of(len(arm))], beyond))
+        _at_least(each, [own, pooled.of(len(arm))], look, len(arms), method=ALL_SAMPLES)
         for each, arm in zip(alone, arms, strict=True)
     ]
 
@@ -211,9 +228,10 @@ def of_steps(
     if len(steps) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
         return alone
     pooled = _pooled([*groups.values()])
-    beyond = tail(look, len(steps))
     return [
-        _at_least(each, _width([pooled.of(len(a) * len(b) / (len(a) + len(b)))], beyond))
+        _at_least(
+            each, [pooled.of(len(a) * len(b) / (len(a) + len(b)))], look, len(steps), method=ALL_SAMPLES
+        )
         for each, (a, b) in zip(alone, samples, strict=True)
     ]
 
@@ -236,9 +254,12 @@ def _pooled(groups: Sequence[Sequence[float]]) -> Pooled:
     return Pooled(variance=squares / freedom, freedom=freedom)
 
 
-def _at_least(alone: Estimate, half: float) -> Estimate:
+def _at_least(alone: Estimate, parts: Sequence[Part], look: int, arms: int, *, method: str) -> Estimate:
     """Return the arm's estimate for all arms together, which is no narrower than its own."""
-    return around(alone.mid, max(half, alone.half_width), n=alone.n, method=ALL_SAMPLES)
+    half = _width(parts, tail(look, arms))
+    if half <= alone.half_width:
+        return replace(alone, method=method)
+    return around(alone.mid, half, n=alone.n, sd=alone.sd, method=method, freedom=_freedom(parts), arms=arms)
 
 
 # --- which seeds --------------------------------------------------------------------------------------------
@@ -279,14 +300,44 @@ def analysis_of(n: int) -> int:
     return sum(size <= n for size in analyses())
 
 
-def pairs_to_decide(distance: float, *, sd: float, n: int, width: Width, bias: float = 0.0) -> int | None:
+def pairs_to_decide(
+    distance: float,
+    *,
+    sd: float,
+    n: int,
+    width: Width,
+    bias: float = 0.0,
+    sizes: Iterable[tuple[int, int]] | None = None,
+) -> int | None:
     """The least number of pairs at which an analysis after the one of n clears an end at this distance from
-    the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last."""
-    for look, size in enumerate(analyses(), start=1):
+    the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last. `sizes`:
+    looks with how many pairs each has, by default those of what is registered."""
+    for look, size in sizes or enumerate(analyses(), start=1):
         reach = width(sd, size, look) + bias + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
         if size > n and reach <= distance:
             return size
     return None
+
+
+def seeds_to_show(estimate: Estimate, *, look: int) -> int | None:
+    """Return how many seeds would show a difference as large as this one at the look after this one; `None`:
+    more than the last analysis has, or its noise is not known."""
+    if not math.isfinite(estimate.freedom) or not estimate.half_width:
+        return None
+    of_one = estimate.half_width / quantile(estimate.freedom, tail(look, estimate.arms))
+    share = estimate.freedom / (estimate.n - 1)  # degrees of freedom grow as the seeds do
+
+    def width(sd: float, n: int, at: int) -> float:
+        return quantile(share * (n - 1), tail(at, estimate.arms)) * sd / math.sqrt(n)
+
+    more = range(estimate.n + 1, analyses()[-1] + 1)
+    return pairs_to_decide(
+        abs(estimate.mid),
+        sd=of_one * math.sqrt(estimate.n),
+        n=estimate.n,
+        width=width,
+        sizes=((look + 1, size) for size in more),
+    )
 
 
 def minimum_detectable(sd: float, n: int, *, width: Width = half_width) -> float:

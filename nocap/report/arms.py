@@ -3,20 +3,22 @@ bytes) is a dash."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.compare import PREVIOUS, ComparedArm, Comparison
 from nocap.judge.factors import Factors
+from nocap.judge.findings import ORDER, Finding
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
 from nocap.report.table import Cell, Column, Table
-from nocap.report.words import counted, gains, values
+from nocap.report.words import counted, extent, gains, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten
-from nocap.store.metrics import METRICS, Scale
+from nocap.store.metrics import METRICS, Metric, Scale
 
 ARM = Column(title="arm")
+NAMED = 3  # findings in a headline; the others are counted
 # of imported runs
 SEEDS = {"log": "from the logs", "name": "from the names of files", NONE: "none named, so nothing is paired"}
 ERRORS = (
@@ -38,6 +40,46 @@ LOGGED_COSTS = {"steps": "steps", "tokens": "tokens"}
 
 
 def headline(comparison: Comparison) -> str:
+    """Name what was found: `mlp=swiglu better by 0.0530 ± 0.0330; attention=gqa over 3 mlps: no difference
+    shown, some 12 seeds would show 0.0200`."""
+    found = comparison.findings.found
+    if not found:
+        return f"{comparison.baseline.label} is alone"
+    told = [_told(finding, METRICS[comparison.metric]) for finding in found[:NAMED]]
+    rest = [finding.difference.outcome.value for finding in found[NAMED:]]
+    if rest:
+        told.append(f"{len(rest)} more: {counted(rest, [outcome.value for outcome in ORDER])}")
+    return "; ".join(told)
+
+
+def _told(finding: Finding, metric: Metric) -> str:
+    """Say in a few words what was found of one arm, or of one level."""
+    gap = finding.difference
+    size = extent(gap.estimate.mid, metric)
+    if gap.outcome in (Outcome.better, Outcome.worse):
+        reach = gap.estimate.half_width
+        return f"{finding.name} {gap.verdict} by {size}" + (f" ± {extent(reach, metric)}" if reach else "")
+    over = f" over {_over(finding.over)}" if finding.over else ""
+    more = f", some {finding.seeds} seeds would show {size}" if finding.seeds else ""
+    return f"{finding.name}{over}: {gap.verdict}{more}"
+
+
+def _over(keys: Mapping[str, int]) -> str:
+    return " × ".join(plural(count, key) for key, count in keys.items())
+
+
+def next_step(comparison: Comparison) -> str | None:
+    """What to type for what is not shown yet; `None`: nothing, or it is not known which command that is."""
+    more = comparison.findings.next
+    if more is None:
+        return None
+    why = (
+        "what is there is kept" if more.key == "seed" else "four times the seeds would not show what is open"
+    )
+    return f"next: the same command with {more.override} ({why})"
+
+
+def counts(comparison: Comparison) -> str:
     """`11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
     said = [row.difference.outcome.value for row in comparison.arms if row.difference]
     words = counted(said, [outcome.value for outcome in Outcome])
@@ -52,8 +94,9 @@ def compared(comparison: Comparison) -> list[str]:
     if comparison.against == PREVIOUS:
         head = f"{arms} from {runs}; each against the one before it, from {comparison.baseline.label} on"
     if comparison.imported:
-        return [head, _imported(comparison)]
-    return [head, *([f"swept: {', '.join(comparison.swept)}"] if comparison.swept else [])]
+        return [head, counts(comparison), _imported(comparison)]
+    swept = [f"swept: {', '.join(comparison.swept)}"] if comparison.swept else []
+    return [head, counts(comparison), *swept]
 
 
 def _imported(comparison: Comparison) -> str:
@@ -93,7 +136,7 @@ def by_factor(factors: Factors, metric: str) -> Table:
         [
             f"{factor.key}={level.name}",
             factor.baseline,
-            " × ".join(plural(count, key) for key, count in factor.over.items()),
+            _over(factor.over),
             len(factors.seeds),
             level.difference.estimate,
             level.difference.verdict,
@@ -281,5 +324,8 @@ def render(comparison: Comparison) -> str:
         for table in all_tables(comparison)
         if any(cell is not None for row in table.rows for cell in row[1:])
     ]
-    parts = ["\n".join(compared(comparison)), *map(str, told), "\n".join(notes)]
+    if (more := next_step(comparison)) is not None:
+        notes.append(more)
+    head = [f"found: {headline(comparison)}", *compared(comparison)]
+    parts = ["\n".join(head), *map(str, told), "\n".join(notes)]
     return "\n\n".join(part for part in parts if part)

@@ -91,6 +91,7 @@ def render(comparison: Comparison) -> str:
         verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
+        next=arms.next_step(comparison),
         unplaced=[row.label for row in rows if row.times["train_s"].refused],
         clock=LINES,
         dashes=DASHES,

@@ -167,6 +167,7 @@ def _page(comparison: Comparison, *, command: str, folder: Path) -> str:
         f"# {one_line(arms.headline(comparison))}",
         "",
         *(f"* {line}" for line in arms.compared(comparison)),
+        *([f"* {more}"] if (more := arms.next_step(comparison)) else []),
         "",
     ]
     for table in arms.all_tables(comparison):
@@ -288,12 +289,19 @@ def _differ(told: Json, again: Json) -> Iterator[str]:
     before, after = (dict(flat(side)) for side in (told, again))
     for key in {**after, **before}:
         was, now = before.get(key), after.get(key)
-        if isinstance(was, int | float) and isinstance(now, int | float):
-            same = math.isclose(was, now, rel_tol=ROUNDING, abs_tol=ALIKE)
-        else:
-            same = was == now
-        if not same:
+        if not _same(was, now):
             yield f"{_show(key)} is {_show(json.dumps(was))}, by its rows {_show(json.dumps(now))}"
+
+
+def _same(was: object, now: object) -> bool:
+    """Whether two values are equal but for rounding, those in lists and objects too."""
+    if isinstance(was, int | float) and isinstance(now, int | float):
+        return math.isclose(was, now, rel_tol=ROUNDING, abs_tol=ALIKE)
+    if isinstance(was, list) and isinstance(now, list):
+        return len(was) == len(now) and all(map(_same, was, now))
+    if isinstance(was, dict) and isinstance(now, dict):
+        return was.keys() == now.keys() and all(_same(item, now[key]) for key, item in was.items())
+    return was == now
 
 
 def _show(value: object) -> str:

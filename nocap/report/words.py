@@ -38,7 +38,7 @@ def is_plain(metric: Metric, scale: Scale) -> bool:
 def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
     """How much, and which way: `7.4%` and `faster`, `2.10×` and `as fast`, `0.0098` and `lower loss`."""
     if scale is Scale.difference:
-        return _size(x, metric), metric.gain if x >= 0 else metric.loss
+        return extent(x, metric), metric.gain if x >= 0 else metric.loss
     fast = metric.gain.startswith("faster")
     size = x if fast else 1 / x  # the speed, or what is used
     if size >= 2:
@@ -49,7 +49,7 @@ def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
     return f"{abs(size - 1):.1%}", metric.gain if x >= 1 else metric.loss
 
 
-def _size(x: float, metric: Metric) -> str:
+def extent(x: float, metric: Metric) -> str:
     """Of a difference: of a loss four decimals, of a raced command's metric, which may be of any size, four
     digits."""
     return f"{abs(x):.4f}" if metric.unit else f"{abs(x):.4g}"
@@ -89,7 +89,7 @@ def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
     if scale is Scale.ratio and estimate.high > FAR * estimate.low:
         return Cell(text="not known")
     if scale is Scale.difference:
-        return Cell(text=text, small=f"± {_size(estimate.half_width, metric)}")
+        return Cell(text=text, small=f"± {extent(estimate.half_width, metric)}")
     return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
 
 

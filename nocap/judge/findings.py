@@ -1,0 +1,167 @@
+"""What a comparison found, the surest and largest first, and what to run next.
+
+A full crossing is told by its levels, all else by its arms. What is not shown has the number of seeds that
+would show a difference as large as the one that is there. Where four times the seeds would not do, four times
+the steps come next: longer runs have larger effects and less noise (`docs/statistics.md`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nocap.judge.arms import Arm
+from nocap.judge.factors import Factors
+from nocap.judge.interval import seeds_to_show
+from nocap.judge.losses import Difference, Outcome
+
+FIRST_SEEDS = 4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
+MORE = 4  # times the seeds at most; beyond that, times the steps
+
+# The order in which outcomes are told.
+ORDER = (
+    Outcome.better,
+    Outcome.worse,
+    Outcome.depends,
+    Outcome.unclear,
+    Outcome.diverged,
+    Outcome.unfinished,
+    Outcome.undecided,
+    Outcome.confounded,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What is known of an arm, or of a level of a key."""
+
+    name: str  # the arm's label, or KEY=LEVEL
+    difference: Difference
+    over: Mapping[str, int] = field(default_factory=dict)  # of a level: other keys → how many levels
+    seeds: int | None = None  # that would show a difference as large; None: it is shown, or too small
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "over": dict(self.over),
+            "difference": self.difference.json(),
+            "seeds_to_show": self.seeds,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Next:
+    """What to set in the same command, for what is not shown yet."""
+
+    key: str
+    values: Sequence[int]
+
+    @property
+    def override(self) -> str:
+        return f"{self.key}={','.join(map(str, self.values))}"
+
+    def json(self) -> dict[str, Any]:
+        return {"key": self.key, "values": list(self.values)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    found: Sequence[Finding]
+    next: Next | None  # None: all is shown, or these runs are not of a command of nocap's
+
+    def json(self) -> dict[str, Any]:
+        return {"found": [finding.json() for finding in self.found], "next": self.next and self.next.json()}
+
+
+def by_effect(difference: Difference) -> tuple[bool, float]:
+    """Sort the lowest loss first, and last what has no figure."""
+    mid = difference.estimate.mid
+    return math.isnan(mid), mid
+
+
+def findings(
+    arms: Sequence[tuple[Arm, Difference]],
+    factors: Factors | None,
+    *,
+    look: int,
+    base: Arm,
+    stepwise: bool = False,
+) -> Findings:
+    """Return what was found of these arms, each with its difference to the baseline. `stepwise`: each is
+    compared with the one before it, and there is no one command that adds to all of them."""
+    found = _levels(factors, look) if factors is not None else _arms(arms, look)
+    found.sort(key=_rank)
+    every = [base, *(arm for arm, _ in arms)]
+    imported = any(run.imported for arm in every for run in arm.all)
+    return Findings(found=found, next=None if imported or stepwise else _next(found, every))
+
+
+def _levels(factors: Factors, look: int) -> list[Finding]:
+    return [
+        Finding(
+            name=f"{factor.key}={level.name}",
+            over=factor.over,
+            difference=level.difference,
+            seeds=_seeds(level.difference, look),
+        )
+        for factor in factors.factors
+        for level in factor.levels
+    ]
+
+
+def _arms(arms: Sequence[tuple[Arm, Difference]], look: int) -> list[Finding]:
+    return [
+        Finding(name=arm.label, difference=difference, seeds=_seeds(difference, look))
+        for arm, difference in arms
+    ]
+
+
+def _seeds(difference: Difference, look: int) -> int | None:
+    unclear = difference.outcome is Outcome.unclear
+    return seeds_to_show(difference.estimate, look=look) if unclear else None
+
+
+def _rank(finding: Finding) -> tuple[int, float]:
+    """Put what is shown before what is not, and of each the largest first."""
+    mid = finding.difference.estimate.mid
+    return ORDER.index(finding.difference.outcome), 0.0 if math.isnan(mid) else -abs(mid)
+
+
+# --- what to run next ---------------------------------------------------------------------------------------
+
+
+def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
+    """Return the seeds that were asked for, or enough of them for a first look; where all have these, those
+    that would show what is not shown, or longer runs."""
+    outcomes = {finding.difference.outcome for finding in found}
+    seeds = sorted({run.seed for arm in arms for run in arm.all})
+    asked = {seed for arm in arms for seed in _asked(arm)}
+    if Outcome.unfinished in outcomes:
+        return Next(key="seed", values=sorted(asked | {*seeds}))
+    if Outcome.undecided in outcomes:
+        return Next(key="seed", values=_extended(seeds, FIRST_SEEDS))
+    unclear = [finding for finding in found if finding.difference.outcome is Outcome.unclear]
+    enough = [
+        finding.seeds
+        for finding in unclear
+        if finding.seeds is not None and finding.seeds <= MORE * finding.difference.estimate.n
+    ]
+    if enough:
+        return Next(key="seed", values=_extended(seeds, max(enough)))
+    steps = {run.summary.get("steps") for arm in arms for run in arm.runs}
+    length = steps.pop() if unclear and len(steps) == 1 else None
+    return Next(key="trainer.steps", values=[MORE * length]) if isinstance(length, int) else None
+
+
+def _asked(arm: Arm) -> set[int]:
+    """List the seeds that commands asked of an arm."""
+    attempts = [attempt for run in arm.all for attempt in run.manifest["attempts"]]
+    return {seed for attempt in attempts for seed in attempt["asked"]["seeds"] or ()}
+
+
+def _extended(seeds: Sequence[int], size: int) -> list[int]:
+    """Return these seeds and the first others, until there are so many."""
+    fresh = [seed for seed in range(size + len(seeds)) if seed not in seeds]
+    return sorted([*seeds, *fresh[: max(0, size - len(seeds))]])

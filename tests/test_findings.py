@@ -1,0 +1,178 @@
+"""What was found first, and what to run next: in the terminal, on the page, in an entry and in JSON."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nocap.judge.compare import Comparison, compare
+from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
+from nocap.report import comparison as page
+from nocap.report import entry
+from nocap.report.arms import headline, next_step, render
+from nocap.store.runs import load
+from tests.test_compare import write_run
+from tests.test_factors import drawn, judged
+
+Json = dict[str, Any]
+
+
+def runs(root: Path, losses: dict[str, list[float]], **more: Any) -> Comparison:
+    """Records of these arms, seed by seed: the baseline first."""
+    for seed, (name, of_seed) in itertools.product(range(9), losses.items()):
+        if seed < len(of_seed):
+            place = [*losses].index(name)
+            about = {
+                "config": {"mlp.expansion": float(4 + place)},
+                "started": f"2026-01-01T00:0{seed}:0{place}",
+            }
+            write_run(root, words=f"gpt2-{name}", seed=seed, loss=of_seed[seed], **about, **more)
+    return compare(load([root]))
+
+
+FLAT = [3.30, 3.31, 3.29, 3.30]
+NOISY = [3.31, 3.305, 3.31, 3.295]  # above it by 0.005 ± 0.015
+DRIFT = (0.02, 0.001, 0.02, 0.004)
+
+
+# --- how many seeds would show it ---------------------------------------------------------------------------
+
+
+def test_so_many_seeds_show_it_nine_times_in_ten() -> None:
+    """Student's power at the second look, by the noncentral t, with the spread of the first."""
+    estimate = of_pairs([0.9, -0.5, 0.3, 0.7, -0.1, 0.2])
+    n = seeds_to_show(estimate, look=1)
+    assert n is not None
+
+    def power(size: int) -> float:
+        bar = stats.t.isf(0.05 / 2 / 4, size - 1)
+        shift = estimate.mid / estimate.sd * size**0.5
+        return float(stats.nct.sf(bar, size - 1, shift))
+
+    assert power(n) >= 0.89
+    assert power(n - 3) < 0.9
+
+
+def test_seeds_of_several_arms_share_the_error() -> None:
+    rng = np.random.default_rng(2)
+    rows = rng.normal(2, 1, size=(5, 6)) + rng.normal(size=6)
+    together = [seeds_to_show(each, look=1) for each in of_arms(rows.tolist())]
+    alone = [seeds_to_show(of_pairs(row), look=1) for row in rows]
+    for more, one in zip(together, alone, strict=True):
+        assert one is not None
+        assert (more or 99) >= one
+
+
+def test_what_no_number_shows_has_none() -> None:
+    assert seeds_to_show(of_pairs([1.0, -1.0, 0.001]), look=1) is None
+    assert seeds_to_show(of_pairs([0.0, 0.0, 0.0]), look=1) is None
+    assert seeds_to_show(of_samples([1.0, 2.0], [1.0, 2.0]), look=1) is None
+
+
+# --- the headline -------------------------------------------------------------------------------------------
+
+
+def test_the_headline_names_the_level_that_was_shown_and_what_would_show_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(3)
+    losses = drawn(rng, "flash gqa", "gelu4x swiglu gelu3x", n=4, effects={"swiglu": -0.05, "gqa": 0.01})
+    content = judged(tmp_path, "attention+mlp", losses)
+    found = content["findings"]["found"]
+    assert [each["name"] for each in found] == ["mlp=swiglu", "attention=gqa", "mlp=gelu3x"]
+    assert found[1]["over"] == {"mlp": 3}
+    assert found[1]["difference"] == content["by_factor"]["factors"][0]["levels"][0]["difference"]
+    seeds = found[1]["seeds_to_show"]
+    assert seeds > 4
+    assert found[0]["seeds_to_show"] is None
+    assert content["findings"]["next"] is None  # of a table that another program wrote
+    first = capsys.readouterr().out.splitlines()[0]
+    assert re.match(r"found: mlp=swiglu better by 0\.0\d{3} ± 0\.0\d{3}; ", first)
+    gap = f"{found[1]['difference']['mean']:.4f}"
+    assert f"; attention=gqa over 3 mlps: no difference shown, some {seeds} seeds would show {gap};" in first
+
+
+def test_the_rest_is_counted(tmp_path: Path) -> None:
+    worse = {f"m{i}": [loss + 0.1 * i for loss in FLAT] for i in range(1, 6)}
+    comparison = runs(tmp_path, {"base": FLAT, **worse, "noisy": NOISY})
+    assert re.fullmatch(
+        r"m5 worse by 0\.5000 ± 0\.\d{4}; m4 .*; m3 .*; 3 more: 2 worse, 1 no difference shown",
+        headline(comparison),
+    )
+
+
+def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
+    assert headline(runs(tmp_path, {"base": FLAT})) == "gpt2-base is alone"
+
+
+def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
+    losses = {
+        "base": FLAT,
+        "worst": [x + 0.2 for x in FLAT],
+        "one": FLAT[:1],
+        "best": [x - 0.2 for x in FLAT],
+    }
+    comparison = runs(tmp_path, losses)
+    assert [row.label for row in comparison.rows] == ["base", "best", "one", "worst"]
+    assert [row.label for row in comparison.arms] == [*losses]  # as JSON has them
+
+
+# --- what to run next ---------------------------------------------------------------------------------------
+
+
+def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(tmp_path: Path) -> None:
+    comparison = runs(tmp_path, {"base": FLAT, "noisy": [x + d for x, d in zip(FLAT, DRIFT, strict=True)]})
+    (found,) = comparison.findings.found
+    assert found.seeds is not None
+    assert 4 < found.seeds <= 16
+    seeds = [*range(found.seeds)]
+    assert comparison.json()["findings"]["next"] == {"key": "seed", "values": seeds}
+    line = f"next: the same command with seed={','.join(map(str, seeds))} (what is there is kept)"
+    assert render(comparison).endswith(line)
+    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split())
+    assert line in shown
+    assert f"{headline(comparison)}." in shown
+
+
+def test_an_entry_has_both(tmp_path: Path) -> None:
+    runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    comparison = compare(entry.bare(load([tmp_path])))
+    entry.write(comparison, tmp_path / "entry", allow=[], command="nocap.export entry")
+    text = (tmp_path / "entry" / entry.PAGE).read_text()
+    assert f"# {headline(comparison)}" in text
+    assert f"* {next_step(comparison)}" in text
+    _, changed = entry.verify(tmp_path / "entry")
+    assert changed == []
+
+
+def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path: Path) -> None:
+    comparison = runs(tmp_path, {"base": FLAT, "same": [3.31, 3.30, 3.2901, 3.30]})
+    more = comparison.findings.next
+    assert more is not None
+    assert more.override == "trainer.steps=1600"
+
+
+def test_too_few_seeds_ask_for_four(tmp_path: Path) -> None:
+    more = runs(tmp_path, {"base": FLAT[:1], "other": FLAT[:1]}).findings.next
+    assert more is not None
+    assert more.override == "seed=0,1,2,3"
+
+
+def test_what_was_asked_for_and_is_not_there_is_asked_for_again(tmp_path: Path) -> None:
+    asked = ("2026-01-01T00:00:00", (0, 1, 2, 7))
+    more = runs(tmp_path, {"base": FLAT, "other": FLAT[:3]}, asked=asked).findings.next
+    assert more is not None
+    assert more.override == "seed=0,1,2,3,7"
+
+
+def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
+    comparison = runs(tmp_path, {"base": FLAT, "worse": [x + 0.2 for x in FLAT]})
+    assert comparison.findings.next is None
+    assert "next:" not in render(comparison)
