@@ -378,7 +378,10 @@ def use(more: Iterable[str | Path]) -> None:
         _set(dict.fromkeys([*before, *added]))
 
 
-def _installed() -> Iterator[Path]:
+@cache  # which reads the lists of all that is installed
+def _installed() -> tuple[Path, ...]:
+    """List the folders of options that installed packages bring."""
+    places = list[Path]()
     for entry in sorted(entry_points(group=PACKAGE), key=lambda entry: entry.name):
         spec = importlib.util.find_spec(entry.value)
         place = next(iter(spec.submodule_search_locations or ()), None) if spec else None
@@ -388,7 +391,8 @@ def _installed() -> Iterator[Path]:
             "name a package with options",
             entry.value,
         )
-        yield Path(str(place))
+        places.append(Path(str(place)))
+    return tuple(places)
 
 
 def _set(used: Iterable[Path]) -> None:

@@ -34,7 +34,7 @@ def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
     """
     check_types(schema, plain, place)
     with explained(place):
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), plain))
+        return OmegaConf.to_object(OmegaConf.unsafe_merge(OmegaConf.structured(schema), plain))
 
 
 # --- types --------------------------------------------------------------------------------------------------
