@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 from enum import Enum
-from functools import cache, partial
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,12 +58,6 @@ ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the
 MEASURED = hardware.bf16_gain  # which no other test here calls
 
 
-@cache  # composing takes a tenth of a second; no test changes a run
-def composed(group: str, option: str) -> Run:
-    small = [] if group == "model" else ["model=nano"]
-    return compose([*small, f"{group}={option}", *MANDATORY.get(option, []), *ONE_ROW, "trainer.device=cpu"])
-
-
 @pytest.fixture(autouse=True)
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "bf16_gain", lambda *product: FASTER)
@@ -85,15 +79,41 @@ def comes_back(run: Run, path: Path) -> None:
     assert (again, type(again.attention), dump(to_plain(again))) == (run, type(run.attention), text)
 
 
-@pytest.mark.parametrize(("group", "option"), CHOICES)
-def test_every_option_builds_learns_and_comes_back_from_its_record(group: str, option: str, tmp_path: Path):
-    """Model sizes on the meta device; everything else as a small model that takes two steps."""
-    run = composed(group, option)
+@pytest.mark.parametrize("size", OPTIONS["model"])
+def test_every_model_builds_and_comes_back_from_its_record(size: str, tmp_path: Path):
+    """On the meta device."""
+    run = compose([f"model={size}", *ONE_ROW, "trainer.device=cpu"])
     comes_back(run, tmp_path / "config.yaml")
-    if group == "model":
-        with torch.device("meta"):
-            assert len(GPT(run, vocab_size=257).blocks) >= 2
-        return
+    with torch.device("meta"):
+        assert len(GPT(run, vocab_size=257).blocks) >= 2
+
+
+def rows_of_options() -> list[list[tuple[str, str]]]:
+    """List options that are tried at once, one of a group, each in one row. An optimizer may fit one schedule
+    alone."""
+    rows = [[("optimizer", option)] for option in OPTIONS["optimizer"]]
+    groups = [group for group in OPTIONS if group not in ("model", "optimizer")]
+    for i in range(max(len(OPTIONS[group]) for group in groups)):
+        rows.append([(group, OPTIONS[group][i]) for group in groups if i < len(OPTIONS[group])])
+    return rows
+
+
+ROWS = rows_of_options()
+
+
+def test_every_option_is_in_a_row():
+    tried = [choice for row in ROWS for choice in row]
+    assert sorted(tried) == [choice for choice in CHOICES if choice[0] != "model"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(map("=".join, row)))
+def test_every_option_builds_learns_and_comes_back_from_its_record(
+    row: list[tuple[str, str]], tmp_path: Path
+):
+    """As a small model that takes two steps."""
+    words = [word for group, option in row for word in (f"{group}={option}", *MANDATORY.get(option, ()))]
+    run = compose(["model=nano", *words, *ONE_ROW, "trainer.device=cpu"])
+    comes_back(run, tmp_path / "config.yaml")
     model, tokens = build_model(run, vocab_size=50), torch.arange(33)[None] % 50
     before = [p.detach().clone() for p in model.parameters()]
     optimizers = build_optimizers(run, model)
