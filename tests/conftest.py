@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +34,8 @@ FAULTS = os.pathsep.join([str(REPO / "tests" / "faults"), str(REPO)])
 # Compiling takes a test half a minute, and a second when it was compiled before: what is kept outlives a
 # session.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(REPO / ".pytest_cache" / "compiled"))
+# A twentieth of a test's time was spent on looking for garbage.
+gc.set_threshold(20_000, 20, 20)
 # before torch: on tiny tensors, threads that wait for each other cost tenfold
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # as a worker has it: what trains in this process may take two threads
@@ -132,12 +134,38 @@ def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOCAP_CACHE", str(cache_dir))
 
 
+@dataclass(kw_only=True)
+class InUse:
+    """Folders that no test changes, as the test before left them: what was imported and composed holds."""
+
+    state: str
+    modules: dict[str, ModuleType]
+
+
+IN_USE: dict[str, InUse] = {}
+
+
+@contextmanager
+def used(folder: str) -> Iterator[None]:
+    """Put a folder in use that no test changes, and take it out of use afterwards."""
+    outside.use([folder])
+    if folder in IN_USE:
+        os.environ[outside.VARIABLE] = IN_USE[folder].state
+        sys.modules.update(IN_USE[folder].modules)
+    before = outside.in_use()
+    yield
+    if outside.in_use() == before:  # the test has used no other folder beside it
+        names = [name for name in sys.modules if name.startswith("nocap.outside.")]
+        modules = {name: sys.modules[name] for name in names}
+        IN_USE[folder] = InUse(state=outside.state(), modules=modules)
+    os.environ.pop(outside.VARIABLE)
+
+
 @pytest.fixture
 def atlas_ideas(isolated: None) -> Iterator[None]:
     """The ideas that neither the atlas nor a claim supports are in use."""
-    outside.use([ATLAS_IDEAS[1]])
-    yield
-    os.environ.pop(outside.VARIABLE)
+    with used(ATLAS_IDEAS[1]):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@ ranks, and beside activation checkpointing. What an idea changes with the step i
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from nocap.training.step import validate
 from nocap.training.trained import trained
 from nocap.training.world import join
 from tests.attempts import state_of
-from tests.conftest import SMALL, Door, rows_of, the_run
+from tests.conftest import SMALL, Door, rows_of, the_run, used
 from tests.in_process import planned, start
 
 SOURCE = """\
@@ -66,15 +65,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
-    outside.use([folder])
-    yield
-    for name in [name for name in sys.modules if name.startswith("nocap.outside.")]:
-        del sys.modules[name]
+def dropped(folder: Path) -> Iterator[None]:
+    with used(str(folder)):
+        yield
 
 
-@pytest.mark.usefixtures("used")
+@pytest.mark.usefixtures("dropped")
 def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> None:
     first = planned(tmp_path / "first", "mlp=dropped")
     second = planned(tmp_path / "second", "mlp=dropped")
@@ -87,7 +83,7 @@ def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> 
     assert state_of(first.run_dir) != state_of(other.run_dir)
 
 
-@pytest.mark.usefixtures("used")
+@pytest.mark.usefixtures("dropped")
 def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path: Path) -> None:
     whole = planned(tmp_path / "whole", "mlp=dropped")
     start(whole)
@@ -97,7 +93,7 @@ def test_a_resumed_run_draws_what_an_uninterrupted_one_draws(tmp_path: Path) -> 
     assert state_of(whole.run_dir) == state_of(stopped.run_dir)
 
 
-@pytest.mark.usefixtures("used")
+@pytest.mark.usefixtures("dropped")
 @pytest.mark.parametrize("part", ["block", pytest.param("mlp", marks=pytest.mark.slow)])
 def test_what_the_backward_pass_computes_again_draws_the_same_again(part: str, tmp_path: Path) -> None:
     plain = planned(tmp_path / "plain", "mlp=dropped")
@@ -127,7 +123,7 @@ def test_another_generator_than_torchs_is_refused(tmp_path: Path, monkeypatch: p
         start(planned(tmp_path, "mlp=own_generator"))
 
 
-@pytest.mark.usefixtures("used")
+@pytest.mark.usefixtures("dropped")
 def test_cuda_graphs_are_refused_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nocap.config.hardware.cuda_devices", lambda: 1)
     monkeypatch.setattr("nocap.config.hardware.check_device", lambda *device: None)
