@@ -79,8 +79,8 @@ def add_question(parser: argparse.ArgumentParser) -> None:
         "--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss"
     )
     allow = (
-        "declare a difference, so that it is compared across: kernel, data, source, torch or "
-        "a validation key; can be repeated"
+        "declare a difference, so that it is compared across: kernel, data, source, torch, "
+        "steps or a validation key; can be repeated"
     )
     parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
     parser.add_argument(

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -348,6 +349,123 @@ def test_a_kernel_may_be_the_question_and_a_version_of_the_code_is_an_arm(tmp_pa
     assert ("source" in second["label"]) == ("source" in changed)
 
 
+# --- what was swept -----------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "flash": {"attention.kind": "global", "attention.kernel": "fused", "attention.n_kv_heads": 12},
+    "mha": {"attention.kind": "global", "attention.kernel": "materialized", "attention.n_kv_heads": 12},
+    "gqa": {"attention.kind": "global", "attention.kernel": "fused", "attention.n_kv_heads": 4},
+    "sliding": {"attention.kind": "sliding", "attention.kernel": "chunked", "attention.window": 256},
+}
+
+
+def attentions(root: Path, *names: str, mlps: tuple[str, ...] = ("gelu4x",), swept: tuple[str, ...]) -> None:
+    """A grid of these attentions, each with the kernel that it brings; the first is the baseline."""
+    for (place, name), (wide, mlp), seed in itertools.product(enumerate(names), enumerate(mlps), range(3)):
+        write_run(
+            root,
+            words=f"gpt2-{name}-{mlp}",
+            seed=seed,
+            loss=3.3 + 0.05 * place + seed * 1e-3 * (1 + place + wide),
+            config={**OPTIONS[name], "mlp.expansion": float(4 - wide)},
+            kernel=str(OPTIONS[name]["attention.kernel"]),
+            options={"attention": name, "mlp": mlp},
+            swept=swept,
+            started=f"2026-01-01T00:0{seed}:{place}{wide}",
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "line"),
+    [
+        (("flash", "sliding"), ""),  # which has no other kernel
+        (("flash", "mha"), ""),  # the kernel is all that differs
+        (
+            ("mha", "gqa"),
+            "gqa: another kernel came with what was swept (fused); its control is mha with "
+            "attention.kernel=fused: no arm here",
+        ),
+    ],
+)
+def test_a_swept_attention_brings_its_kernel(tmp_path, names, line):
+    attentions(tmp_path, *names, swept=("attention", "seed"))
+    content = told(tmp_path)
+    assert content["arms"][1]["difference"]["verdict"] == "worse"
+    said = " ".join(content["problems"])
+    assert line in said
+    assert ("control" in said) is bool(line)
+
+
+def test_runs_that_no_command_swept_are_confounded_by_their_kernel(tmp_path):
+    attentions(tmp_path, "mha", "gqa", swept=())
+    assert told(tmp_path)["arms"][1]["difference"]["verdict"] == "confounded (kernel)"
+
+
+def test_a_kernel_that_comes_with_another_sweep_confounds(tmp_path):
+    two_arms(tmp_path, effect=0.05, kernel="math", swept=("mlp.expansion", "seed"))
+    assert told(tmp_path)["arms"][1]["difference"]["verdict"] == "confounded (kernel)"
+
+
+def test_the_control_of_a_swept_kernel_is_named_where_it_is_an_arm(tmp_path):
+    attentions(tmp_path, "flash", "gqa", "mha", mlps=("gelu4x", "gelu3x"), swept=("attention", "mlp", "seed"))
+    content = told(tmp_path)
+    assert "confounded" not in {arm["difference"]["outcome"] for arm in content["arms"][1:]}
+    control = next(arm for arm in content["arms"] if arm["label"] == "mha gelu4x")
+    (line,) = [line for line in content["problems"] if "control" in line]
+    assert line == (
+        "mha gelu3x: another kernel came with what was swept (materialized); its control is flash gelu4x "
+        f"with attention.kernel=materialized: mha gelu4x (--baseline {control['arm']})"
+    )
+
+
+# --- runs of other lengths ----------------------------------------------------------------------------------
+
+
+def shorter(folder: Path, *, steps: int, train_s: float | None = None) -> None:
+    """End a record after so many steps."""
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"steps": steps, "tokens": steps * 10}
+    seconds = steps / 100 if train_s is None else train_s
+    summary["clock_s"] = {"train": seconds, "data": 0.0, "wall": seconds + 1}
+    write_summary(folder, summary)
+
+
+def lengths(
+    root: Path, *, steps: int, config: dict[str, object], train_s: float | None = None, **more: Any
+) -> str:
+    """The verdict on an arm that trained for so many steps against one of 400."""
+    for seed in range(3):
+        write_run(root, seed=seed, loss=3.3 + seed * 1e-3)
+        folder = write_run(root, words="gpt2-x", seed=seed, loss=3.4 + seed * 2e-3, config=config, **more)
+        shorter(folder, steps=steps, train_s=train_s)
+    return str(told(root)["arms"][1]["difference"]["verdict"])
+
+
+def test_runs_of_other_lengths_have_no_word(tmp_path):
+    assert lengths(tmp_path, steps=300, config={"mlp.expansion": 3.0}) == "confounded (steps)"
+    assert "(--allow steps)" in " ".join(told(tmp_path)["problems"])
+    assert told(tmp_path, allow=["steps"])["arms"][1]["difference"]["verdict"] == "worse"
+
+
+@pytest.mark.parametrize(
+    ("swept", "verdict"),
+    [(("trainer.steps", "seed"), "worse"), (("mlp.expansion", "seed"), "confounded (steps)")],
+)
+def test_steps_that_were_swept_are_the_question(tmp_path, swept, verdict):
+    config = {"trainer.steps": 300}
+    assert lengths(tmp_path, steps=300, config=config, swept=swept) == verdict
+
+
+def test_runs_that_one_budget_of_time_ended_are_compared_and_a_line_says_so(tmp_path):
+    assert lengths(tmp_path, steps=300, config={"mlp.expansion": 3.0}, train_s=4.02) == "worse"
+    line = "gpt2-x: compared at an equal time of training (4.02 s), after another number of steps"
+    assert line.removeprefix("gpt2-") in " ".join(told(tmp_path)["problems"])
+
+
+def test_a_log_that_counts_from_0_is_as_long_as_one_that_counts_from_1(tmp_path):
+    assert lengths(tmp_path, steps=399, config={"mlp.expansion": 3.0}) == "worse"
+
+
 def test_a_diverged_seed_is_a_result(tmp_path):
     two_arms(tmp_path, effect=-0.05, seeds=3)
     gelu3x(tmp_path, seed=3, status="diverged", curve=(5, 6, 7, 8, 9))
@@ -543,10 +661,10 @@ def test_losses_that_measure_different_things_are_never_compared(tmp_path, capsy
     assert len(compare(load([tmp_path])).runs) == 3
     write_run(tmp_path, seed=3)  # now one of the two groups is the larger
     said = out()
-    assert said.startswith("1 arm from 4 runs")
+    assert "1 arm from 4 runs" in said
     assert re.search(rf"note: 3 runs left out \(gpt2-other-s0-.*: {key} is .* --allow {key}", said)
     group = re.search(r"--group ([0-9a-f]{6}) ", said)[1]
-    assert re.match("1 arm from 3 runs(.|\n)*note: 4 runs left out", out("--group", group))
+    assert re.search("1 arm from 3 runs(.|\n)*note: 4 runs left out", out("--group", group))
     of_group = api.compare(tmp_path, group=group)
     assert len(of_group["runs"]) == len(api.compare(tmp_path)["runs"]) - 1
     assert "with --group" in " ".join(of_group["problems"])

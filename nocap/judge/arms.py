@@ -272,8 +272,9 @@ def _setting(record: Record, key: str) -> str:
 
 
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
-CONFOUNDERS = ("kernel", "data", "source", "torch")
+CONFOUNDERS = ("kernel", "data", "source", "torch", "steps")
 _KERNEL_KEYS = {"attention.kernel", "attention.local_kernel"}
+EQUAL_TIME = 0.01  # by how much times may differ that one budget ended
 
 
 def covers(allowed: str, key: str) -> bool:
@@ -293,12 +294,48 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
         "torch": _differ(
             arm, base, lambda run: str(dig(run.parts, "environment", "torch")).partition("+")[0]
         ),
+        "steps": lengths_differ(arm, base) and not _is_swept("trainer.steps", "experiment", arm, base),
     }
     return [key for key in CONFOUNDERS if differs[key] and not any(covers(a, key) for a in allowed)]
 
 
 def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
-    return {property_of(run) for run in arm.runs} != {property_of(run) for run in base.runs}
+    return {property_of(run) for run in arm.all} != {property_of(run) for run in base.all}
+
+
+def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
+    """Whether a command swept this key, or the group whose options bring it, and the two arms differ in
+    that."""
+    typed = typed_keys([arm, base])
+    by_group = group in typed and chosen(arm, group) != chosen(base, group)
+    return by_group or (key in typed and key in changes(arm, base))
+
+
+def lengths_differ(arm: Arm, base: Arm) -> bool:
+    """Whether their runs ended at other lengths: neither after as many steps or tokens, nor after as much
+    time. Logs count their last step from 0 or from 1."""
+    return not (
+        _within(arm, base, "steps", most=1.0)
+        or _within(arm, base, "tokens", most=0.0)
+        or equal_time(arm, base)
+    )
+
+
+def equal_time(arm: Arm, base: Arm) -> bool:
+    """Whether an equal budget of time can have ended the runs of both."""
+    times = [*arm.values["train_s"].values(), *base.values["train_s"].values()]
+    known = len(times) == len(arm.seeds) + len(base.seeds) > 0
+    return known and max(times) - min(times) <= EQUAL_TIME * max(times)
+
+
+def _within(arm: Arm, base: Arm, count: str, *, most: float) -> bool:
+    """Whether a count of all runs of both is the same within so much; what is not known differs in
+    nothing, where it is steps."""
+    counts = [run.summary.get(count) for run in (*arm.runs, *base.runs)]
+    known = [x for x in counts if x is not None]
+    if len(known) < len(counts) or not known:
+        return count == "steps"
+    return max(known) - min(known) <= most
 
 
 def _source_differs(arm: Arm, base: Arm) -> bool:
@@ -312,18 +349,42 @@ def _source_differs(arm: Arm, base: Arm) -> bool:
 def _kernel_differs(arm: Arm, base: Arm, changed: set[str]) -> bool:
     """Whether another kernel comes along unasked.
 
-    Asked for: the kernel's keys are all that changed; or the kind of attention changed and brings its own,
-    the configured kernel being the same. So `sliding` against `flash` is fair, and `gqa` against the
-    materialised `mha` is not.
+    Asked for: a command swept the attention, or its kernel; the kernel's keys are all that changed; or the
+    kind of attention changed and brings its own, the configured kernel being the same. So `sliding` against
+    `flash` is fair, and a run of `gqa` against one of the materialised `mha` is not.
     """
-    kernel, base_kernel = arm.summary("kernel"), base.summary("kernel")
-    if not kernel or not base_kernel or kernel == base_kernel:
+    known = kernels(arm) and kernels(base)
+    if not known or kernels(arm) == kernels(base) or kernel_is_swept(arm, base):
         return False
     asked = bool(changed & _KERNEL_KEYS) and changed <= _KERNEL_KEYS
-    kernels = {setting(side.config, "attention.kernel") for side in (arm, base)}
+    configured = {setting(side.config, "attention.kernel") for side in (arm, base)}
     # an option from outside may have no such key
-    of_its_kind = "attention.kind" in changed and len(kernels - {ABSENT}) < 2
+    of_its_kind = "attention.kind" in changed and len(configured - {ABSENT}) < 2
     return not (asked or of_its_kind)
+
+
+def kernels(arm: Arm) -> Mapping[str, str]:
+    """Return the kernels of an arm's training and validation."""
+    known: Mapping[str, str] = arm.summary("kernel") or {}
+    return known
+
+
+def kernel_is_swept(arm: Arm, base: Arm) -> bool:
+    return any(_is_swept(key, "attention", arm, base) for key in _KERNEL_KEYS)
+
+
+def kernel_control(arm: Arm, base: Arm, arms: Sequence[Arm]) -> tuple[str, Arm | None] | None:
+    """Return what tells an arm's change from that of the kernel which came with it: how the baseline would
+    have that kernel, and the arm that has it so; `None`: no kernel came along, or the baseline's kind of
+    attention cannot have it."""
+    changed = set(changes(arm, base))
+    came = bool(changed & _KERNEL_KEYS) and kernels(arm) != kernels(base) and kernel_is_swept(arm, base)
+    if not came or changed <= _KERNEL_KEYS or "attention.kind" in changed:
+        return None
+    differing = {key: arm.config[key] for key in _KERNEL_KEYS & changed if key in arm.config}
+    wanted = {**base.config, **differing}
+    there = next((other for other in arms if not swept_keys([other.config, wanted])), None)
+    return " ".join(f"{key}={spell(value)}" for key, value in differing.items()), there
 
 
 # --- groups -------------------------------------------------------------------------------------------------

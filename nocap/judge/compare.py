@@ -43,6 +43,9 @@ from nocap.judge.arms import (
     choose_baseline,
     confounders,
     covers,
+    equal_time,
+    kernel_control,
+    kernels,
     machines_differ,
     select,
     setting,
@@ -432,6 +435,7 @@ def _doubts(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
                 f"{arm.label}: differs from what it is compared with in its {spoilt} too; no verdict unless "
                 f"declared (--allow {spoilt})"
             )
+        yield from _came_along(arm, row.against or arm, arms)
         if arm.diverged and arm.runs:
             seeds = shorten(str(run.seed) for run in arm.diverged)
             yield (
@@ -457,6 +461,25 @@ def _doubts(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
     torches = {str(run.parts.get("environment", {}).get("torch")) for arm in arms for run in arm.all}
     if len(torches) > 1 and not any(covers(a, "torch") for a in allow):
         yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
+
+
+def _came_along(arm: Arm, base: Arm, arms: Sequence[Arm]) -> Iterator[str]:
+    """Say what differs beside the change and yet confounds nothing: a kernel that was swept with it, and
+    steps that one budget of time ended."""
+    if (control := kernel_control(arm, base, arms)) is not None:
+        setting_, there = control
+        with_it = f"{there.label} (--baseline {there.id})" if there is not None else "no arm here"
+        yield (
+            f"{arm.label}: another kernel came with what was swept ({', '.join({*kernels(arm).values()})}); "
+            f"its control is {base.label} with {setting_}: {with_it}"
+        )
+    steps = {run.summary.get("steps") for run in (*arm.runs, *base.runs)}
+    if len(steps) > 1 and None not in steps and equal_time(arm, base):
+        budget = max(arm.values["train_s"].values())
+        yield (
+            f"{arm.label}: compared at an equal time of training ({budget:,.4g} s), after another number of "
+            "steps"
+        )
 
 
 def _unpaired(table: Table, pairs: Mapping[str, Pair]) -> Iterator[str]:
