@@ -539,6 +539,29 @@ def test_what_was_asked_for_and_is_not_there_is_unfinished(tmp_path):
     assert whole["difference"]["method"] == "pairs (Student)"
 
 
+@pytest.mark.parametrize(("there", "verdict"), [(6, "worse"), (4, "unfinished (4 of 6 runs)")])
+def test_samples_that_share_no_seeds_are_unfinished_too(tmp_path, there, verdict):
+    for seed in range(6):
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3, asked=(FIRST, tuple(range(6))))
+        if seed < there:
+            about = {"seed": seed + 10, "loss": 3.4 + seed * 1e-3, "asked": (SECOND, tuple(range(10, 16)))}
+            gelu3x(tmp_path, **about)
+    assert arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"] == verdict
+    turned = "better" if there == 6 else f"{verdict.removesuffix(')')} of gelu3x)"
+    assert arms_of(tmp_path, baseline="gelu3x")["gelu4x"]["difference"]["verdict"] == turned
+
+
+def test_an_arm_of_which_all_seeds_diverged_has_that_word_and_no_other(tmp_path):
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, loss=3.3 + seed * 1e-3)
+        gelu3x(tmp_path, seed=seed, status="diverged", curve=(5, 6, 7, 8, 9))
+    assert (
+        arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["difference"]["verdict"] == "diverged (3 of 3 seeds)"
+    )
+    finished = arms_of(tmp_path, baseline="gelu3x")["gelu4x"]["difference"]
+    assert finished["verdict"] == "diverged (3 of 3 seeds of gelu3x)"
+
+
 # --- times --------------------------------------------------------------------------------------------------
 
 

@@ -176,3 +176,22 @@ def test_where_all_is_shown_nothing_is_asked(tmp_path: Path) -> None:
     comparison = runs(tmp_path, {"base": FLAT, "worse": [x + 0.2 for x in FLAT]})
     assert comparison.findings.next is None
     assert "next:" not in render(comparison)
+
+
+# --- figures beside a word ----------------------------------------------------------------------------------
+
+
+def test_a_difference_that_has_a_word_is_not_the_same(tmp_path: Path) -> None:
+    """However small: five in a hundred thousand of a nat are shown."""
+    comparison = runs(tmp_path, {"base": FLAT, "worse": [x + 3e-5 for x in FLAT]})
+    (found,) = comparison.findings.found
+    assert found.difference.verdict == "worse"
+    assert "worse by 3e-05" in headline(comparison)
+    assert "higher loss by 3e-05" in render(comparison)
+    same = runs(tmp_path / "same", {"base": FLAT, "same": [x + 1e-9 for x in FLAT]})
+    assert "the same" in render(same)
+
+
+def test_the_cautious_interval_is_called_so(tmp_path: Path) -> None:
+    runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    assert "±: half of the cautious interval that decides" in render(compare(load([tmp_path]), cautious=True))

@@ -424,6 +424,53 @@ def test_a_loss_that_is_no_number_at_the_end_diverged(tmp_path, loss):
     assert (arm["diverged"], arm["difference"]["verdict"]) == ([2], "diverged (1 of 4 seeds)")
 
 
+@pytest.mark.parametrize("empty", ["null", "cell"])
+def test_losses_that_are_empty_from_a_row_on_diverged(tmp_path, empty):
+    """Strict JSON and tables have no other way to write that a loss is no number."""
+    two_arms(tmp_path)
+    for seed in range(3):
+        path = tmp_path / "idea" / f"seed{seed}.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows[3:]:
+            row["val"]["loss"] = None
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if empty == "cell":
+        for path in tmp_path.glob("*/*.jsonl"):
+            rows = [json.loads(line) for line in path.read_text().splitlines()]
+            cells = [[row["iter"], "" if (x := row["val"]["loss"]) is None else x] for row in rows]
+            table = "".join(f"{step},{loss}\n" for step, loss in cells)
+            path.with_suffix(".csv").write_text("step,val_loss\n" + table)
+            path.unlink()
+    arm = arms(compared(tmp_path))["idea"]
+    assert arm["diverged"] == [0, 1, 2]
+    assert arm["difference"]["verdict"] == "diverged (3 of 4 seeds)"
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        ["4", "", "3", "", "3", ""],  # a validation in some rows only
+        ["", "4", "3", "2", "", ""],
+        ["4", "3", "2", "2", "2", ""],  # a last row of another kind
+        ["4", "", "", "", "", ""],
+    ],
+)
+def test_losses_in_some_rows_only_are_no_divergence(tmp_path, losses):
+    table = "".join(f"{100 * row},{loss}\n" for row, loss in enumerate(losses))
+    (tmp_path / "t.csv").write_text("step,val_loss\n" + table)
+    (arm,) = arms(compared(tmp_path / "t.csv")).values()
+    assert arm["diverged"] == []
+
+
+def test_logs_that_were_cut_have_no_word(tmp_path):
+    two_arms(tmp_path)
+    for path in (tmp_path / "idea").glob("*.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    comparison = compared(tmp_path)
+    assert arms(comparison)["idea"]["difference"]["verdict"] == "confounded (steps)"
+    assert "(--allow steps)" in " ".join(comparison.problems)
+
+
 def test_the_same_run_counts_once(tmp_path):
     """A copy; and repeats of a trainer that takes no seed, whose times differ."""
     two_arms(tmp_path, "run_{}.jsonl", runs=3)

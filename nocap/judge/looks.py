@@ -18,6 +18,7 @@ class Looks:
 
     count: int  # at least one: that of whoever compares them
     asked: frozenset[int]  # the seeds that both were asked for; none where no record says it
+    asked_of: tuple[frozenset[int], frozenset[int]]  # of the arm, of the other one
 
 
 def looks_at(arm: Arm, base: Arm) -> Looks:
@@ -32,7 +33,9 @@ def looks_at(arm: Arm, base: Arm) -> Looks:
     both = asked[0] & asked[1]
     counted = 0 if len(both) >= LEAST_PAIRS else 1  # pairs, or runs of either where seeds are not shared
     looks = sum(count >= LEAST_PAIRS for count in {counts[counted] for counts in after.values()})
-    return Looks(count=max(1, looks), asked=frozenset(both))
+    return Looks(
+        count=max(1, looks), asked=frozenset(both), asked_of=(frozenset(asked[0]), frozenset(asked[1]))
+    )
 
 
 def _commands(arm: Arm, side: int) -> Iterator[tuple[float, int, tuple[int, ...]]]:

@@ -111,13 +111,25 @@ class Pair:
         estimate = self._alone()
         if self.arm.diverged or self.base.diverged:
             return Difference(estimate=estimate, outcome=Outcome.diverged, reason=self._diverged())
-        there = self.looks.asked & self.values.keys() & self.base_values.keys()
-        if len(there) < len(self.looks.asked):
-            reason = f"{len(there)} of {len(self.looks.asked)} pairs"
+        if reason := self._unfinished():
             return Difference(estimate=estimate, outcome=Outcome.unfinished, reason=reason)
         if not math.isfinite(estimate.high):
             return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}")
         return None
+
+    def _unfinished(self) -> str:
+        """Say how much is there of what commands asked for: of pairs, or of each side where the two were
+        asked for too few seeds alike; nothing where all is."""
+        asked = self.looks.asked
+        there = asked & self.values.keys() & self.base_values.keys()
+        if len(asked) >= LEAST_PAIRS or self.seeds:
+            return f"{len(there)} of {len(asked)} pairs" if len(there) < len(asked) else ""
+        for side, values, wanted in zip(
+            ("", f" of {self.base.label}"), (self.values, self.base_values), self.looks.asked_of, strict=True
+        ):
+            if wanted - values.keys():
+                return f"{len(wanted & values.keys())} of {len(wanted)} runs{side}"
+        return ""
 
     def _alone(self) -> Estimate:
         """Return the estimate of this arm as if there were no other."""

@@ -197,9 +197,8 @@ def _verdicts(comparison: Comparison) -> Table:
     methods = ", ".join(comparison.methods) or "none"
     level = f"{100 * confidence(comparison.look):.4g}%"
     look = f", at look {comparison.look}" if comparison.look > 1 else ""
-    note = (
-        f"±: half of the {level} interval that decides, for all arms together{look}. Differences: {methods}."
-    )
+    interval = "cautious interval" if comparison.cautious else f"{level} interval"
+    note = f"±: half of the {interval} that decides, for all arms together{look}. Differences: {methods}."
     return Table(title="Verdicts", columns=columns, rows=rows, notes=[note])
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import ROUNDING, Estimate
 from nocap.report.table import Cell, Column
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Better, Metric, Scale
@@ -46,12 +46,19 @@ def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
             f"{size:.2f}×",
             f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}",
         )
-    return f"{abs(size - 1):.1%}", metric.gain if x >= 1 else metric.loss
+    return _share(abs(size - 1)), metric.gain if x >= 1 else metric.loss
+
+
+def _share(x: float) -> str:
+    """One decimal; of less than that one digit, for a word may stand beside it."""
+    return f"{100 * x:.1g}%" if ROUNDING < x < 0.0005 else f"{x:.1%}"
 
 
 def extent(x: float, metric: Metric) -> str:
-    """Of a difference: of a loss four decimals, of a raced command's metric, which may be of any size, four
-    digits."""
+    """Of a difference: of a loss four decimals, or of less than that one digit, for a word may stand beside
+    it; of a raced command's metric, which may be of any size, four digits."""
+    if metric.unit and ROUNDING < abs(x) < 0.00005:
+        return f"{abs(x):.1g}"
     return f"{abs(x):.4f}" if metric.unit else f"{abs(x):.4g}"
 
 

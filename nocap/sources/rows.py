@@ -38,6 +38,8 @@ KEYS: dict[str, tuple[str, ...]] = {
 NUMBERS = ("step", "val_loss", "val_bpb", "train_s", "tokens")
 LOSSES = ("val_loss", "val_bpb")
 TOLD = ("arm", "run", "seed")  # what tells the runs of one file apart
+EMPTY = (None, "")  # cells
+LEAST_ROWS = 2  # with a loss, and without one after that, of a run that diverged
 NAMES = 1000  # of columns that a message may offer
 
 
@@ -54,6 +56,8 @@ class LoggedRun:
     levels: dict[str, str] = field(default_factory=dict)  # of its arm, where several columns name it
     clock: bool = True  # its seconds never went back
     twice: bool = False  # a step had several losses
+    empty: int = 0  # cells for a loss that are, since the last that has one
+    sparse: bool = False  # a cell was empty before one that is not: losses are in some rows only
 
     def add(self, numbers: dict[str, float]) -> str | None:
         """Go on; a line where the steps went back."""
@@ -76,6 +80,21 @@ class LoggedRun:
             if dropped
             else None
         )
+
+    def see(self, *, is_empty: bool) -> None:
+        """Take note of a row's cell for a loss."""
+        self.sparse |= is_empty and not self.points
+        self.sparse |= not is_empty and self.empty > 0
+        self.empty = self.empty + 1 if is_empty else 0
+
+    def end(self) -> None:
+        """Add that the run diverged, where each row had a loss until from one on none has: a program that
+        writes strict JSON, or a table, leaves the cell of what is no number empty. One row alone may be a
+        summary."""
+        many = len(self.points) >= LEAST_ROWS and self.empty >= LEAST_ROWS
+        if many and not self.sparse and self.now.get("step", 0) > self.points[-1].get("step", math.inf):
+            losses = [key for key in LOSSES if key in self.points[-1]]
+            self.points.append({**self.now, **dict.fromkeys(losses, math.nan)})
 
     def last(self, key: str) -> float | None:
         return next((point[key] for point in reversed(self.points) if key in point), None)
@@ -111,7 +130,7 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
     for index, row in enumerate(rows, start=1):
         where = f"line {row['line']}" if "line" in row else f"row {index}"
         names |= dict.fromkeys(map(str, row)) if len(names) < NAMES else {}
-        values = {key: value for key in KEYS if (value := _cell(row, key, columns)) not in (None, "")}
+        values = {key: value for key in KEYS if (value := _cell(row, key, columns)) not in EMPTY}
         facts = {key: str(value).strip() for key, value in values.items() if key not in NUMBERS}
         told = {key: facts[key] for key in TOLD if key in facts}
         # another run than that of the row before
@@ -124,6 +143,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
             {key: _number(key, values[key], columns, where) for key in NUMBERS if key in values}
         ):
             lines.append(f"{where}: {line}")
+        if cells := _loss_cells(row, columns):
+            run.see(is_empty=all(cell in EMPTY for cell in cells))
     require(bool(names), "it", "hold rows", "none")
     offered = f"{shorten((name for name in names if name != 'line'), most=20)} (--columns KEY=NAME)"
     for key, (name, _) in columns.items():
@@ -131,6 +152,8 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> tuple[list[LoggedRun], lis
             require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
     every = list({id(logged): logged for logged in several.values()}.values())
     with_loss = [logged for logged in every if logged.points]
+    for logged in with_loss:
+        logged.end()
     require(bool(with_loss), "it", f"have a row with {' or '.join(LOSSES)}", offered)
     lines += [
         f"{title(logged.facts)}: left out, no row of it has a loss"
@@ -176,7 +199,13 @@ def _cell(row: Row, key: str, columns: Columns) -> object:
     if key == "arm" and (levels := _levels(row, columns)):
         return " ".join(levels.values())
     names = columns[key][:1] if key in columns else KEYS[key]
-    return next((row[name] for name in names if row.get(name) not in (None, "")), None)
+    return next((row[name] for name in names if row.get(name) not in EMPTY), None)
+
+
+def _loss_cells(row: Row, columns: Columns) -> list[object]:
+    """List the cells of a row that are for a loss, whether anything is in them or not."""
+    names = [name for key in LOSSES for name in (columns[key][:1] if key in columns else KEYS[key])]
+    return [row[name] for name in names if name in row]
 
 
 def _number(key: str, value: object, columns: Columns, where: str) -> float:
