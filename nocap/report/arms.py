@@ -79,12 +79,12 @@ def next_step(comparison: Comparison) -> str | None:
     return f"next: the same command with {more.override} ({why})"
 
 
-def counts(comparison: Comparison) -> str:
+def _counts(comparison: Comparison) -> str:
     """`11 arms against flash gelu4x: 2 better, 5 worse, 4 no verdict`."""
     said = [row.difference.outcome.value for row in comparison.arms if row.difference]
     words = counted(said, [outcome.value for outcome in Outcome])
     other = "the one before" if comparison.against == PREVIOUS else comparison.baseline.label
-    return f"{plural(len(said), 'arm')} against {other}" + (f": {words}" if said else ", which is alone")
+    return f"{plural(len(said), 'arm')} against {other}: {words}"
 
 
 def compared(comparison: Comparison) -> list[str]:
@@ -93,10 +93,14 @@ def compared(comparison: Comparison) -> list[str]:
     head = f"{arms} from {runs}; baseline: {comparison.baseline.label} (another with --baseline)"
     if comparison.against == PREVIOUS:
         head = f"{arms} from {runs}; each against the one before it, from {comparison.baseline.label} on"
+    lines = [head]
+    if comparison.factors is not None or len(comparison.findings.found) > NAMED:
+        lines.append(_counts(comparison))  # the headline does not name each arm
     if comparison.imported:
-        return [head, counts(comparison), _imported(comparison)]
-    swept = [f"swept: {', '.join(comparison.swept)}"] if comparison.swept else []
-    return [head, counts(comparison), *swept]
+        lines.append(_imported(comparison))
+    elif comparison.swept:
+        lines.append(f"swept: {', '.join(comparison.swept)}")
+    return lines
 
 
 def _imported(comparison: Comparison) -> str:
