@@ -159,6 +159,12 @@ def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path:
     assert more.override == "trainer.steps=1600"
 
 
+def test_what_is_equal_to_rounding_asks_for_nothing(tmp_path: Path) -> None:
+    """As two kernels of one attention are."""
+    same = [loss + 1e-7 * sign for loss, sign in zip(FLAT, (1, -1, -1, 1), strict=True)]
+    assert runs(tmp_path, {"base": FLAT, "same": same}).findings.next is None
+
+
 def test_too_few_seeds_ask_for_four(tmp_path: Path) -> None:
     more = runs(tmp_path, {"base": FLAT[:1], "other": FLAT[:1]}).findings.next
     assert more is not None

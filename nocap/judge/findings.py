@@ -14,7 +14,7 @@ from typing import Any
 
 from nocap.judge.arms import Arm
 from nocap.judge.factors import Factors
-from nocap.judge.interval import seeds_to_show
+from nocap.judge.interval import ROUNDING, seeds_to_show
 from nocap.judge.losses import Difference, Outcome
 
 FIRST_SEEDS = 4  # of a first look: they show three standard deviations of a pair in 97%, three seeds in 74%
@@ -142,7 +142,7 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
         return Next(key="seed", values=sorted(asked | {*seeds}))
     if Outcome.undecided in outcomes:
         return Next(key="seed", values=_extended(seeds, FIRST_SEEDS))
-    unclear = [finding for finding in found if finding.difference.outcome is Outcome.unclear]
+    unclear = [finding for finding in found if _is_open(finding.difference)]
     enough = [
         finding.seeds
         for finding in unclear
@@ -153,6 +153,12 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
     steps = {run.summary.get("steps") for arm in arms for run in arm.runs}
     length = steps.pop() if unclear and len(steps) == 1 else None
     return Next(key="trainer.steps", values=[MORE * length]) if isinstance(length, int) else None
+
+
+def _is_open(difference: Difference) -> bool:
+    """Whether a difference is there and not shown. What is equal to rounding, as by two kernels of one
+    attention, needs no more runs."""
+    return difference.outcome is Outcome.unclear and abs(difference.estimate.mid) > ROUNDING
 
 
 def _asked(arm: Arm) -> set[int]:
