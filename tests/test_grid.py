@@ -201,6 +201,29 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         assert "val" in (run_dir / "train.log").read_text()
 
 
+def test_a_cell_keeps_the_weights_that_were_asked_for(tmp_path, here, small_grid):
+    """And says why it has no others."""
+    assert not list(small_grid.out.glob("runs/*/checkpoints/*"))
+    run_dir = sorted(small_grid.out.glob("runs/*"))[0]
+    refused = here(f"run={run_dir}", module="nocap.generate")
+    assert refused.code == 2
+    assert refused.err == (
+        f"nocap: {run_dir} must hold a checkpoint, got none; of a grid's cells only those of "
+        "trainer.keep_steps stay\n"
+    )
+    done = here("--multirun", *CELL, "seed=0", "attention=flash,gqa", "trainer.keep_steps=[3]")
+    assert done.code == 0
+    kept = [path.name for path in tmp_path.glob("outputs/runs/*/checkpoints/*")]
+    assert kept == ["step-00000003", "step-00000003"]
+
+
+def test_where_no_worker_can_be_forked_each_log_says_so(small_grid):
+    """The shared grid's workers run in the process of the tests."""
+    note = "a process that imports torch itself: workers are forked on Linux only"
+    for path in small_grid.out.glob("runs/*/train.log"):
+        assert note in path.read_text()
+
+
 def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
     cells = ("attention=flash seed=0", "attention=flash seed=1", "attention=gqa seed=5")
     grid = checked(tmp_path, *cells)
