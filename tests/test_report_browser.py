@@ -146,15 +146,17 @@ def test_clicks_hide_an_arm_everywhere_and_switch_axes_and_units(
     tab = page_of(grid)
     assert len(tab.plotted("curves")) == 12 + 22  # a mean for each arm, and the seeds of those that have two
     assert tab.page.locator("#clock .box").count() == 12 * len(report.LINES)
-    tab.page.click("nav button[data-arm='3']")
+    place = [row.label for row in grid.rows].index("mha gelu4x")
+    tab.page.click(f"nav button[data-arm='{place}']")
     assert len(tab.plotted("curves")) == 11 + 20
     for plot in ("curves", "times"):
         assert "mha gelu4x" not in tab.plotted(plot)
     assert tab.page.locator("#clock .box").count() == 11 * len(report.LINES)
     assert tab.page.locator("tr.off").count() == 4  # verdicts, speed, costs, target
-    tab.page.click("section:first-of-type tr[data-arm='3'] td.besides")  # back, by its row
+    tab.page.click(f"tr[data-arm='{place}'] td.besides")  # back, by its row
     assert len(tab.plotted("curves")) == 12 + 22
-    tab.page.dblclick("nav button[data-arm='4']")
+    place = [row.label for row in grid.rows].index("mha gelu3x")
+    tab.page.dblclick(f"nav button[data-arm='{place}']")
     assert set(tab.plotted("curves")) == {"mha gelu3x"}
     tab.page.click("#all")
     assert len(tab.plotted("times")) == 12
@@ -217,7 +219,8 @@ def apart(boxes: list[list[float]]) -> bool:
 def test_names_of_lines_and_on_the_front_are_all_there_and_apart(
     page_of: Callable[..., Tab], width: int
 ) -> None:
-    tab = page_of(made(3, crowded, broken=False), width=width)
+    comparison = made(3, crowded, broken=False)
+    tab = page_of(comparison, width=width)
     ((_, _, ends, _),) = tab.boxes("#curves > svg > svg")  # a line has its name where it ends
     for plot, least in (("curves", ends), ("times", 0.0)):
         boxes, ((left, _, right, _),) = tab.boxes(f"#{plot} .label"), tab.boxes(f"#{plot}")
@@ -225,7 +228,8 @@ def test_names_of_lines_and_on_the_front_are_all_there_and_apart(
         assert apart(boxes)
         assert all(max(left, least) <= a[0] and a[2] <= right for a in boxes)
     assert tab.page.locator("#times .label").all_text_contents() == tab.plotted("times")
-    tab.page.click("nav button[data-arm='3']")
+    place = [row.label for row in comparison.rows].index("mha gelu4x")
+    tab.page.click(f"nav button[data-arm='{place}']")
     names = tab.page.locator("#curves .label").all_text_contents()
     assert (len(names), "mha gelu4x" in names) == (11, False)
 
