@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from nocap.store.record import digest
 PACKAGES = """import sys
 sys.path[:] = [place for place in sys.path if place]
 import importlib.metadata as m, platform
-print(platform.python_version(), *sorted(f"{one.name} {one.version}" for one in m.distributions()))"""
+packages = [one.metadata for one in m.distributions()]  # which each `one.name` would read again
+print(platform.python_version(), *sorted(f"{one['Name']} {one['Version']}" for one in packages))"""
 Stamp = tuple[int, int]  # bytes of a file, and when it was written
 Begin = Callable[..., None]  # runs an arm with a seed in a place, `how` as for `run`
 SCRIPT_BYTES = 2**24  # of a file that a command names, at most: what is longer is data
@@ -63,6 +64,7 @@ def of_commands(
             equal = digest_of_locked({"the working tree": files_of(tree, top, env=env)}, locked)
     made = list[Command]()
     written = [path.resolve() for path in apart]
+    packages = cache(_packages)  # of a Python that several arms name
     for name, words in commands:
         _check_program(name, words, here)
         # a command raced against itself has runs of its own
@@ -72,7 +74,7 @@ def of_commands(
         if top is None:  # else the tree has them, but for what git ignores
             named = [path for path in _named(words, here) if path.resolve() not in written]
             data = [digest(path.read_bytes().hex()) for path in named]
-        content = digest([list(words), tree, data, program, equal, _environment(words), twins])
+        content = digest([list(words), tree, data, program, equal, _environment(words, packages), twins])
         made.append(Command(name=name, words=tuple(words), cwd=here, content=content, files=program))
     return made, partial(_begin_here, top or here, stamps)
 
@@ -147,8 +149,8 @@ def _check_program(name: str, words: Sequence[str], at: Path) -> None:
     require(there, f"arm {name}", rule, shlex.join(words[:1]) or "nothing")
 
 
-def _environment(words: Sequence[str]) -> list[str]:
-    """Describe the software that a run depends on: which file its program is, and the packages of each
+def _environment(words: Sequence[str], packages: Callable[[str], str]) -> list[str]:
+    """Describe the software that a run depends on: which file its program is, and the `packages` of each
     Python that its words name.
 
     Errors:
@@ -156,7 +158,7 @@ def _environment(words: Sequence[str]) -> list[str]:
     """
     programs = [shutil.which(part) for part in dict.fromkeys(_parts(words))]
     pythons = [path for path in programs if path is not None and PYTHON.fullmatch(Path(path).name)]
-    software = [_packages(python) for python in pythons]
+    software = [packages(python) for python in pythons]
     if programs[0] not in pythons:
         software.append(programs[0] or words[0])
     return software
@@ -242,6 +244,7 @@ def of_refs(
     files = {ref: files_of(tree, top) for ref, tree in trees.items()}
     equal = [digest_of_locked(files, locked), digest_of_linked(links, top)]
     made = list[Command]()
+    packages = cache(_packages)  # of a Python that several arms name
     for i, (ref, words) in enumerate(commands):
         twin = sum((trees[other], given) == (trees[ref], words) for other, given in commands[:i])
         place = (folder / f"{commits[ref][:12]}{f'-{twin}' if twin else ''}").absolute()
@@ -254,7 +257,7 @@ def of_refs(
         cwd = place / here.relative_to(top)
         name = f"{ref}#{i}" if ref in [other for other, _ in commands[:i]] else ref
         _check_program(name, words, cwd)
-        content = digest([list(words), trees[ref], equal, _environment(words), twin])
+        content = digest([list(words), trees[ref], equal, _environment(words, packages), twin])
         made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
     return made, partial(_begin_version, top, links, stamps_of(links, top))
 
