@@ -293,6 +293,7 @@ REFUSED = {
         ("trainer.steps=null", "trainer.steps"),
         ("trainer.precision=fp17", "trainer.precision", "fp17", "fp32", "bf16"),
         ("model.qk_norm=1_000", "model.qk_norm must be true or false, got 1000"),
+        ("model.qk_norm=", "model.qk_norm must be true or false, got ''"),
         (
             "data=shards data.val=val.bin data.train=[a,b]",
             "data.train must be one text, and no list",

@@ -94,7 +94,7 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
     elif str in types and isinstance(value, int | float):
         raise ValueError(f"{name} must be text, in quotes where a yaml would read a number, got {value}")
     elif bool in types and isinstance(value, int | float | str) and "${" not in str(value):
-        require(str(value).lower() in TRUTHS, name, "be true or false", value)
+        require(str(value).lower() in TRUTHS, name, "be true or false", repr(value))
 
 
 # --- a run --------------------------------------------------------------------------------------------------
