@@ -329,7 +329,15 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
 # --- a branch that nothing feeds ----------------------------------------------------------------------------
 
 
-def test_cross_attention_costs_and_changes_nothing() -> None:
+def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost is counted by the model that has it: the rest of that has formulas."""
+    built = list[list[str]]()
+
+    def build(run: Run, *, vocab_size: int) -> Any:
+        built.append([*run.ideas])
+        return build_model(run, vocab_size=vocab_size)
+
+    monkeypatch.setattr("nocap.model.flops.build_model", build)
     run, C, n, T = run_of(cross_attention={}), 32, 4, 16
     model = build_model(run, vocab_size=V)
     assert torch.equal(model.logits(TOKENS_BT), plain().logits(TOKENS_BT))
@@ -341,6 +349,7 @@ def test_cross_attention_costs_and_changes_nothing() -> None:
     # Queries and output of each token, keys and values of the one token of memory (whose input has no
     # gradient), one key a query.
     assert spent == n * (12 * C * C + 2 * 4 * C * C / T + 12 * C)
+    assert built == [["cross_attention"]]
 
 
 # --- neutral settings ---------------------------------------------------------------------------------------

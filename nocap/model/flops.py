@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class _Tally:
     vocab_size: int
     causal: bool
     formulas: bool = True
+    counting: bool = True  # else what has no formula stays unknown
     components: dict[str, float | None] = field(default_factory=dict)
     counted: list[str] = field(default_factory=list)
     not_counted: list[str] = field(default_factory=list)
@@ -79,7 +80,7 @@ class _Tally:
 
     def filled(self) -> Self:
         m = self.run.model
-        if type(m).build is Model.build and type(m).build_block is Model.build_block:
+        if _has_nocaps_parts(m):
             self._attention()
             self._mlp()
             self._norm()
@@ -183,10 +184,30 @@ class _Tally:
 
         def more() -> float:
             without = run.varied(ideas={name: idea for name, idea in run.ideas.items() if name not in others})
-            dear, cheap = (_cost(partial(_model, countable(each), vocab_size)) for each in (run, without))
+            dear = _cost(partial(_model, countable(run), vocab_size))
+            cheap = self._cost_of(countable(without))
             return self._per_token(lambda n: dear(n) - cheap(n))
 
         self._count("ideas", "ideas", lambda: more() + sum(known), kind="+".join(others))
+
+    def _cost_of(self, run: Run) -> Cost:
+        """Return a countable model's cost: by arithmetic where all of it has a formula, else counted."""
+        if self._arithmetic(run, run.model.seq_len) is None:
+            return _cost(partial(_model, run, self.vocab_size))
+        return lambda n: cast(float, self._arithmetic(run, n))
+
+    def _arithmetic(self, run: Run, n: int) -> float | None:
+        """Return the cost of n tokens in a model whose parts all have a formula for all pairs of tokens; None
+        for another."""
+        if run.ideas or not _has_nocaps_parts(run.model):
+            return None
+        at_n = run.varied(model=replace(run.model, seq_len=n), attention=run.attention.at_window(n))
+        per_token = (
+            _Tally(run=at_n, vocab_size=self.vocab_size, causal=False, formulas=self.formulas, counting=False)
+            .filled()
+            .total()
+        )
+        return None if per_token is None else n * per_token
 
     def _of_idea(self, idea: Idea) -> Callable[..., float] | None:
         return self._formula(idea, "flops_per_token", *MODEL_JOINTS, "build", "build_layer", "built")
@@ -210,6 +231,8 @@ class _Tally:
         """Take a component from counting the option of this group."""
         option = group if group == "model" else f"{group}={kind or getattr(self.run, group).kind}"
         try:
+            if not self.counting:
+                raise NotCountedError("it has no formula")
             self.components[component] = flops()
         except NotCountedError as error:
             self.components[component] = None
@@ -227,6 +250,11 @@ class _Tally:
         T = self.run.model.seq_len
         keys = keys if keys is not None else causal_keys(None, T) if self.causal else T
         return cost(T) / T - _by_pair(cost, T) * (T - keys)
+
+
+def _has_nocaps_parts(model: Model) -> bool:
+    """Return whether a model is made of the parts that are counted one by one."""
+    return type(model).build is Model.build and type(model).build_block is Model.build_block
 
 
 def _by_pair(cost: Cost, T: int) -> float:
