@@ -164,7 +164,7 @@ FOLLOWS: list[tuple[str, dict[str, Any]]] = [  # overrides → what the run has
     ),
     (HEADS.format(7, 112) + " attention.n_kv_heads=1", {"attention.n_kv_heads": 1}),
     *(
-        (f"attention={name} model=small trainer.micro_batch=1", {"attention.n_kv_heads": heads})
+        (f"attention={name} model.n_head=6 model.d_model=96", {"attention.n_kv_heads": heads})
         for name, heads in {"flash": 6, "gqa": 2, "hybrid": 6, "mha": 6, "mqa": 1, "sliding": 6}.items()
     ),
     # the window is a quarter of a short sequence and the same for long ones; more than seq_len equals full

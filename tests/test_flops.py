@@ -115,7 +115,7 @@ def both(*words: str, causal: bool = True) -> tuple[float, float]:
     return sum(by[0].values()), sum(by[1].values())
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("causal", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "words",
     [
@@ -135,7 +135,7 @@ def test_counting_gives_the_figure_of_the_formulas(words: str, causal: bool):
     assert counted == pytest.approx(arithmetic, rel=1e-12)
 
 
-@pytest.mark.parametrize("T", [2, 3, 5])
+@pytest.mark.parametrize("T", [2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_short_texts_show_their_pairs(T: int):
     sizes = (f"model.seq_len={T}", f"trainer.batch_tokens={T}", f"trainer.val_tokens={T}")
     arithmetic, counted = both(*NANO, *sizes, "trainer.micro_batch=1")

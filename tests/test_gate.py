@@ -147,7 +147,7 @@ def test_what_is_within_the_limits_is_read() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "/dev/null"])
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", pytest.param("/dev/null", marks=pytest.mark.slow)])
 def test_only_regular_files_are_read(name: str, ask: Any, tmp_path: Path) -> None:  # noqa: F811
     os.mkfifo(tmp_path / "pipe")
     for link in ("s/study.yaml", "mine/attention/x.py", "x.yaml"):

@@ -194,7 +194,10 @@ class Milder({base}):
 """
 PLACES = [
     ("ideas", "ideas", "Idea", "ideas.milder.share", ""),
-    ("objective", "objective.cross_entropy", "CrossEntropy", "objective.share", "z_loss: 0.0\n"),
+    pytest.param(
+        *("objective", "objective.cross_entropy", "CrossEntropy", "objective.share", "z_loss: 0.0\n"),
+        marks=pytest.mark.slow,
+    ),
     (
         "norm",
         "norm.channels",

@@ -295,7 +295,7 @@ def test_noises_have_mean_0_and_variance_1(name: str):
     )
 
 
-@pytest.mark.parametrize(("caution", "tail"), [(0.0, 0.05), (3.3, 0.1)])
+@pytest.mark.parametrize(("caution", "tail"), [(0.0, 0.05), pytest.param(3.3, 0.1, marks=pytest.mark.slow)])
 def test_a_narrower_interval_breaks_the_bars(monkeypatch: pytest.MonkeyPatch, caution: float, tail: float):
     monkeypatch.setattr(cautious, "CAUTION", caution)
     monkeypatch.setattr(cautious, "TAIL", tail)
