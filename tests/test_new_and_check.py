@@ -260,6 +260,44 @@ def test_broken_option_fails_with_the_reason(
     assert (f" {what} " in failed, line in failed, told[-1]) == (True, True, "1 failed"), failed
 
 
+DROPPED = """
+    from nocap.options.mlp import Mlp
+
+    class Dropped(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.up = nn.Linear(width, width)
+            self.dropout = nn.Dropout(0.3)
+
+        def forward(self, x):
+            return self.dropout(self.up(x))
+
+    @dataclass(kw_only=True)
+    class Broken(Mlp):
+        kind: str = "broken"
+
+        def build(self, d_model):
+            return Dropped(d_model)
+    """
+RANDOM = DROPPED.replace('kind: str = "broken"', 'kind: str = "broken"\n        random = True')
+
+
+@pytest.mark.slow
+def test_an_option_that_draws_is_told_to_say_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert check.main([str(written(tmp_path, "mlp", DROPPED)), "--only", "learns"]) == 1
+    (line,) = [row for row in capfd.readouterr().out.splitlines() if row.startswith("FAIL")]
+    assert "mlp.kind=broken must compute the same again" in line
+    assert "a class that is meant to says random = True" in line
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
+@pytest.mark.parametrize("what", ["compiles", "learns", "resumes"])
+def test_an_option_that_says_that_it_draws_passes(what: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    assert check.main([str(written(tmp_path, "mlp", RANDOM)), "--only", what]) == 0
+
+
 POWER_LAW = str(REPO / "tests/strangers/power_law")
 
 
