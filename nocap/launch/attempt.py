@@ -18,7 +18,7 @@ from typing import IO, Any
 from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Device
 from nocap.launch.executor import GOES_ON
-from nocap.launch.head import RANKS, leftovers, unkept, write_record_head
+from nocap.launch.head import RANKS, leftovers, surplus_checkpoints, write_record_head
 from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
 from nocap.launch.server import Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
@@ -52,9 +52,9 @@ def hold(plan: Plan, *, wait_s: float = 0.0) -> lease.Lease:
 def clean(plan: Plan) -> None:
     """Delete what a kill left of an ended run, and checkpoints that nobody asked for, unless another process
     holds it, or it is another user's."""
-    if leftovers(plan) or unkept(plan) or lease.abandoned(plan.run_dir):
+    if leftovers(plan) or surplus_checkpoints(plan) or lease.abandoned(plan.run_dir):
         with suppress(lease.HeldError, OSError), hold(plan):
-            delete([*leftovers(plan), *unkept(plan)])
+            delete([*leftovers(plan), *surplus_checkpoints(plan)])
 
 
 def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
@@ -257,7 +257,7 @@ class Attempt:
                 return None
             if summary["status"] in ENDED and not self._lease.lost:
                 with suppress(OSError):  # another look at the run tries it again
-                    delete(unkept(self.plan))
+                    delete(surplus_checkpoints(self.plan))
         return Result(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:

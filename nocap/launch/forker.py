@@ -21,69 +21,51 @@ import selectors
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from nocap.launch.server import MESSAGE_BYTES
+from nocap.launch.server import MESSAGE_BYTES, Answer, Start
 
 FAILURE_LENGTH = 1000  # characters that say why it could not begin
 
 
-def serve(sock: socket.socket, work: Callable[[list[str]], NoReturn]) -> None:
-    """Fork a worker for each request until the other side closes: `work` is what it does, with its command
-    line."""
+def serve(sock: socket.socket) -> None:
+    """Fork a worker for each request, and say how each ended, until the other side closes."""
     # no worker copies a page of the imports because a collection of garbage has touched it
     gc.collect()
     gc.freeze()
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
-        pids: dict[int, int] = {}  # by the file that tells their end
         while True:
             for key, _ in selector.select():
                 if key.fileobj is sock:
-                    content, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
+                    content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 2)
                     if not content:
                         return
-                    asked = json.loads(content)
-                    if "signal" in asked:
-                        if asked["pid"] in pids.values():
-                            os.kill(asked["pid"], asked["signal"])
-                        continue
-                    pid = _forked(asked, fds, work)
-                    ends = os.pidfd_open(pid)
-                    pids[ends] = pid
-                    selector.register(ends, selectors.EVENT_READ)
-                    sock.send(json.dumps({"pid": pid}).encode())
+                    pid = fork_worker(Start(**json.loads(content)), *files)
+                    pidfd = os.pidfd_open(pid)
+                    selector.register(pidfd, selectors.EVENT_READ, data=pid)
+                    socket.send_fds(sock, [Answer(pid=pid).packed()], [pidfd])
                 else:
-                    pid = pids.pop(key.fd)
                     selector.unregister(key.fd)
                     os.close(key.fd)
-                    _, status = os.waitpid(pid, 0)
-                    sock.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+                    _, status = os.waitpid(key.data, 0)
+                    sock.send(Answer(pid=key.data, code=os.waitstatus_to_exitcode(status)).packed())
 
 
-def _forked(asked: Mapping[str, Any], fds: list[int], work: Callable[[list[str]], NoReturn]) -> int:
-    """Fork a worker, and return its pid. The worker itself does not return."""
-    told, log = fds
-    parent = os.getpid()
+def fork_worker(request: Start, told: int, log: int) -> int:
+    """Fork a worker, and return its pid. In the worker itself this does not return."""
+    server = os.getpid()
     if (pid := os.fork()) != 0:
         os.close(told)
         os.close(log)
         return pid
     code = 1
     try:
-        die_with_parent(parent)
+        die_with_parent(server)
         os.dup2(log, 2)
         _close_all_but(0, 1, 2, told)
-        os.chdir(asked["cwd"])
-        if asked["cores"]:  # before it has threads, which take over its cores
-            os.sched_setaffinity(0, asked["cores"])
-        for name in asked["unset"]:
-            os.environ.pop(name, None)
-        os.environ.update(asked["set"], NOCAP_PARENT=str(parent), NOCAP_FAILURES=str(told))
-        rename(f"nocap rank {os.environ['RANK']}" if "RANK" in os.environ else "nocap worker")
-        work([asked["run_dir"]])
+        _work(request, told, server)
     except SystemExit as error:
         code = int(error.code or 0)
     except BaseException:
@@ -91,6 +73,21 @@ def _forked(asked: Mapping[str, Any], fds: list[int], work: Callable[[list[str]]
     finally:
         sys.stderr.flush()
         os._exit(code)  # never back into the server's loop
+
+
+def _work(request: Start, told: int, server: int) -> NoReturn:
+    """Be the worker that was asked for."""
+    from nocap.launch import worker  # imported by `main`
+
+    os.chdir(request.cwd)
+    if request.cores:  # before it has threads, which take over its cores
+        os.sched_setaffinity(0, request.cores)
+    for name in request.removed:
+        os.environ.pop(name, None)
+    os.environ.update(request.changed, NOCAP_PARENT=str(server), NOCAP_FAILURES=str(told))
+    rename(f"nocap rank {os.environ['RANK']}" if "RANK" in os.environ else "nocap worker")
+    sys.argv = [sys.argv[0], request.run_dir]
+    worker.begin()
 
 
 def _close_all_but(*kept: int) -> None:
@@ -106,20 +103,15 @@ def main() -> None:
     try:
         import torch._dynamo  # noqa: F401  # as torch's optimizers do
 
-        from nocap.launch import worker
+        import nocap.launch.worker  # noqa: F401
     except Exception as error:  # of whatever is installed
-        sock.send(json.dumps({"failed": f"{type(error).__name__}: {error}"[:FAILURE_LENGTH]}).encode())
+        sock.send(Answer(failed=f"{type(error).__name__}: {error}"[:FAILURE_LENGTH]).packed())
         sys.exit(1)
     for name in sys.argv[2:]:
         with suppress(Exception):  # a worker that needs it says why it does not work
             importlib.import_module(name)
-
-    def work(words: list[str]) -> NoReturn:
-        sys.argv = [sys.argv[0], *words]
-        worker.begin()
-
-    sock.send(json.dumps({}).encode())
-    serve(sock, work)
+    sock.send(Answer().packed())
+    serve(sock)
 
 
 if __name__ == "__main__":

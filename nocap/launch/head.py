@@ -80,13 +80,13 @@ def leftovers(plan: Plan) -> list[Path]:
 
 
 def keeps_last(manifest: Mapping[str, Any], trainer: Trainer) -> bool:
-    """Whether the weights of a run's last step stay. Those of a grid's cell stay only where
+    """Say whether the weights of a run's last step stay. Those of a grid's cell stay only where
     `trainer.keep_steps` has that step: a large grid would fill a disk."""
     return manifest["attempts"][-1]["grid"] is None or trainer.steps in trainer.keep_steps
 
 
-def unkept(plan: Plan) -> list[Path]:
-    """The checkpoints of an ended run that nobody asked for."""
+def surplus_checkpoints(plan: Plan) -> list[Path]:
+    """List the checkpoints of an ended run that nobody asked for."""
     manifest, t = read_json(plan.run_dir / "manifest.json"), plan.run.trainer
     if manifest is None or keeps_last(manifest, t):
         return []

@@ -20,15 +20,71 @@ import subprocess
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nocap.launch.signals import shielded_child
 
 AVAILABLE = sys.platform == "linux"
-MESSAGE_BYTES = 1 << 16  # the most that a request or an answer has
+MESSAGE_BYTES = 1 << 16  # the most that a message has
 # Set before the server's imports: a library that starts threads as it is imported could not be forked. A
 # worker sets its own number of threads for torch.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """Asks for a worker. Two files go with it: the one in which the worker says why it failed, and its
+    stderr."""
+
+    run_dir: str
+    cwd: str
+    changed: Mapping[str, str]  # in the environment, against the server's
+    removed: Sequence[str]  # from it
+    cores: Sequence[int]  # that the worker stays on; none: it has all
+
+    def packed(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """Says that a worker was forked, with its pidfd; that it ended, with its exit code; that the server has
+    imported what it needs; or why it could not."""
+
+    pid: int | None = None
+    code: int | None = None  # a killed worker's is the signal's number below 0
+    failed: str = ""
+
+    def packed(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+class Worker:
+    """A process that the server forked, as `subprocess.Popen` shows one."""
+
+    def __init__(self, server: Server, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self.code: int | None = None  # once it has ended
+        self._server = server
+        self._pidfd = pidfd  # means this process, also after another one got its number
+
+    def poll(self) -> int | None:
+        """Return the exit code, once it has one."""
+        if self.code is None:
+            self._server.look()
+        return self.code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def end(self, code: int) -> None:
+        """Note that it has ended."""
+        self.code = code
+        os.close(self._pidfd)
 
 
 class Server:
@@ -58,58 +114,48 @@ class Server:
             OSError: the server was killed twice, or it cannot import what a worker needs.
         """
         try:
-            return self._forked(env, run_dir, [told, log], cores, imports)
+            return self._fork(run_dir, env, [told, log], cores, imports)
         except ConnectionError:  # it was killed, and begins again
             self._lose()
-            return self._forked(env, run_dir, [told, log], cores, imports)
-
-    def _forked(
-        self,
-        env: Mapping[str, str],
-        run_dir: Path,
-        files: Sequence[int],
-        cores: Collection[int],
-        imports: Collection[str],
-    ) -> Worker:
-        self._begin(env, imports)
-        changed = {name: value for name, value in env.items() if self._env.get(name) != value}
-        removed = [name for name in self._env if name not in env]
-        asked = {
-            "run_dir": str(run_dir),
-            "set": changed,
-            "unset": removed,
-            "cwd": os.getcwd(),
-            "cores": list(cores),
-        }
-        socket.send_fds(self._sock(), [json.dumps(asked).encode()], files)
-        while (pid := self._read()) is None:
-            pass
-        self._workers[pid] = Worker(pid, self)
-        return self._workers[pid]
+            return self._fork(run_dir, env, [told, log], cores, imports)
 
     def look(self) -> None:
-        """Read how workers have ended. Those of a server that was killed have been killed with it."""
+        """Read which workers have ended. A server that was killed has taken its workers with it."""
         try:
-            while self._socket is not None and self._ready():
-                self._read()
+            while self._socket is not None and self._ready(self._socket):
+                self._read(self._socket)
         except ConnectionError:
             self._lose()
-
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a worker, unless it has ended."""
-        if self._socket is not None:
-            with suppress(OSError):
-                self._socket.send(json.dumps({"signal": number, "pid": pid}).encode())
 
     def close(self) -> None:
         """End the server, and with it workers that still run."""
         if self._process is not None:
             self._lose()
 
-    def _begin(self, env: Mapping[str, str], imports: Collection[str]) -> None:
+    def _fork(
+        self,
+        run_dir: Path,
+        env: Mapping[str, str],
+        files: Sequence[int],
+        cores: Collection[int],
+        imports: Collection[str],
+    ) -> Worker:
         self.look()
-        if self._socket is not None:
-            return
+        sock = self._socket or self._begin(env, imports)
+        request = Start(
+            run_dir=str(run_dir),
+            cwd=os.getcwd(),
+            changed={name: value for name, value in env.items() if self._env.get(name) != value},
+            removed=[name for name in self._env if name not in env],
+            cores=list(cores),
+        )
+        socket.send_fds(sock, [request.packed()], files)
+        while (worker := self._read(sock)) is None:
+            pass  # another one has ended
+        return worker
+
+    def _begin(self, env: Mapping[str, str], imports: Collection[str]) -> socket.socket:
+        """Start the server, and wait until it has imported what it needs."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._env = {**env, **QUIET, "NOCAP_PARENT": str(os.getpid())}
         command = [sys.executable, "-m", "nocap.launch.forker", str(theirs.fileno()), *imports]
@@ -119,65 +165,45 @@ class Server:
                 command, env=self._env, pass_fds=[theirs.fileno()], stdin=nowhere, stdout=nowhere
             )
         self._socket = ours
-        self._read()  # that it has imported what it needs
+        self._read(ours)
+        return ours
 
-    def _ready(self) -> bool:
+    def _ready(self, sock: socket.socket) -> bool:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._sock(), selectors.EVENT_READ)
+            selector.register(sock, selectors.EVENT_READ)
             return bool(selector.select(timeout=0))
 
-    def _sock(self) -> socket.socket:
-        assert self._socket is not None
-        return self._socket
-
-    def _read(self) -> int | None:
-        """Read one message. Returns the pid of a worker that was forked.
+    def _read(self, sock: socket.socket) -> Worker | None:
+        """Read one answer. Returns the worker that was forked, if it tells of one.
 
         Errors:
             ConnectionError: the server was killed.
             OSError: it has ended, and said why.
         """
-        content = self._sock().recv(MESSAGE_BYTES)
+        content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
         if not content:
             raise ConnectionError("the server of workers was killed")
-        message = json.loads(content)
-        if "failed" in message:
+        answer = Answer(**json.loads(content))
+        if answer.failed:
             self._lose()
-            raise OSError(f"the server of workers has ended: {message['failed']}")
-        if "code" not in message:
-            return message.get("pid")
-        if (worker := self._workers.pop(message["pid"], None)) is not None:
-            worker.code = message["code"]
+            raise OSError(f"the server of workers cannot begin: {answer.failed}")
+        if answer.pid is None:
+            return None
+        if answer.code is None:
+            self._workers[answer.pid] = Worker(self, answer.pid, files[0])
+            return self._workers[answer.pid]
+        self._workers.pop(answer.pid).end(answer.code)
         return None
 
     def _lose(self) -> None:
+        """Kill the server, and note that its workers have been killed with it."""
         assert self._process is not None
         assert self._socket is not None
         self._process.kill()
         self._process.wait()
         self._socket.close()
         for worker in self._workers.values():
-            worker.code = -signal.SIGKILL
+            worker.end(-signal.SIGKILL)
         self._process = None
         self._socket = None
         self._workers = {}
-
-
-class Worker:
-    """A process that the server forked, as `subprocess.Popen` shows one."""
-
-    def __init__(self, pid: int, server: Server) -> None:
-        self.pid = pid
-        self.code: int | None = None  # once it has ended; a killed one's is the signal's number below 0
-        self._server = server
-
-    def poll(self) -> int | None:
-        """Return the exit code, once it has one."""
-        if self.code is None:
-            self._server.look()
-        return self.code
-
-    def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
-        if self.poll() is None:
-            self._server.signal(self.pid, number)
