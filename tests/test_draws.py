@@ -52,10 +52,16 @@ DROPOUT = "self.dropout(self.up(x))"
 OWN_GENERATOR = "self.up(x) * random.random()"
 
 
+def put(folder: Path, option: str, code: str, keys: str) -> None:
+    """Write an option from outside, as GROUP/NAME, with the keys of its yaml."""
+    path = folder / option
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".py").write_text(code)
+    path.with_suffix(".yaml").write_text(keys)
+
+
 def written(folder: Path, drawn: str, name: str) -> Path:
-    (folder / "mlp").mkdir(parents=True)
-    (folder / "mlp" / f"{name}.py").write_text(SOURCE.format(drawn=drawn, name=name))
-    (folder / "mlp" / f"{name}.yaml").write_text(f"kind: {name}\n")
+    put(folder, f"mlp/{name}", SOURCE.format(drawn=drawn, name=name), f"kind: {name}\n")
     return folder
 
 
@@ -159,12 +165,9 @@ class Growing(Idea):
 
 @pytest.fixture
 def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "growing" / "ideas"
-    folder.mkdir(parents=True)
-    (folder / "grows.py").write_text(GROWING)
-    (folder / "grows.yaml").write_text("# @package ideas.grows\nkind: grows\n")
+    put(tmp_path / "growing", "ideas/grows", GROWING, "# @package ideas.grows\nkind: grows\n")
     monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
-    outside.use([folder.parent])
+    outside.use([tmp_path / "growing"])
 
 
 @pytest.mark.usefixtures("growing")
@@ -243,16 +246,12 @@ class Jitter(Schedule):
 
 @pytest.fixture
 def noisy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    ideas, schedules = tmp_path / "noisy" / "ideas", tmp_path / "noisy" / "schedule"
-    ideas.mkdir(parents=True)
-    schedules.mkdir()
-    (ideas / "noise.py").write_text(NOISE)
-    (ideas / "noise.yaml").write_text("# @package ideas.noise\nkind: noise\n")
-    (schedules / "jitter.py").write_text(JITTER)
-    (schedules / "jitter.yaml").write_text("kind: jitter\nwarmup_steps: 0\n")
+    folder = tmp_path / "noisy"
+    put(folder, "ideas/noise", NOISE, "# @package ideas.noise\nkind: noise\n")
+    put(folder, "schedule/jitter", JITTER, "kind: jitter\nwarmup_steps: 0\n")
     monkeypatch.setenv("NOCAP_OUTSIDE", outside.state())
-    outside.use([ideas.parent])
-    return ideas.parent
+    outside.use([folder])
+    return folder
 
 
 @pytest.mark.usefixtures("noisy")

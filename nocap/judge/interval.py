@@ -132,6 +132,13 @@ def of_pairs(values: Sequence[float], *, look: int = 1) -> Estimate:
 
 def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Estimate:
     """Return mean(a) − mean(b) of samples that share no seeds, with Welch's interval."""
+    return welch(a, b, beyond=tail(look), method=SAMPLES)
+
+
+def welch(
+    a: Sequence[float], b: Sequence[float], *, beyond: float, method: str, bias: float = 0.0
+) -> Estimate:
+    """Return mean(a) − mean(b), where the truth lies `beyond` one end so rarely. `bias` widens both sides."""
     x = np.asarray(a, dtype=np.float64)
     y = np.asarray(b, dtype=np.float64)
     mid = float(x.mean() - y.mean())
@@ -139,12 +146,7 @@ def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Esti
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few runs")
     parts = [Part.of_mean(x), Part.of_mean(y)]
-    return around(mid, _width(parts, tail(look)), n=n, method=SAMPLES, freedom=_freedom(parts))
-
-
-def welch(samples: Sequence[Array], beyond: float) -> float:
-    """Return how far Welch's interval of two samples reaches to each side."""
-    return _width([Part.of_mean(sample) for sample in samples], beyond)
+    return around(mid, _width(parts, beyond) + bias, n=n, method=method, freedom=_freedom(parts))
 
 
 # --- several arms -------------------------------------------------------------------------------------------
