@@ -109,7 +109,7 @@ def test_the_rest_is_counted(tmp_path: Path) -> None:
 
 
 def test_an_arm_alone_is_said_to_be_so(tmp_path: Path) -> None:
-    assert headline(runs(tmp_path, {"base": FLAT})) == "gpt2-base is alone"
+    assert headline(runs(tmp_path, {"base": FLAT})) == "one arm, gpt2-base, and none to compare it with"
 
 
 def test_arms_are_sorted_by_effect_after_the_baseline(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(tm
     assert 4 < found.seeds <= 16
     seeds = [*range(found.seeds)]
     assert comparison.json()["findings"]["next"] == {"key": "seed", "values": seeds}
-    line = f"next: the same command with seed={','.join(map(str, seeds))} (what is there is kept)"
+    line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
     assert render(comparison).endswith(line)
     shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split())
     assert line in shown

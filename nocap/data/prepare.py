@@ -67,7 +67,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, cache_dir: Path) -> Dataset:
 
 
 def _share_in_training(dataset: Dataset, cache_dir: Path) -> float | None:
-    """The share, counted once: a file of the cache keeps it by the tokens."""
+    """Count the share once: a file of the cache keeps it by the tokens."""
     path = cache_dir / "overlaps" / f"{dataset.fingerprint[:32]}.json"
     with suppress(OSError, ValueError, KeyError, TypeError):  # not there, or damaged: counted again
         return json.loads(path.read_bytes())["in_training"]

@@ -304,7 +304,7 @@ def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
 
 
 def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
-    """Whether a command swept this key, or the group whose options bring it, and the two arms differ in
+    """Say whether a command swept this key, or the group whose options bring it, and the two arms differ in
     that."""
     typed = typed_keys([arm, base])
     by_group = group in typed and chosen(arm, group) != chosen(base, group)
@@ -312,7 +312,7 @@ def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
 
 
 def lengths_differ(arm: Arm, base: Arm) -> bool:
-    """Whether their runs ended at other lengths: neither after as many steps or tokens, nor after as much
+    """Say whether runs ended at other lengths: neither after as many steps or tokens, nor after as much
     time. Logs count their last step from 0 or from 1."""
     return not (
         _within(arm, base, "steps", most=1.0)
@@ -322,15 +322,15 @@ def lengths_differ(arm: Arm, base: Arm) -> bool:
 
 
 def equal_time(arm: Arm, base: Arm) -> bool:
-    """Whether an equal budget of time can have ended the runs of both."""
+    """Say whether an equal budget of time can have ended the runs of both."""
     times = [*arm.values["train_s"].values(), *base.values["train_s"].values()]
     known = len(times) == len(arm.seeds) + len(base.seeds) > 0
     return known and max(times) - min(times) <= EQUAL_TIME * max(times)
 
 
 def _within(arm: Arm, base: Arm, count: str, *, most: float) -> bool:
-    """Whether a count of all runs of both is the same within so much; what is not known differs in
-    nothing, where it is steps."""
+    """Say whether a count is the same in all runs of both, within so much. Steps that are not known differ
+    in nothing."""
     counts = [run.summary.get(count) for run in (*arm.runs, *base.runs)]
     known = [x for x in counts if x is not None]
     if len(known) < len(counts) or not known:

@@ -154,7 +154,8 @@ class Comparison:
 
     @property
     def rows(self) -> list[ComparedArm]:
-        """The baseline first, then the lowest loss; in a chain, each after what it is compared with."""
+        """List the baseline first, then the lowest loss; in a chain, each arm after the one that it is
+        compared with."""
         others = [row for row in self.arms if row is not self.baseline]
         if self.against == PREVIOUS:
             return [self.baseline, *others]
@@ -162,7 +163,7 @@ class Comparison:
 
     @property
     def findings(self) -> Findings:
-        """What was found, the surest and largest first, and what to run next."""
+        """Return what was found, the surest and largest first, and what to run next."""
         return findings(
             [(row.arm, row.difference) for row in self.arms if row.difference],
             self.factors,
@@ -347,8 +348,8 @@ def _row(
     allow: Collection[str],
     table: Table,
 ) -> ComparedArm:
-    """Means and differences over the same seeds: those of the table, or those that an arm which is in none
-    shares with the baseline, where these are enough."""
+    """Return means and differences over the same seeds: those of the table, or those that an arm in none
+    shares with the baseline where these are enough."""
     if table.seeds and (arm is base or arm.id in table.members):
         seeds = table.seeds
     elif arm is base or arm.id in table.members:

@@ -22,8 +22,8 @@ NAMED = 3  # findings in a headline; the others are counted
 # of imported runs
 SEEDS = {"log": "from the logs", "name": "from the names of files", NONE: "none named, so nothing is paired"}
 ERRORS = (
-    "Each key's table errs in 5%, and so does that of the arms: of grids with two keys some 11% have a false "
-    "word somewhere."
+    "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with two keys "
+    "some 11% have one somewhere."
 )
 DIFFERENCE = "difference"  # a column that the page knows
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the
@@ -44,7 +44,7 @@ def headline(comparison: Comparison) -> str:
     shown, some 12 seeds would show 0.0200`."""
     found = comparison.findings.found
     if not found:
-        return f"{comparison.baseline.label} is alone"
+        return f"one arm, {comparison.baseline.label}, and none to compare it with"
     told = [_told(finding, METRICS[comparison.metric]) for finding in found[:NAMED]]
     rest = [finding.difference.outcome.value for finding in found[NAMED:]]
     if rest:
@@ -74,7 +74,7 @@ def next_step(comparison: Comparison) -> str | None:
     if more is None:
         return None
     why = (
-        "what is there is kept" if more.key == "seed" else "four times the seeds would not show what is open"
+        "finished runs are kept" if more.key == "seed" else "four times the seeds would not show what is open"
     )
     return f"next: the same command with {more.override} ({why})"
 
@@ -156,13 +156,13 @@ def by_factor(factors: Factors, metric: str) -> Table:
 def _interactions(factors: Factors, metric: str) -> Iterator[str]:
     """Say which arms end elsewhere than their single changes add up to."""
     shown = [each for each in factors.interactions if each.shown]
-    counted_ = plural(len(factors.interactions), "interaction")
+    number = plural(len(factors.interactions), "interaction")
     if not shown:
-        yield f"{counted_}: not shown that gains do not add up."
+        yield f"None of {number} is shown: the gains may add up."
         return
     drawn = gains(metric, Scale.difference, "")
     told = [f"{each.arm}: {drawn.draw(each.estimate)}" for each in shown]
-    yield f"{counted_}, of which {len(shown)} shown: beyond the sum of the single changes {'; '.join(told)}."
+    yield f"Of {number}, {len(shown)} shown. Beyond the sum of the single changes: {'; '.join(told)}."
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:

@@ -100,8 +100,8 @@ def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
 
 
 def _checkpoints(cells: Sequence[Cell], timed: dict[str, Any]) -> float:
-    """Bytes of weights and the optimizer's state: of the cell that trains, and of each cell's steps that are
-    kept."""
+    """Count the bytes of weights and of the optimizer's state: those of the cell that trains, and those of
+    each cell's steps that are kept."""
     run = cells[0].plan.run
     mib = timed.get("memory_mib") or {}
     one = sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"]

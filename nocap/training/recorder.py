@@ -96,8 +96,8 @@ class Recorder:
         self._log(problems)
 
     def save_end(self) -> None:
-        """`save` after the last step. A run whose weights do not stay needs none of it where it is trained
-        again in a minute."""
+        """Save the weights of the last step, unless they do not stay and the run can be trained again in a
+        minute."""
         if self.job.keeps_last or self.ledger.seconds()["wall"] > SHORT_S:
             self.save(step=self.job.run.trainer.steps, last=True)
 
