@@ -483,6 +483,19 @@ def test_the_same_run_counts_once(tmp_path):
     assert "base/run_9.jsonl: left out, its losses are those of base/run_0.jsonl" in lines
 
 
+def test_short_logs_of_equal_text_are_runs_of_their_own(tmp_path):
+    """Two digits and two validations are equal by chance."""
+    for arm, losses in (("base", (3.01, 3.02, 3.01, 3.02)), ("idea", (2.91, 2.91, 2.93, 2.92))):
+        for seed, loss in enumerate(losses):
+            path = tmp_path / arm / f"seed{seed}.csv"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"step,val_loss\n50,4.5\n100,{loss}\n")
+    comparison = compared(tmp_path)
+    assert [arm["n"] for arm in arms(comparison).values()] == [4, 4]
+    assert arms(comparison)["idea"]["difference"]["mean"] == pytest.approx(-0.0975)
+    assert not [line for line in comparison.problems if "left out" in line]
+
+
 REFUSALS = {
     "no log": (
         lambda root: [root / "empty"],
