@@ -330,6 +330,66 @@ def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, ref
     assert shown == [bool(said and not (base and idea))] * 2
 
 
+def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
+    """Three seeds of a log whose loss falls as a power of the step."""
+    for seed in range(3):
+        path = root / arm / f"seed{seed}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        points = [(step, loss + NOISE[0][seed] + 2 * (1 + step) ** -0.3) for step in range(0, steps + 1, every)]
+        rows = [f"{step},{value!r},{step * seconds},H100\n" for step, value in points]
+        path.write_text("step,val_loss,train_s,gpu\n" + "".join(rows))
+
+
+def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp_path):
+    """The arms are equal, but for how often they were validated."""
+    for arm, every in (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000)):
+        curve_of(tmp_path, arm, every=every)
+    comparison = compared(tmp_path, target=3.25)
+    reached = {label: arm["to_target"]["steps"] for label, arm in arms(comparison).items()}
+    assert reached["same"]["ratio"]["mean"] == 1
+    at = reached["same"]["median"]
+    assert reached["same"]["ratio"]["high"] >= (at // 50 * 50 + 50) / at
+    assert (reached["rare"]["ratio"], reached["ends"]["ratio"]) == (None, None)
+    assert "the arm was validated each" in reached["rare"]["refused"]
+    assert reached["ends"]["refused"] == "a run came to the target between its start and its first validation"
+    assert reached["ends"]["median"]  # its own is shown
+    assert "refused: the arm was validated each" in render(comparison)
+
+
+def test_seconds_to_a_target_are_as_wide_as_a_clock_and_all_arms_need(tmp_path):
+    for number, arm in enumerate(("base", "one", "two", "three")):
+        curve_of(tmp_path, arm, every=1, loss=3.0 - 0.001 * number)
+    alone = arms(compared(tmp_path / "base", tmp_path / "one", target=3.25))["one"]["to_target"]
+    among = arms(compared(tmp_path, target=3.25))["one"]["to_target"]
+    for axis in ("steps", "train_s"):
+        assert among[axis]["ratio"]["high"] > alone[axis]["ratio"]["high"]
+    steps, seconds = (math.log(alone[axis]["ratio"]["high"]) for axis in ("steps", "train_s"))
+    assert seconds - steps == pytest.approx(CLOCK_BIAS)
+
+
+def test_a_log_that_stopped_early_is_not_faster(tmp_path):
+    curve_of(tmp_path, "base", every=50)
+    curve_of(tmp_path, "early", every=50, steps=600)
+    comparison = compared(tmp_path)
+    early = arms(comparison)["early"]["train_s"]
+    assert (early["mean"], early["ratio"]) == (30.0, None)
+    assert early["refused"] == "other numbers of steps: 600 against 2,000"
+    assert "as fast" not in render(comparison)
+
+
+def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
+    for number, arm in enumerate(("base", "idea")):
+        path = tmp_path / f"{arm}.csv"
+        rows = [f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n" for seed in range(3)]
+        path.write_text("seed,nll_per_token\n" + "".join(rows))
+    paths = tmp_path / "base.csv", tmp_path / "idea.csv"
+    with pytest.raises(ValueError, match=r"val_loss must be 0 or above, got -3; --columns val_loss=NAME/-1"):
+        compared(*paths, columns=columns_of("val_loss=nll_per_token"))
+    turned = arms(compared(*paths, columns=columns_of("val_loss=nll_per_token/-1")))
+    assert [arm["val_loss"] for arm in turned.values()] == pytest.approx([2.999, 2.898])
+    assert turned["idea"]["difference"]["outcome"] == "better"
+
+
 # --- what every page says -----------------------------------------------------------------------------------
 
 
@@ -528,7 +588,7 @@ REFUSALS = {
     ),
     "division by 0": (
         lambda root: [root / "logs", "--columns", "train_s=ms/0"],
-        r"--columns must divide by a number above 0, got train_s=ms/0",
+        r"--columns must divide by a number above 0, or a loss by -1, got train_s=ms/0",
     ),
     "flags without logs": (
         lambda root: [root / "own", "--hardware", "H100"],

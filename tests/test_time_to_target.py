@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from nocap.judge.claim import Claim, Mechanism
-from nocap.judge.time_to_target import Finish, crossing, race
+from nocap.judge.time_to_target import Crossing, Finish, Resolution, crossing, race
 from nocap.judge.trend import trend
 from nocap.judge.verdict import Verdict, Word, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
@@ -177,9 +177,24 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     ],
 )
 def test_crossing(y: list[float], expected: float | None):
-    assert crossing([0, 100, 200, 300], y, target=3.5) == (
-        None if expected is None else pytest.approx(expected)
-    )
+    there = crossing([0, 100, 200, 300], y, target=3.5)
+    if expected is None or there is None:
+        assert there is expected
+        return
+    assert there.at == pytest.approx(expected)
+    assert there.before <= there.at <= there.after <= there.before + 100
+
+
+def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
+    arm = [Crossing(at=150.0, before=100.0, after=200.0)]
+    base = [Crossing(at=190.0, before=180.0, after=200.0)]
+    resolution = Resolution.of(arm, base)
+    lowest = math.log(100 / 200) - math.log(150 / 190)  # the arm as early, the baseline as late as can be
+    highest = math.log(200 / 180) - math.log(150 / 190)
+    assert resolution.widening == pytest.approx(max(-lowest, highest))
+    assert resolution.gap == pytest.approx(math.log(2))
+    assert resolution.too_coarse(1.0) is None
+    assert "validated each 100.0% of its time there, the other each 11.1%" in str(resolution.too_coarse(0.5))
 
 
 # --- the line through pairs at several sizes, against scipy and by its errors -------------------------------

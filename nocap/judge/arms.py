@@ -314,11 +314,7 @@ def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
 def lengths_differ(arm: Arm, base: Arm) -> bool:
     """Say whether runs ended at other lengths: neither after as many steps or tokens, nor after as much
     time. Logs count their last step from 0 or from 1."""
-    return not (
-        _within(arm, base, "steps", most=1.0)
-        or _within(arm, base, "tokens", most=0.0)
-        or equal_time(arm, base)
-    )
+    return not (steps_alike(arm, base) or _within(arm, base, "tokens", most=0.0) or equal_time(arm, base))
 
 
 def equal_time(arm: Arm, base: Arm) -> bool:
@@ -326,6 +322,11 @@ def equal_time(arm: Arm, base: Arm) -> bool:
     times = [*arm.values["train_s"].values(), *base.values["train_s"].values()]
     known = len(times) == len(arm.seeds) + len(base.seeds) > 0
     return known and max(times) - min(times) <= EQUAL_TIME * max(times)
+
+
+def steps_alike(arm: Arm, base: Arm) -> bool:
+    """Say whether the runs of both ended after as many steps, or say nothing of their steps."""
+    return _within(arm, base, "steps", most=1.0)
 
 
 def _within(arm: Arm, base: Arm, count: str, *, most: float) -> bool:

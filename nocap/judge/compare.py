@@ -49,6 +49,7 @@ from nocap.judge.arms import (
     machines_differ,
     select,
     setting,
+    steps_alike,
     swept_keys,
 )
 from nocap.judge.arms import group as grouped
@@ -370,7 +371,9 @@ def _row(
         val_bpb=mean("val_bpb"),
         difference=None if arm is base else _word(arm, base, table.differences[arm.id], allow=allow),
         times={name: _timed(arm, base, others, name, mean(name)) for name in TIMES},
-        to_target=None if target_loss is None else time_to_target.reach(arm, base, goal=target_loss),
+        to_target=None
+        if target_loss is None
+        else time_to_target.reach(arm, base, goal=target_loss, arms=len(others)),
     )
 
 
@@ -416,8 +419,19 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
 def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
     unknown = metric == "model_mib" and not (arm.values[metric] and base.values[metric])
     refused = machines_differ(arm, base) or (PEAK_ONLY if unknown else None)
+    if metric == "train_s" and refused is None:
+        refused = _other_lengths(arm, base)
     ratio = None if refused or arm is base else _gain(arm, base, others, metric, log=True)
     return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
+
+
+def _other_lengths(arm: Arm, base: Arm) -> str | None:
+    """Say why times of whole runs are no speed: they did not train for as many steps."""
+    if steps_alike(arm, base):
+        return None
+    steps = [{run.summary["steps"] for run in side.runs} - {None} for side in (arm, base)]
+    shown = " against ".join(shorten(f"{count:,}" for count in sorted(side)) for side in steps)
+    return f"other numbers of steps: {shown}"
 
 
 # --- doubts -------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
 """When an arm reaches a loss. A run that never does is right-censored at its budget: counted, never dropped.
 
 Two ways. On the curve of one run's validations, smoothed (running minimum of a three-point median) and
-interpolated linearly: with a decaying learning rate a crossing in the middle of a run misleads. Or by races,
-the honest form: the shortest schedule of each arm that ends at the loss, from runs of several lengths over
-the same seeds.
+interpolated linearly: with a decaying learning rate a crossing in the middle of a run misleads. Where between
+two validations the run was there, nobody saw: a ratio is widened by that. Or by races, the honest form: the
+shortest schedule of each arm that ends at the loss, from runs of several lengths over the same seeds.
 
 In a race the loss is the one that both reach: the higher of the two arms' mean losses at their whole lengths.
 The arm that ends there takes its whole length. The other one takes the length at which its mean loss over the
@@ -17,17 +17,18 @@ arms' losses, paired by seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.arms import Arm, machines_differ
-from nocap.judge.cautious import between
+from nocap.judge.cautious import CLOCK_BIAS, between
 from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
 from nocap.store.runs import Record
@@ -101,41 +102,89 @@ class Reach:
     n: int = 0
     budget: float | None = None
     ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
-    refused: str | None = None
+    refused: str | None = None  # why there is no median, or no ratio
 
     def json(self) -> dict[str, Any]:
         return {**asdict(self), "ratio": self.ratio and self.ratio.json()}
 
 
-def reach(arm: Arm, base: Arm, *, goal: float) -> dict[str, Reach]:
-    """Steps and training seconds to `goal`. Seconds are refused across machines."""
-    return {axis: _axis(arm, base, axis=axis, goal=goal) for axis in AXES}
+def reach(arm: Arm, base: Arm, *, goal: float, arms: int = 1) -> dict[str, Reach]:
+    """Return steps and training seconds to `goal`. Seconds are refused across machines. `arms`: how many
+    share the error."""
+    return {axis: _axis(arm, base, axis=axis, goal=goal, arms=arms) for axis in AXES}
 
 
-def _axis(arm: Arm, base: Arm, *, axis: str, goal: float) -> Reach:
-    times, base_times = (_times(side, axis=axis, goal=goal) for side in (arm, base))
-    reached, budget = (
-        sum(ok for _, ok in times.values()),
-        max((time for time, _ in times.values()), default=None),
-    )
+def _axis(arm: Arm, base: Arm, *, axis: str, goal: float, arms: int) -> Reach:
+    times = _times(arm, axis=axis, goal=goal)
+    base_times = _times(base, axis=axis, goal=goal)
+    reached = sum(time.there for time in times.values())
     refused = (machines_differ(arm, base) if axis == "train_s" else None) or _without_curve(arm, base, axis)
     if refused:
         return Reach(reached=reached, n=len(times), refused=refused)
-    whole = (
-        arm is not base
-        and times
-        and base_times
-        and all(ok for _, ok in [*times.values(), *base_times.values()])
-    )
-    sides = ({seed: time for seed, (time, _) in side.items()} for side in (times, base_times))
-    middle = median(time if ok else np.inf for time, ok in times.values()) if times else np.inf
-    return Reach(
+    middle = median(time.at if time.there else np.inf for time in times.values()) if times else np.inf
+    seen = Reach(
         median=float(middle) if np.isfinite(middle) else None,
         reached=reached,
         n=len(times),
-        budget=budget,
-        ratio=between(*sides, log=True) if whole else None,
+        budget=max((time.at for time in times.values()), default=None),
     )
+    both = [*times.values(), *base_times.values()]
+    if arm is base or not times or not base_times or not all(time.there for time in both):
+        return seen
+    bias = CLOCK_BIAS if axis == "train_s" else 0.0
+    sides = [{seed: time.at for seed, time in side.items()} for side in (times, base_times)]
+    plain = between(*sides, log=True, bias=bias, comparisons=arms)
+    width = math.log(plain.high / plain.low) if plain is not None and plain.low > 0 else math.inf
+    resolution = Resolution.of([*times.values()], [*base_times.values()])
+    if (why := resolution.too_coarse(width)) is not None:
+        return replace(seen, refused=why)
+    return replace(seen, ratio=between(*sides, log=True, bias=bias + resolution.widening, comparisons=arms))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crossing:
+    """Where a run came to the target, between two of its validations; or the end of its budget."""
+
+    at: float
+    before: float
+    after: float
+    there: bool = True
+
+    @classmethod
+    def never(cls, budget: float) -> Crossing:
+        return cls(at=budget, before=budget, after=math.inf, there=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolution:
+    """What two arms' validations leave open of a ratio, as logarithms: means over their runs."""
+
+    gap: float  # between the two validations around the crossing
+    base_gap: float
+    widening: float  # how far the ratio may lie from where the crossings are drawn
+
+    @classmethod
+    def of(cls, arm: Sequence[Crossing], base: Sequence[Crossing]) -> Resolution:
+        early = [_apart([(time.before, time.at) for time in side]) for side in (arm, base)]
+        late = [_apart([(time.at, time.after) for time in side]) for side in (arm, base)]
+        widening = max(early[0] + late[1], late[0] + early[1])
+        return cls(gap=early[0] + late[0], base_gap=early[1] + late[1], widening=widening)
+
+    def too_coarse(self, width: float) -> str | None:
+        """Say why a ratio whose interval is so wide says more of the validations than of the arms."""
+        if not math.isfinite(self.widening):
+            return "a run came to the target between its start and its first validation"
+        if abs(self.gap - self.base_gap) > width:
+            return (
+                f"the arm was validated each {math.expm1(self.gap):.1%} of its time there, the other each "
+                f"{math.expm1(self.base_gap):.1%}, and the answer would be narrower than that"
+            )
+        return None
+
+
+def _apart(ends: Sequence[tuple[float, float]]) -> float:
+    """Return the mean logarithm between two ends; endless from 0."""
+    return fmean(math.log(high / low) if low > 0 else math.inf for low, high in ends)
 
 
 def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
@@ -153,8 +202,8 @@ def _curve(run: Record, axis: str) -> list[float]:
     return x if len(x) == len(run.curve.val_loss) else []
 
 
-def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> float | None:
-    """Where a falling curve first reaches `target`, interpolated linearly; `None` where it never does.
+def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> Crossing | None:
+    """Return where a falling curve first reaches `target`, interpolated linearly; `None`: it never does.
 
     The curve is the running minimum of a three-point median, so that one lucky validation does not count.
     """
@@ -165,24 +214,24 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> float 
     if not len(reached):
         return None
     i = int(reached[0])
-    return float(x[0] if i == 0 else np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
+    if i == 0:
+        return Crossing(at=float(x[0]), before=0.0, after=float(x[0]))
+    at = float(np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
+    return Crossing(at=at, before=float(x[i - 1]), after=float(x[i]))
 
 
-def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, tuple[float, bool]]:
-    """Seed → (where it reached the goal, True) or (its budget, False). A seed that ran twice counts with its
-    first run."""
-    by_seed: dict[int, tuple[float, bool]] = {}
+def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, Crossing]:
+    """Seed → where it came to the goal, or that it never did. A seed that ran twice counts with its first
+    run."""
+    by_seed: dict[int, Crossing] = {}
     for run in arm.all:
         x = _curve(run, axis)
         if x and run.seed not in by_seed:
-            at = crossing(x, run.curve.val_loss, target=goal)
-            by_seed[run.seed] = (max(x), False) if at is None else (at, True)
-    # A run that diverged will never reach it: its budget is the arm's.
-    longest = max((time for time, _ in by_seed.values()), default=0.0)
-    diverged = {run.seed for run in arm.diverged}
-    for seed in diverged:
-        by_seed.setdefault(seed, (longest, False))  # one that has no curve, either
-    return {
-        seed: (longest, False) if seed in diverged and not ok else (time, ok)
-        for seed, (time, ok) in by_seed.items()
-    }
+            there = crossing(x, run.curve.val_loss, target=goal)
+            by_seed[run.seed] = there or Crossing.never(max(x))
+    # A run that diverged will never reach it: its budget is the arm's. It may have no curve, either.
+    longest = Crossing.never(max((time.at for time in by_seed.values()), default=0.0))
+    for run in arm.diverged:
+        if not by_seed.get(run.seed, longest).there:
+            by_seed[run.seed] = longest
+    return by_seed

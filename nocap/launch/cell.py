@@ -109,7 +109,7 @@ def _cell(folder: Path, identity: str) -> Plan:
         plan(this.run, choices=this.choices),
         grid=folder.name,
         swept=tuple(grid.get("swept") or ()),
-        asked=Asked(at=seeds["at"], seeds=tuple(seeds["seeds"])) if seeds else None,
+        asked=Asked(**seeds | {"seeds": tuple(seeds["seeds"])}) if seeds else None,
     )
     here, there = (
         ", ".join(str(value) for value in place.values())

@@ -40,9 +40,10 @@ class Asked:
 
     at: str  # when it began
     seeds: tuple[int, ...]
+    place: int = 0  # of the arm among those of the command
 
     def json(self) -> dict[str, Any]:
-        return {"at": self.at, "seeds": list(self.seeds)}
+        return {"at": self.at, "seeds": list(self.seeds), "place": self.place}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,10 @@ def seeds_asked(plans: Iterable[Plan]) -> dict[str, Asked]:
     seeds: dict[str, list[int]] = {}
     for each in plans:
         seeds.setdefault(each.arm, []).append(each.run.seed)
-    return {arm: Asked(at=at, seeds=tuple(dict.fromkeys(of_arm))) for arm, of_arm in seeds.items()}
+    return {
+        arm: Asked(at=at, seeds=tuple(dict.fromkeys(of_arm)), place=place)
+        for place, (arm, of_arm) in enumerate(seeds.items())
+    }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

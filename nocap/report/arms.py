@@ -299,7 +299,8 @@ def _target(arms: Sequence[ComparedArm], target: float, what: str) -> Table:
                 if reach.budget
                 else "never"
             )
-            cells += ["refused" if reach.refused else at, reach.ratio]
+            seen = reach.median is not None or not reach.refused
+            cells += [at if seen else "refused", "refused" if seen and reach.refused else reach.ratio]
             refused |= {reach.refused: None} if reach.refused else {}
         rows.append([*cells, f"{reaches['steps'].reached} of {reaches['steps'].n}"])
     notes = [

@@ -33,7 +33,7 @@ from nocap.judge.interval import (
     of_arms_apart,
 )
 from nocap.judge.losses import Outcome, outcome
-from nocap.judge.time_to_target import crossing
+from nocap.judge.time_to_target import Crossing, Resolution, crossing
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, named, result
@@ -75,6 +75,7 @@ class Race:
     log: Callable[[str], None] = print
     known: dict[str, Any] = field(default_factory=dict)  # the registration
     rows: dict[Path, dict[str, float]] = field(default_factory=dict)  # of runs that ended
+    crossings: dict[Path, dict[str, Crossing]] = field(default_factory=dict)  # by the names of `TO_TARGET`
 
     # --- runs -----------------------------------------------------------------------------------------------
 
@@ -210,7 +211,8 @@ class Race:
         if place not in self.rows:
             costs = dict(result(place) or {})
             if self.target is not None:
-                costs |= zip(TO_TARGET, self._to_target(place), strict=True)
+                self.crossings[place] = self._to_target(place, self.target)
+                costs |= {name: there.at for name, there in self.crossings[place].items()}
             read = {reading.name: reading.value(place) for reading in self.measured}
             self.rows[place] = read | {name: float(costs[name]) for name in self.costs}
         return self.rows[place]
@@ -220,22 +222,20 @@ class Race:
         """What is compared, and what may not be worse."""
         return [*self.readings, *(guard.reading for guard in self.guards)]
 
-    def _to_target(self, place: Path) -> tuple[float, float]:
-        """Seconds and steps to the target, as `TO_TARGET` has them, on the curve of the first metric."""
+    def _to_target(self, place: Path, target: float) -> dict[str, Crossing]:
+        """Return where the run came to the target, on the curve of the first metric. Its seconds are those at
+        which it printed that it was there."""
         points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
-        steps, values, seconds = (
-            (list(column) for column in zip(*points, strict=True)) if points else ([], [], [])
-        )
+        steps = [step for step, _, _ in points]
+        seconds = [at for _, _, at in points]
         sign = -1 if self.readings[0].better is Better.higher else 1  # the curve that is read falls
-        at = (
-            crossing(steps, [sign * value for value in values], target=sign * float(self.target or 0))
-            if points
-            else None
-        )
-        if at is None:
-            return math.inf, math.inf
-        after = next(i for i, step in enumerate(steps) if step >= at)
-        return seconds[after], at
+        values = [sign * value for _, value, _ in points]
+        there = crossing(steps, values, target=sign * target) if points else None
+        if there is None:
+            return dict.fromkeys(TO_TARGET, Crossing.never(math.inf))
+        after = next(i for i, step in enumerate(steps) if step >= there.at)
+        said = Crossing(at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after])
+        return dict(zip(TO_TARGET, (said, there), strict=True))
 
     @property
     def costs(self) -> list[str]:
@@ -262,7 +262,7 @@ class Race:
         base = values.pop(self.arms[0].name)
         finite = {name: row for name, row in values.items() if all(map(math.isfinite, [*row, *base]))}
         if arm.name not in finite:
-            return _unknown(n)
+            return _unknown(n, "a run printed no finite number")
         sign = 1 if metric.better is Better.higher else -1
         rows = [[sign * x for x in row] for row in finite.values()]
         against = [sign * x for x in base]
@@ -278,8 +278,25 @@ class Race:
         """How much less it costs, as a logarithm of the ratio."""
         a, b = (self.values(side, metric.name, n) for side in (arm, self.arms[0]))
         if min(*a, *b) <= 0 or not all(map(math.isfinite, [*a, *b])):
-            return _unknown(n)
-        a, b = ([math.log(x) for x in side] for side in (a, b))
+            return _unknown(n, "a run never came to the target, or began at it")
+        bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
+        plain = self._gain_in_cost(a, b, metric, bias=bias)
+        if metric.name not in TO_TARGET:
+            return plain
+        sides = (
+            [self.crossings[self.place(each, i)][metric.name] for i in range(n)]
+            for each in (arm, self.arms[0])
+        )
+        resolution = Resolution.of(*sides)
+        if (why := resolution.too_coarse(2 * plain.half_width)) is not None:
+            return _unknown(n, why)
+        return self._gain_in_cost(a, b, metric, bias=bias + resolution.widening)
+
+    def _gain_in_cost(
+        self, own: Sequence[float], base: Sequence[float], metric: Metric, *, bias: float
+    ) -> Estimate:
+        n = len(own)
+        a, b = ([math.log(x) for x in side] for side in (own, base))
         if self.sessions > 1:  # a session is what repeats a time
             groups = [[i for i in range(n) if self.session(i) == session] for session in range(self.sessions)]
             a, b = ([fmean(side[i] for i in group) for group in groups if group] for side in (a, b))
@@ -287,7 +304,7 @@ class Race:
         pairs = [sign * (x - y) for x, y in zip(a, b, strict=True)]
         return cautious.of_pairs(
             pairs,
-            bias=CLOCK_BIAS if metric.kind is Kind.clock else 0.0,
+            bias=bias,
             analysis=max(1, analysis_of(len(pairs))),
             comparisons=len(self.arms) - 1,
         )
@@ -358,14 +375,8 @@ class Race:
         )
 
 
-def _unknown(n: int) -> Estimate:
-    return Estimate(
-        mid=math.nan,
-        low=-math.inf,
-        high=math.inf,
-        n=n,
-        method="a run never came to the target, or began at it",
-    )
+def _unknown(n: int, why: str) -> Estimate:
+    return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method=why)
 
 
 def _exploratory(there: int, raced: int) -> str:

@@ -112,11 +112,12 @@ def columns_of(text: str) -> Columns:
         require(
             key in KEYS and bool(name), "--columns", f"be KEY=NAME,… with keys of {', '.join(KEYS)}", part
         )
-        scaled = re.fullmatch(r"(.+)/(\d+(?:\.\d+)?)", name) if key in NUMBERS else None
+        scaled = re.fullmatch(r"(.+)/(-?\d+(?:\.\d+)?)", name) if key in NUMBERS else None
         chosen[key] = (scaled[1], float(scaled[2])) if scaled else (name, 1.0)
-    require(
-        all(divisor > 0 for _, divisor in chosen.values()), "--columns", "divide by a number above 0", text
-    )
+    for key, (_, divisor) in chosen.items():
+        # a program may log the mean log-likelihood, whose sign is the other one
+        turned = divisor == -1 and key in LOSSES
+        require(turned or divisor > 0, "--columns", "divide by a number above 0, or a loss by -1", text)
     return chosen
 
 
@@ -209,9 +210,13 @@ def _loss_cells(row: Row, columns: Columns) -> list[object]:
 
 
 def _number(key: str, value: object, columns: Columns, where: str) -> float:
+    x = None
     with suppress(ValueError, OverflowError, TypeError):
         require(not isinstance(value, bool), key, "be a number", value)
         x = float(value) / (columns[key][1] if key in columns else 1.0)  # type: ignore[arg-type]
-        if math.isfinite(x) or key in LOSSES:
-            return x
-    raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
+    if x is None or not (math.isfinite(x) or key in LOSSES):
+        raise ValueError(f"{where}: {key} must be a number, got {str(value)[:60]!r}")
+    if key in LOSSES and -math.inf < x < 0:
+        turned = f"--columns {key}=NAME/-1 turns the sign of a log-likelihood"
+        raise ValueError(f"{where}: {key} must be 0 or above, got {x:g} ({turned})")
+    return x

@@ -94,6 +94,16 @@ class Record:
         return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
 
     @property
+    def when(self) -> tuple[float, int, float, str]:
+        """When a command asked for it, where that command had its arm, and when it was started: by this its
+        place among other runs is the same, in whatever order they are listed."""
+        asked = self.manifest["attempts"][0]["asked"]
+        started = moment(self.started)
+        at = moment(asked.get("at") or "")
+        early = -math.inf if started is None else started
+        return (early if at is None else at, asked.get("place") or 0, early, self.folder.name)
+
+    @property
     def attempt(self) -> Mapping[str, Any]:
         """The last one."""
         return cast(Mapping[str, Any], self.manifest["attempts"][-1])
@@ -170,8 +180,8 @@ def number(value: object) -> float | None:
 
 
 def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
-    """All runs of these paths, each once, in the order they were started; those of a grid in the order of its
-    cells. `outputs`: see `find`; `rows`: see `read`.
+    """All runs of these paths, each once, in the order in which commands asked for them, however they are
+    named; those of one grid in the order of its cells. `outputs`: see `find`; `rows`: see `read`.
 
     Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's
     multirun.yaml) are named.
@@ -199,6 +209,8 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
                 f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})"
             )
     runs.records = list(by_identity.values())
+    if len(places) > 1 or not (expanded(places[0]) / GRID).is_file():
+        runs.records.sort(key=lambda record: record.when)
     runs.problems += [line for path in places for line in without_record(expanded(path))]
     return runs
 
