@@ -3,9 +3,9 @@
     python experiments/seed_noise/noise.py run attention_mlp    # the grid's rows, in attention_mlp.csv
     python experiments/seed_noise/noise.py tell                 # results.json, and the tables of README.md
 
-An arm's losses, less their mean, are noise without an effect. Of them n seeds are drawn, for all arms alike, and
-judged as nocap judges a grid of n seeds: each word is a false one. The seeds are drawn without replacement from
-N, so that a mean of n varies less than that of n fresh seeds; its interval is narrowed by √(1 − n/N).
+An arm's losses, less their mean, are noise without an effect. Of them n seeds are drawn, for all arms alike,
+and judged as nocap judges a grid of n seeds: each word is a false one. Seeds are drawn without replacement
+from N, so that a mean of n varies less than that of n fresh seeds; its interval is narrowed by √(1 − n/N).
 """
 
 from __future__ import annotations
