@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from scipy import stats
 
 from nocap import compare as door
+from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.compare import compare
 from nocap.judge.losses import Outcome
 from nocap.report import comparison as page
@@ -29,11 +31,11 @@ from tests.test_tracking import environment
 NOISE = np.random.default_rng(3).normal(0, 0.003, (2, 6))
 
 
-def jsonl(path, *, loss=3.0, steps=100, **facts):
-    """A log whose validations fall linearly from `loss` + 1 to `loss`; a second of training a step."""
+def jsonl(path, *, loss=3.0, steps=100, seconds=1.0, **facts):
+    """A log whose validations fall linearly from `loss` + 1 to `loss`; so many seconds of training a step."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"iter": step, "val": {"loss": loss + 1 - step / steps}, "train_time_s": float(step), **facts}
+        {"iter": step, "val": {"loss": loss + 1 - step / steps}, "train_time_s": seconds * step, **facts}
         for step in range(0, steps + 1, 20)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -318,14 +320,15 @@ def test_a_resumed_run_is_one(tmp_path):
     ],
 )
 def test_times_are_compared_on_the_same_hardware(tmp_path, base, idea, said, refused):
-    for number, (arm, facts, steps) in enumerate((("base", base, 120), ("idea", idea, 100))):
+    for number, (arm, facts, pace) in enumerate((("base", base, 1.0), ("idea", idea, 5 / 6))):
         for seed in range(3):
-            jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=3 + NOISE[number][seed], steps=steps, **facts)
+            loss = 3 + NOISE[number][seed]
+            jsonl(tmp_path / arm / f"s{seed}.jsonl", loss=loss, seconds=pace, **facts)
     comparison = compared(tmp_path, hardware=said, target=3.5)
     arm = arms(comparison)["idea"]
     assert arm["train_s"]["refused"] == arm["to_target"]["train_s"]["refused"] == refused
-    assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(50 / 60, rel=0.02)
-    assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(100 / 120)
+    assert arm["to_target"]["steps"]["ratio"]["mean"] == pytest.approx(1, rel=0.02)
+    assert refused or arm["train_s"]["ratio"]["mean"] == pytest.approx(5 / 6)
     shown = [f"--hardware says that they ran on {said}" in show(comparison) for show in (render, page.render)]
     assert shown == [bool(said and not (base and idea))] * 2
 
@@ -335,7 +338,9 @@ def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
     for seed in range(3):
         path = root / arm / f"seed{seed}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
-        points = [(step, loss + NOISE[0][seed] + 2 * (1 + step) ** -0.3) for step in range(0, steps + 1, every)]
+        points = [
+            (step, loss + NOISE[0][seed] + 2 * (1 + step) ** -0.3) for step in range(0, steps + 1, every)
+        ]
         rows = [f"{step},{value!r},{step * seconds},H100\n" for step, value in points]
         path.write_text("step,val_loss,train_s,gpu\n" + "".join(rows))
 

@@ -35,6 +35,7 @@ SEED = 20261128
 BAR_AT, BAR = 6, 6.3  # of a kind of pair: at six seeds, per cent of draws with a false word
 
 MODEL = ["model=nano", "data=text", "data.path=outputs/texts/prose", "tracker=none", "trainer.steps=150"]
+POOL = ["hydra/launcher=pool", "hydra.launcher.jobs=2"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def run(name: str) -> None:
     grid = GRIDS[name]
     place = Path("outputs") / "seed_noise" / name
     for swept in grid.commands:
-        words = [*swept, *MODEL, f"seed=range({grid.seeds})", f"output_dir={place}", "hydra.launcher.jobs=2"]
+        words = [*swept, *MODEL, f"seed=range({grid.seeds})", f"output_dir={place}", *POOL]
         subprocess.run([sys.executable, "-m", "nocap.train", "--multirun", *words], check=True)
     records = api.load(place)
     rows = [
