@@ -64,6 +64,7 @@ def write_run(
     swept: tuple[str, ...] = (),
     measured: tuple[str, ...] = (),
     asked: tuple[str, tuple[int, ...]] | None = None,
+    place: int = 0,
 ) -> Path:
     """A record as nocap writes it, with `config` as flat keys changed from `CONFIG`."""
     resolved = copy.deepcopy(CONFIG)
@@ -94,7 +95,7 @@ def write_run(
         "measured": measured,
         "attempts": [
             {"started": started, "devices": 1, "swept": swept}
-            | ({"asked": {"at": asked[0], "seeds": asked[1]}} if asked else {})
+            | ({"asked": {"at": asked[0], "seeds": asked[1], "place": place}} if asked else {})
         ],
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -748,6 +749,21 @@ def test_a_baseline_by_any_of_its_names(tmp_path):
     two_arms(tmp_path, effect=0.0, seeds=1)
     for wanted in ("gelu3x", "mlp.expansion=3", "expansion=3", "mlp=gelu3x", "gpt2-flash-gelu3x-s0"):
         assert arms_of(tmp_path, baseline=wanted)["gelu3x"]["difference"] is None
+
+
+def test_the_baseline_is_the_arm_asked_for_first_however_its_runs_are_named(tmp_path):
+    """By the command's time, in one command by its words, else by the start; never by the name."""
+    day, seeds = "2026-01-02T00:00:00", (0, 1, 2)
+    for seed in seeds:
+        later = {"seed": seed, "started": f"2026-01-02T00:0{2 - seed}:00"}
+        write_run(tmp_path, **later, asked=(day, seeds), loss=3.3 + 0.001 * seed)
+        gelu3x(tmp_path, **later, asked=(day, seeds), place=1, loss=3.2 + 0.002 * seed)
+    folders = sorted(tmp_path.glob("runs/*"))
+    ways = [[tmp_path], [tmp_path / "runs"], folders, folders[::-1], [str(tmp_path / "runs" / "*")]]
+    for way in ways:
+        comparison = compare(load(way))
+        assert comparison.baseline.label == "gelu4x"
+        assert [row.label for row in comparison.arms] == ["gelu4x", "gelu3x"]
 
 
 def test_what_is_not_compared_is_listed(tmp_path):

@@ -231,6 +231,7 @@ def test_a_clusters_job_knows_which_seeds_of_its_arm_were_asked_for(tmp_path):
     jobs = [planned_cell(grid.folder, cell.plan.identity) for cell in grid.cells]
     assert [job.asked for job in jobs] == [cell.plan.asked for cell in grid.cells]
     assert sorted({job.asked.seeds for job in jobs}) == [(0, 1), (5,)]
+    assert [job.asked.place for job in jobs] == [0, 0, 1]
 
 
 def test_finished_cells_are_skipped_whoever_ran_them(small_grid, here):

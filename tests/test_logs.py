@@ -338,27 +338,26 @@ def curve_of(root, arm, *, every, steps=2000, seconds=0.05, loss=3.0):
     for seed in range(3):
         path = root / arm / f"seed{seed}.csv"
         path.parent.mkdir(parents=True, exist_ok=True)
-        points = [
-            (step, loss + NOISE[0][seed] + 2 * (1 + step) ** -0.3) for step in range(0, steps + 1, every)
-        ]
+        start = float(loss + NOISE[0][seed])
+        points = [(step, start + 2 * (1 + step) ** -0.3) for step in range(0, steps + 1, every)]
         rows = [f"{step},{value!r},{step * seconds},H100\n" for step, value in points]
         path.write_text("step,val_loss,train_s,gpu\n" + "".join(rows))
 
 
 def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp_path):
-    """The arms are equal, but for how often they were validated."""
-    for arm, every in (("base", 50), ("same", 50), ("rare", 500), ("ends", 2000)):
-        curve_of(tmp_path, arm, every=every)
+    """The arms are nearly equal, but for how often they were validated."""
+    for number, (arm, every) in enumerate((("base", 50), ("same", 50), ("rare", 500), ("ends", 2000))):
+        curve_of(tmp_path, arm, every=every, loss=3.0 - 1e-6 * number)  # equal logs would be copies
     comparison = compared(tmp_path, target=3.25)
     reached = {label: arm["to_target"]["steps"] for label, arm in arms(comparison).items()}
-    assert reached["same"]["ratio"]["mean"] == 1
+    assert reached["same"]["ratio"]["mean"] == pytest.approx(1, abs=1e-4)
     at = reached["same"]["median"]
     assert reached["same"]["ratio"]["high"] >= (at // 50 * 50 + 50) / at
     assert (reached["rare"]["ratio"], reached["ends"]["ratio"]) == (None, None)
-    assert "the arm was validated each" in reached["rare"]["refused"]
+    assert reached["rare"]["refused"].startswith("validated every 500 steps there, and the other every 50")
     assert reached["ends"]["refused"] == "a run came to the target between its start and its first validation"
     assert reached["ends"]["median"]  # its own is shown
-    assert "refused: the arm was validated each" in render(comparison)
+    assert "refused: validated every 500 steps there" in render(comparison)
 
 
 def test_seconds_to_a_target_are_as_wide_as_a_clock_and_all_arms_need(tmp_path):
@@ -388,7 +387,7 @@ def test_a_loss_below_zero_is_refused_with_how_to_turn_its_sign(tmp_path):
         rows = [f"{seed},{-3.0 + 0.1 * number + 0.001 * seed * (1 + number)}\n" for seed in range(3)]
         path.write_text("seed,nll_per_token\n" + "".join(rows))
     paths = tmp_path / "base.csv", tmp_path / "idea.csv"
-    with pytest.raises(ValueError, match=r"val_loss must be 0 or above, got -3; --columns val_loss=NAME/-1"):
+    with pytest.raises(ValueError, match=r"val_loss must be 0 or above, got -3 \(--columns val_loss=NAME/-1"):
         compared(*paths, columns=columns_of("val_loss=nll_per_token"))
     turned = arms(compared(*paths, columns=columns_of("val_loss=nll_per_token/-1")))
     assert [arm["val_loss"] for arm in turned.values()] == pytest.approx([2.999, 2.898])

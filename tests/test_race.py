@@ -279,6 +279,21 @@ def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced
     assert "raced before" in never["exploratory"]
 
 
+def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo, raced):
+    """Both have one curve, of which one prints each tenth point."""
+    loss = "3 - 0.01 * step + 0.0001 * int(sys.argv[1])"
+    curve = f"import sys\nfor step in range(0, 101, EVERY): print('step', step, 'val loss', {loss})\n"
+    (repo / "often.py").write_text(curve.replace("EVERY", "1"))
+    (repo / "rarely.py").write_text(curve.replace("EVERY", "10"))
+    words = [*arms(base="often.py {seed}", idea="rarely.py {seed}"), "--metric"]
+    answer = raced(*words, r"step (?P<step>\d+) val loss (?P<value>\S+)", "--target", "2.55", "--pairs", "3")
+    cost = costs(answer)["steps_to_target"]
+    assert (cost["mean"], cost["verdict"]) == (None, "no verdict")
+    why = "validated every 10 steps there, and the other every 1"
+    assert cost["method"].startswith(why)
+    assert f"idea, steps to the target loss: {why}" in answer["said"]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [

@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from nocap.judge.claim import Claim, Mechanism
-from nocap.judge.time_to_target import Crossing, Finish, Resolution, crossing, race
+from nocap.judge.interval import Estimate
+from nocap.judge.time_to_target import Crossing, Finish, crossing, race, too_coarse, widening
 from nocap.judge.trend import trend
 from nocap.judge.verdict import Verdict, Word, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
@@ -188,13 +189,13 @@ def test_crossing(y: list[float], expected: float | None):
 def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
     arm = [Crossing(at=150.0, before=100.0, after=200.0)]
     base = [Crossing(at=190.0, before=180.0, after=200.0)]
-    resolution = Resolution.of(arm, base)
     lowest = math.log(100 / 200) - math.log(150 / 190)  # the arm as early, the baseline as late as can be
     highest = math.log(200 / 180) - math.log(150 / 190)
-    assert resolution.widening == pytest.approx(max(-lowest, highest))
-    assert resolution.gap == pytest.approx(math.log(2))
-    assert resolution.too_coarse(1.0) is None
-    assert "validated each 100.0% of its time there, the other each 11.1%" in str(resolution.too_coarse(0.5))
+    assert widening(arm, base) == pytest.approx(max(-lowest, highest))
+    differ = (100 - 20) / 170
+    narrow, wide = (Estimate(mid=1.0, low=1.0, high=math.exp(differ + x), n=3) for x in (-0.01, 0.01))
+    assert too_coarse(arm, base, wide) is None
+    assert "validated every 100 steps there, and the other every 20" in str(too_coarse(arm, base, narrow))
 
 
 # --- the line through pairs at several sizes, against scipy and by its errors -------------------------------

@@ -205,7 +205,7 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 def choose_baseline(arms: Sequence[Arm], wanted: str | None) -> Arm:
     """The arm that `wanted` names: its id, its label, one of its runs, parts of its readable name (`gqa
     gelu3x`), or what was set (`attention=gqa`, `mlp.expansion=4`), several with spaces or commas between.
-    None: the arm that was started first.
+    None: the arm that was asked for first.
 
     Errors:
         ValueError: no arm is called so, or several are.

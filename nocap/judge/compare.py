@@ -16,7 +16,7 @@
                   to set in the same command (null: nothing is open, or the runs are no command's of nocap)
     by_factor     where the arms are a full crossing of two keys or more: each key's levels against the
                   baseline's, over all levels of the others, and the interactions; else null
-    arms          one object an arm, in the order they were started
+    arms          one object an arm, in the order in which they were asked for
     runs          one object a run, with its validation curve
     measurements  one object a run and metric, with unit and which way is better
     problems      lines for people: what was skipped, declared or should be doubted

@@ -131,14 +131,21 @@ def _axis(arm: Arm, base: Arm, *, axis: str, goal: float, arms: int) -> Reach:
     both = [*times.values(), *base_times.values()]
     if arm is base or not times or not base_times or not all(time.there for time in both):
         return seen
-    bias = CLOCK_BIAS if axis == "train_s" else 0.0
-    sides = [{seed: time.at for seed, time in side.items()} for side in (times, base_times)]
-    plain = between(*sides, log=True, bias=bias, comparisons=arms)
-    width = math.log(plain.high / plain.low) if plain is not None and plain.low > 0 else math.inf
-    resolution = Resolution.of([*times.values()], [*base_times.values()])
-    if (why := resolution.too_coarse(width)) is not None:
+    steps = _times(arm, axis="steps", goal=goal)
+    base_steps = _times(base, axis="steps", goal=goal)
+    in_steps = _ratio(steps, base_steps, arms=arms)
+    if (why := too_coarse([*steps.values()], [*base_steps.values()], in_steps)) is not None:
         return replace(seen, refused=why)
-    return replace(seen, ratio=between(*sides, log=True, bias=bias + resolution.widening, comparisons=arms))
+    open_ = widening([*times.values()], [*base_times.values()])
+    bias = open_ + (CLOCK_BIAS if axis == "train_s" else 0.0)
+    return replace(seen, ratio=_ratio(times, base_times, arms=arms, bias=bias))
+
+
+def _ratio(
+    times: Mapping[int, Crossing], base_times: Mapping[int, Crossing], *, arms: int, bias: float = 0.0
+) -> Estimate | None:
+    sides = [{seed: time.at for seed, time in side.items()} for side in (times, base_times)]
+    return between(*sides, log=True, bias=bias, comparisons=arms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,36 +162,33 @@ class Crossing:
         return cls(at=budget, before=budget, after=math.inf, there=False)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resolution:
-    """What two arms' validations leave open of a ratio, as logarithms: means over their runs."""
-
-    gap: float  # between the two validations around the crossing
-    base_gap: float
-    widening: float  # how far the ratio may lie from where the crossings are drawn
-
-    @classmethod
-    def of(cls, arm: Sequence[Crossing], base: Sequence[Crossing]) -> Resolution:
-        early = [_apart([(time.before, time.at) for time in side]) for side in (arm, base)]
-        late = [_apart([(time.at, time.after) for time in side]) for side in (arm, base)]
-        widening = max(early[0] + late[1], late[0] + early[1])
-        return cls(gap=early[0] + late[0], base_gap=early[1] + late[1], widening=widening)
-
-    def too_coarse(self, width: float) -> str | None:
-        """Say why a ratio whose interval is so wide says more of the validations than of the arms."""
-        if not math.isfinite(self.widening):
-            return "a run came to the target between its start and its first validation"
-        if abs(self.gap - self.base_gap) > width:
-            return (
-                f"the arm was validated each {math.expm1(self.gap):.1%} of its time there, the other each "
-                f"{math.expm1(self.base_gap):.1%}, and the answer would be narrower than that"
-            )
-        return None
+def widening(arm: Sequence[Crossing], base: Sequence[Crossing]) -> float:
+    """Return how far the logarithm of a ratio may lie from where the crossings are drawn: each run was there
+    somewhere between two validations. Endless where the first of them is the start."""
+    early = [_apart([(time.before, time.at) for time in side]) for side in (arm, base)]
+    late = [_apart([(time.at, time.after) for time in side]) for side in (arm, base)]
+    return max(early[0] + late[1], late[0] + early[1])
 
 
 def _apart(ends: Sequence[tuple[float, float]]) -> float:
-    """Return the mean logarithm between two ends; endless from 0."""
+    """Return the mean logarithm between two ends."""
     return fmean(math.log(high / low) if low > 0 else math.inf for low, high in ends)
+
+
+def too_coarse(arm: Sequence[Crossing], base: Sequence[Crossing], ratio: Estimate | None) -> str | None:
+    """Say why a ratio says more of two arms' validations than of the arms. The crossings are in steps, and
+    `ratio` is that of the steps."""
+    if not math.isfinite(widening(arm, base)):
+        return "a run came to the target between its start and its first validation"
+    cadence, base_cadence = (fmean(time.after - time.before for time in side) for side in (arm, base))
+    differ = abs(cadence - base_cadence) / fmean(time.at for time in (*arm, *base))
+    width = math.log(ratio.high / ratio.low) if ratio is not None and ratio.low > 0 else math.inf
+    if differ > width:
+        return (
+            f"validated every {cadence:,.4g} steps there, and the other every {base_cadence:,.4g}: "
+            "the answer would be narrower than what lies between"
+        )
+    return None
 
 
 def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:

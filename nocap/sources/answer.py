@@ -57,8 +57,11 @@ def _beside(
     race: Race, content: Content, title: str, metrics: list[Metric], scale: Scale, notes: list[str]
 ) -> Table:
     """Means and gains, two columns a metric."""
-    base, n = race.arms[0], _pairs(content)
-    columns, rows = [Column(title="arm")], [list[Any]([arm.name]) for arm in race.arms]
+    base = race.arms[0]
+    n = _pairs(content)
+    columns = [Column(title="arm")]
+    rows = [list[Any]([arm.name]) for arm in race.arms]
+    unknown: list[str] = []
     for metric in metrics:
         columns += [_column(metric), Column(title=f"{metric.title}, gain", show=SHOWN)]
         for row, arm in zip(rows, race.arms, strict=True):
@@ -66,7 +69,9 @@ def _beside(
             if arm is not base and (scale is Scale.difference or race.has_verdict(metric.name)):
                 gain = race.gain(arm, metric, n)
                 row[-1] = measured(gain.exp() if scale is Scale.ratio else gain, metric, scale)
-    return Table(title=title, columns=columns, rows=rows, notes=notes)
+                if math.isnan(gain.mid):
+                    unknown.append(f"{arm.name}, {metric.title}: {gain.method}.")
+    return Table(title=title, columns=columns, rows=rows, notes=[*notes, *unknown])
 
 
 def _column(metric: Metric) -> Column:

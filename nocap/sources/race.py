@@ -33,7 +33,7 @@ from nocap.judge.interval import (
     of_arms_apart,
 )
 from nocap.judge.losses import Outcome, outcome
-from nocap.judge.time_to_target import Crossing, Resolution, crossing
+from nocap.judge.time_to_target import Crossing, crossing, too_coarse, widening
 from nocap.judge.verdict import Word, decide
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, named, result
@@ -280,21 +280,22 @@ class Race:
         if min(*a, *b) <= 0 or not all(map(math.isfinite, [*a, *b])):
             return _unknown(n, "a run never came to the target, or began at it")
         bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
-        plain = self._gain_in_cost(a, b, metric, bias=bias)
-        if metric.name not in TO_TARGET:
-            return plain
-        sides = (
-            [self.crossings[self.place(each, i)][metric.name] for i in range(n)]
-            for each in (arm, self.arms[0])
-        )
-        resolution = Resolution.of(*sides)
-        if (why := resolution.too_coarse(2 * plain.half_width)) is not None:
-            return _unknown(n, why)
-        return self._gain_in_cost(a, b, metric, bias=bias + resolution.widening)
+        if metric.name in TO_TARGET:
+            steps = METRICS["steps_to_target"]
+            own, base = (self._crossings(side, steps, n) for side in (arm, self.arms[0]))
+            at, base_at = ([there.at for there in side] for side in (own, base))
+            if (why := too_coarse(own, base, self._gain_in_cost(at, base_at, steps).exp())) is not None:
+                return _unknown(n, why)
+            bias += widening(*(self._crossings(side, metric, n) for side in (arm, self.arms[0])))
+        return self._gain_in_cost(a, b, metric, bias=bias)
+
+    def _crossings(self, arm: Command, metric: Metric, n: int) -> list[Crossing]:
+        return [self.crossings[self.place(arm, i)][metric.name] for i in range(n)]
 
     def _gain_in_cost(
-        self, own: Sequence[float], base: Sequence[float], metric: Metric, *, bias: float
+        self, own: Sequence[float], base: Sequence[float], metric: Metric, *, bias: float = 0.0
     ) -> Estimate:
+        """Return the logarithm of a ratio of these, repeat by repeat, or session by session."""
         n = len(own)
         a, b = ([math.log(x) for x in side] for side in (own, base))
         if self.sessions > 1:  # a session is what repeats a time
