@@ -145,6 +145,9 @@ def compare(
     group: str | None = None,
     against: str = judging.BASELINE,
     cautious: bool = False,
+    format: str | None = None,
+    columns: str = "",
+    hardware: str | None = None,
 ) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
 
@@ -153,13 +156,20 @@ def compare(
     data, source, torch or a validation key. Of runs whose losses measure different things the largest group
     is compared, or that with the id `group`; `problems` names each other one. `against="previous"`
     compares each arm with the one before it in time. `cautious` gives losses the
-    wide interval.
+    wide interval. A path can also be a log of another trainer, or a folder of such, as `format`, `columns`
+    (`"step=iter,arm=attention+mlp"`) and `hardware` say.
 
     Errors:
-        ValueError: a path holds no run, no arm is the baseline, or there is no such group.
+        ValueError: a path holds no run and no log, no arm is the baseline, or there is no such group.
     """
+    from nocap.sources import logs
+    from nocap.sources.rows import columns_of
+
+    found = logs.load(
+        [*map(str, _several(paths))], format=format, columns=columns_of(columns), hardware=hardware
+    )
     return judging.compare(
-        runs.load(_several(paths)),
+        found,
         baseline=baseline,
         target_loss=target,
         allow=allow,

@@ -54,6 +54,17 @@ def test_what_api_trains_is_what_the_command_trains(
     assert len(api.frame(out)) == 2
 
 
+def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> None:
+    rows = ["record,seed,loss"]
+    rows += [f"{arm},{seed},{base + 0.01 * seed}" for arm, base in (("a", 3), ("b", 2)) for seed in range(3)]
+    board = tmp_path / "board.csv"
+    board.write_text("\n".join(rows) + "\n")
+    columns = "arm=record,val_loss=loss"
+    answer = tmp_path / "answer.json"
+    assert here(str(board), "--columns", columns, "--json", str(answer), module="nocap.compare").code == 0
+    assert api.compare(board, columns=columns) == json.loads(answer.read_text())
+
+
 def test_errors_are_exceptions(tmp_path: Path) -> None:
     run = api.compose(*CELL, f"output_dir={tmp_path}")
     with pytest.raises(ValueError, match="must match at least one shard"):

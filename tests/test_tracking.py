@@ -353,22 +353,31 @@ def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made
-comparison = made(3).json()
+comparison = made(3, broken=False).json()
 Path("report.html").write_text("the report")
 tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, init_timeout_s=4)
 facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={},
     group="grid")
 track_comparison(tracker, facts, comparison=comparison, report=Path("report.html"))
-print(json.dumps([[a["label"], a["n"], a["val_loss"], (a["difference"] or {}).get("verdict", "baseline")]
-    for a in comparison["arms"]]))
+arms = [[a["label"], a["n"], a["val_loss"], (a["difference"] or {}).get("verdict", "baseline")]
+    for a in comparison["arms"]]
+levels = [[f"{f['key']}={l['level']}", f["baseline"], l["difference"]["mean"], l["difference"]["verdict"]]
+    for f in comparison["by_factor"]["factors"] for l in f["levels"]]
+print(json.dumps({"verdicts": arms, "by_factor": levels}))
 """
     done = child(code, run_dir, XDG_DATA_HOME=str(run_dir), WANDB_DATA_DIR=str(run_dir))
     # wandb itself leaves a temporary folder to the interpreter's exit, and is told so
     assert (done.returncode, "nocap:" in done.stderr) == (0, False)
-    (file,) = run_dir.glob("wandb/offline-run-*/files/media/table/*.json")
-    table = json.loads(file.read_text())
-    columns = [table["columns"].index(name) for name in ("arm", "n", "val_loss", "verdict")]
-    assert [[row[i] for i in columns] for row in table["data"]] == json.loads(done.stdout)
+    expected = json.loads(done.stdout)
+    assert len(expected["by_factor"]) == 5
+    for name, shown in {
+        "verdicts": ("arm", "n", "val_loss", "verdict"),
+        "by_factor": ("level", "against", "difference", "verdict"),
+    }.items():
+        (file,) = run_dir.glob(f"wandb/offline-run-*/files/media/table/{name}_*.json")
+        table = json.loads(file.read_text())
+        columns = [table["columns"].index(column) for column in shown]
+        assert [[row[i] for i in columns] for row in table["data"]] == expected[name]
     (page,) = run_dir.glob("wandb/offline-run-*/files/media/html/report_*.html")
     assert page.read_text() == "the report"
     run = next(record["run"] for record in inspect(run_dir) if record["type"] == "run")

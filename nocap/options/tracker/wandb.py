@@ -140,14 +140,22 @@ class WandbSession(TrackerSession):
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
 
     def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        """The verdict of each arm as a table, and the report, shown in the run's page and kept as a file."""
+        """Send the word of each level and of each arm as tables, and the report, which is shown in the run's
+        page and kept as a file."""
 
         def send() -> None:
             import wandb
 
-            rows = [_verdict(arm) for arm in comparison["arms"]]
-            verdicts = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
-            self._run.log({"verdicts": verdicts, "report": wandb.Html(str(report), inject=False)})
+            tables = {
+                "by_factor": _levels(comparison["by_factor"]),
+                "verdicts": [_verdict(arm) for arm in comparison["arms"]],
+            }
+            drawn = {
+                name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+                for name, rows in tables.items()
+                if rows
+            }
+            self._run.log({**drawn, "report": wandb.Html(str(report), inject=False)})
             artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
@@ -183,18 +191,42 @@ class WandbSession(TrackerSession):
             _warn(reason)
 
 
+def _levels(by_factor: Mapping[str, Any] | None) -> list[dict[str, object]]:
+    """Return a row of scalars for each level of a grid by factor."""
+    if by_factor is None:
+        return []
+    return [
+        {
+            "level": f"{factor['key']}={level['level']}",
+            "against": factor["baseline"],
+            "over": ", ".join(f"{key} ({levels})" for key, levels in factor["over"].items()),
+            "n": len(by_factor["seeds"]),
+            **_difference(level["difference"]),
+        }
+        for factor in by_factor["factors"]
+        for level in factor["levels"]
+    ]
+
+
+def _difference(difference: Mapping[str, Any]) -> dict[str, object]:
+    """Return a difference, its interval and its word; those of a baseline are empty."""
+    return {
+        "difference": difference.get("mean"),
+        "difference_low": difference.get("low"),
+        "difference_high": difference.get("high"),
+        "verdict": difference.get("verdict", "baseline"),
+    }
+
+
 def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
-    """An arm of the comparison as a row of scalars. No figure without an interval."""
-    speed, difference = arm["tokens_per_s"], arm["difference"] or {}
+    """Return an arm of the comparison as a row of scalars. No figure without an interval."""
+    speed = arm["tokens_per_s"]
     ratio = speed["ratio"] or {}
     return {
         "arm": arm["label"],
         "n": arm["n"],
         "val_loss": arm["val_loss"],
-        "difference": difference.get("mean"),
-        "difference_low": difference.get("low"),
-        "difference_high": difference.get("high"),
-        "verdict": difference.get("verdict", "baseline"),
+        **_difference(arm["difference"] or {}),
         "tokens_per_s": speed["mean"],
         "speed_ratio": ratio.get("mean") if ratio.get("low") is not None else None,
         "model_mib": arm["model_mib"]["mean"],
