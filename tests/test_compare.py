@@ -201,13 +201,72 @@ def test_a_planted_effect_is_found(tmp_path, effect, side, verdict):
     difference = arm["difference"]
     assert (difference["verdict"], difference["method"], difference["n"]) == (verdict, "pairs (Student)", 4)
     assert difference["low"] < effect < difference["high"]
-    ratio = arm["tokens_per_s"]["ratio"]
-    assert 1.05 < ratio["low"] < 1.07 < ratio["high"] < 1.09
+    ratio = arm["token_us"]["ratio"]
+    assert 0.93 < ratio["low"] < 1 / 1.07 < ratio["high"] < 0.94
     assert arm["changes"] == {"mlp.expansion": 3.0}
     assert arm["params"] == {"total": 1000, "non_embedding": 900}
     shown = render(compare(load([tmp_path])))
     assert re.search(rf"gelu3x .* {side} loss by 0\.\d+ ± 0\.\d+ +{verdict}\n", shown)
-    assert re.search(r"gelu3x .* 7\.\d% faster \[[56]\.\d% to [78]\.\d% faster\]", shown)
+    assert re.search(r"gelu3x .* [67]\.\d% faster \[6\.\d% to 7\.\d% faster\]", shown)
+
+
+def test_speeds_have_the_interval_of_losses_on_logarithms(tmp_path):
+    """Of the time a token. The wall clock has no ratio: it holds what else the machine did."""
+    two_arms(tmp_path, effect=0.0, speedup=1.07)
+    alone = told(tmp_path)
+    sides = [
+        [
+            math.log(record.value("token_us"))
+            for record in load([tmp_path]).records
+            if record.arm == arm["arm"]
+        ]
+        for arm in alone["arms"]
+    ]
+    expected = stats.ttest_rel(sides[1], sides[0]).confidence_interval(0.95)
+    ratio = alone["arms"][1]["token_us"]["ratio"]
+    assert ratio["low"] == pytest.approx(math.exp(expected.low), abs=1e-9)
+    assert ratio["high"] == pytest.approx(math.exp(expected.high), abs=1e-9)
+    for clocked in ("tokens_per_s", "step_ms", "train_s"):
+        assert alone["arms"][1][clocked]["ratio"] is None
+
+
+def test_speeds_of_several_arms_have_one_interval_for_all(tmp_path):
+    rng = np.random.default_rng(8)
+    wobble = rng.normal(0, 0.01, (3, 4))
+    for arm, seed in itertools.product(range(3), range(4)):
+        about = {"config": {"optimizer.lr": 0.001 * (arm + 1)}, "started": f"2026-01-01T0{arm}"}
+        loss = 3.3 + 0.001 * seed * arm
+        write_run(
+            tmp_path,
+            words=f"a{arm}",
+            seed=seed,
+            loss=loss,
+            speed=1000 * math.exp(-wobble[arm, seed]),
+            **about,
+        )
+    rows = wobble[1:] - wobble[:1]
+    for arm, (low, high) in zip(told(tmp_path)["arms"][1:], of_a_mixed_model(rows), strict=True):
+        assert arm["token_us"]["ratio"]["low"] == pytest.approx(math.exp(low), abs=1e-9)
+        assert arm["token_us"]["ratio"]["high"] == pytest.approx(math.exp(high), abs=1e-9)
+
+
+def test_a_run_on_a_cpu_is_timed_by_its_cpu_time(tmp_path):
+    """An older record of a CPU says none, and is not compared."""
+    for seed in range(3):
+        write_run(tmp_path, seed=seed, config={"trainer.device": "cpu"})
+        folder = gelu3x(tmp_path, seed=seed, config={"trainer.device": "cpu"})
+        if seed == 2:
+            assert (
+                arms_of(tmp_path, baseline="gelu4x")["gelu3x"]["token_us"]["refused"]
+                == "a record has no CPU time of its training"
+            )
+        for run_dir in tmp_path.glob(f"runs/*-s{seed}-*"):
+            summary = json.loads((run_dir / "summary.json").read_text())
+            slower = 1.25 if run_dir == folder else 1.0
+            write_summary(run_dir, {**summary, "cpu_s": {"train": 3.5 * slower, "data": 0.5 * slower}})
+    arm = arms_of(tmp_path, baseline="gelu4x")["gelu3x"]
+    assert arm["token_us"]["mean"] == pytest.approx(1e6 * 5 / 4000)
+    assert arm["token_us"]["ratio"]["mean"] == pytest.approx(1.25)
 
 
 def grid_of(root: Path, effects: dict[str, float]) -> None:
@@ -302,7 +361,7 @@ def test_too_few_seeds_get_no_verdict(tmp_path):
     shown = [arm["difference"][key] for key in ("verdict", "low", "high", "n")]
     assert shown == ["no verdict (n=2)", None, None, 2]
     assert arm["difference"]["mean"] == pytest.approx(0.1, abs=0.01)
-    assert [arm["tokens_per_s"]["ratio"][key] for key in ("low", "high", "n")] == [0.0, None, 2]
+    assert arm["token_us"]["ratio"] is None
 
 
 @pytest.mark.parametrize(
@@ -569,27 +628,25 @@ def test_an_arm_of_which_all_seeds_diverged_has_that_word_and_no_other(tmp_path)
 def test_times_from_other_hardware_are_refused(tmp_path):
     two_arms(tmp_path, effect=0.01, speedup=1.3, fingerprint="bbbb")
     arm = arms_of(tmp_path, target_loss=3.5)["gelu3x"]
-    for key in ("tokens_per_s", "step_ms", "model_mib", "train_s"):
+    for key in ("token_us", "tokens_per_s", "step_ms", "model_mib", "train_s"):
         assert arm[key]["ratio"] is None
         assert "other hardware: 1 × GPU bbbb" in arm[key]["refused"]
     assert arm["to_target"]["train_s"]["refused"]
     assert arm["to_target"]["steps"]["ratio"]
     assert arm["difference"]["verdict"] == "worse"  # a loss travels
     gelu3x(tmp_path, seed=9)  # an arm from two machines has no speed
-    speed = arms_of(tmp_path)["gelu3x"]["tokens_per_s"]
+    speed = arms_of(tmp_path)["gelu3x"]["token_us"]
     assert (speed["mean"], "2 machines" in speed["refused"]) == (None, True)
 
 
-def test_a_time_has_the_bias_of_an_instance_and_a_count_has_none(tmp_path):
-    """And of runs one after the other it is doubted."""
+def test_equal_times_and_counts_have_no_width(tmp_path):
+    """And of runs one after the other the times are doubted."""
     for seed in range(3):
         write_run(tmp_path, seed=seed)
         gelu3x(tmp_path, seed=seed, speed=1004.0, started="2026-01-02")
     content = told(tmp_path)
-    speed, memory = (content["arms"][1][key]["ratio"] for key in ("tokens_per_s", "model_mib"))
-    assert (speed["mean"], speed["low"], speed["high"]) == pytest.approx(
-        (1.004, 1.004 * math.exp(-0.005), 1.004 * math.exp(0.005))
-    )
+    speed, memory = (content["arms"][1][key]["ratio"] for key in ("token_us", "model_mib"))
+    assert (speed["mean"], speed["low"], speed["high"]) == pytest.approx((1 / 1.004,) * 3)
     assert (memory["low"], memory["high"]) == (1.0, 1.0)
     assert "not interleaved" in " ".join(content["problems"])
 
@@ -600,11 +657,9 @@ def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
         write_run(tmp_path, seed=seed)
         gelu3x(tmp_path, seed=seed, speed=speed)
     comparison = compare(load([tmp_path]), baseline="gelu4x")
-    ratio = next(arm for arm in comparison.json()["arms"] if arm["label"] == "gelu3x")["tokens_per_s"][
-        "ratio"
-    ]
+    ratio = next(arm for arm in comparison.json()["arms"] if arm["label"] == "gelu3x")["token_us"]["ratio"]
     assert ratio["high"] > 10 * ratio["low"]
-    assert re.search(r"gelu3x +1,367 +not known ", render(comparison))
+    assert re.search(r"gelu3x +1,128 +not known ", render(comparison))
 
 
 def test_the_target_is_interpolated_and_censored(tmp_path):
@@ -851,6 +906,7 @@ def test_measurements_have_unit_and_direction(tmp_path):
             for seed, speed in ((0, 500.0), (1, 1000.0))
             for metric, value, unit, better in (
                 ("train_s", 4000 / speed, "s", "lower"),
+                ("token_us", 1e6 / speed, "µs", "lower"),
                 ("tokens_per_s", speed, "tokens/s", "higher"),
                 ("step_ms", 1e4 / speed, "ms", "lower"),
                 ("model_mib", 100.0, "MiB", "lower"),

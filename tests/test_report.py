@@ -38,7 +38,7 @@ def test_shows_what_was_compared_and_each_verdict() -> None:
     assert "12 arms from 45 runs" in shown
     assert "AMD EPYC 9B14" in shown
     assert re.search(
-        r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower \[2\.\d% to 4\.\d% slower\]",
+        r"lower loss by 0\.02\d\d ± 0\.00\d\d ✓ better .{0,20}3\.\d% slower \[3\.\d% to 4\.\d% slower\]",
         shown,
     )
     assert "confounded (kernel)" in shown

@@ -58,27 +58,17 @@ from nocap.judge.factors import Factors, by_factor, crossing
 from nocap.judge.findings import Findings, by_effect, findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
+from nocap.judge.pace import PACE, Timed, ratios, refusal
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import shorten
 from nocap.store.metrics import METRICS, Kind, moment
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
 
-TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")  # comparable on one machine only
+# of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
+TIMES = (PACE, "tokens_per_s", "step_ms", "model_mib", "train_s")
 BASELINE, PREVIOUS = "baseline", "previous"  # what an arm is compared with
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """A mean over runs of one machine, and its ratio to the baseline's; or why there is none."""
-
-    mean: float | None
-    ratio: Estimate | None = None
-    refused: str | None = None
-
-    def json(self) -> dict[str, Any]:
-        return {"mean": self.mean, "ratio": self.ratio and self.ratio.json(), "refused": self.refused}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,6 +250,7 @@ def compare(
     table = together([*pairs.values()])
     if cautious:
         table = _cautious(table, pairs)
+    paces = ratios({name: replace(pair, metric=PACE) for name, pair in pairs.items()}, table)
     rows = [
         _row(
             arm,
@@ -269,6 +260,7 @@ def compare(
             target_loss=target_loss,
             allow=allow,
             table=table,
+            pace=paces.get(arm.id),
         )
         for arm in arms
     ]
@@ -348,6 +340,7 @@ def _row(
     target_loss: float | None,
     allow: Collection[str],
     table: Table,
+    pace: Estimate | None,
 ) -> ComparedArm:
     """Return means and differences over the same seeds: those of the table, or those that an arm in none
     shares with the baseline where these are enough."""
@@ -370,7 +363,7 @@ def _row(
         val_loss=mean("val_loss"),
         val_bpb=mean("val_bpb"),
         difference=None if arm is base else _word(arm, base, table.differences[arm.id], allow=allow),
-        times={name: _timed(arm, base, others, name, mean(name)) for name in TIMES},
+        times={name: _timed(arm, base, others, name, mean(name), pace=pace) for name in TIMES},
         to_target=None
         if target_loss is None
         else time_to_target.reach(arm, base, goal=target_loss, arms=len(others)),
@@ -416,13 +409,32 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
-def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
-    unknown = metric == "model_mib" and not (arm.values[metric] and base.values[metric])
-    refused = machines_differ(arm, base) or (PEAK_ONLY if unknown else None)
-    if metric == "train_s" and refused is None:
-        refused = _other_lengths(arm, base)
-    ratio = None if refused or arm is base else _gain(arm, base, others, metric, log=True)
+def _timed(
+    arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None, *, pace: Estimate | None
+) -> Timed:
+    refused = _refused(arm, base, metric)
+    ratio = None
+    if metric == PACE:
+        ratio = pace
+    elif refused is None and arm is not base and _has_ratio(arm, metric):
+        ratio = _gain(arm, base, others, metric, log=True)
     return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
+
+
+def _has_ratio(arm: Arm, metric: str) -> bool:
+    """Say whether a metric is compared: memory is, and of a log its seconds, which are all that it has."""
+    return metric == "model_mib" or (metric == "train_s" and any(run.imported for run in arm.all))
+
+
+def _refused(arm: Arm, base: Arm, metric: str) -> str | None:
+    """Say why a time or memory of an arm is not compared; `None`: it is."""
+    if metric == PACE:
+        return refusal(arm, base)
+    if (why := machines_differ(arm, base)) is not None:
+        return why
+    if metric == "model_mib" and not (arm.values[metric] and base.values[metric]):
+        return PEAK_ONLY
+    return _other_lengths(arm, base) if metric == "train_s" else None
 
 
 def _other_lengths(arm: Arm, base: Arm) -> str | None:

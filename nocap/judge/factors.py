@@ -20,7 +20,8 @@ from typing import Any
 from nocap.judge import cautious
 from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
-from nocap.judge.losses import Difference, Outcome, Table, difference
+from nocap.judge.losses import Difference, Outcome, Table, difference, scaled
+from nocap.judge.pace import PACE, has_pace
 
 Place = tuple[str, ...]  # of an arm in the crossing: a level of each factor
 
@@ -31,9 +32,14 @@ class Level:
 
     name: str
     difference: Difference
+    speed: Estimate | None = None  # the ratio of its time a token; None: not known of each arm
 
     def json(self) -> dict[str, Any]:
-        return {"level": self.name, "difference": self.difference.json()}
+        return {
+            "level": self.name,
+            "difference": self.difference.json(),
+            "speed": self.speed and self.speed.json(),
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,16 +181,16 @@ def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -
 
 
 class _Reader:
-    """What a crossing's arms show, seed by seed."""
+    """What a crossing's arms show of one metric, seed by seed."""
 
     def __init__(self, crossed: Crossing, table: Table, metric: str, *, wide: bool) -> None:
         self.crossed = crossed
         self.table = table
         self.metric = metric
         self.wide = wide  # the cautious interval
-        losses = {place: arm.values[metric] for place, arm in crossed.arms.items()}
-        self.losses = {place: [of[seed] for seed in table.seeds] for place, of in losses.items()}
-        size = max(abs(x) for row in self.losses.values() for x in row)
+        values = {place: scaled(arm, metric) for place, arm in crossed.arms.items()}
+        self.values = {place: [of[seed] for seed in table.seeds] for place, of in values.items()}
+        size = max(abs(x) for row in self.values.values() for x in row)
         self.floor = ROUNDING * size
 
     def estimates(self, rows: Sequence[Sequence[float]]) -> list[Estimate]:
@@ -195,9 +201,16 @@ class _Reader:
     def effects(self, axis: int, level: str) -> list[list[float]]:
         """List a level's effect at each combination of the other keys: its differences, seed by seed."""
         return [
-            _less(self.losses[place], self.losses[beside])
+            _less(self.values[place], self.values[beside])
             for place, beside in self.crossed.others(axis, level)
         ]
+
+    def levels(self, axis: int) -> dict[str, Estimate]:
+        """Return the mean effect of each level of a key but the baseline's, with one interval for all."""
+        _, *levels = self.crossed.levels(axis)
+        effects = [self.effects(axis, level) for level in levels]
+        means = [[fmean(seed) for seed in zip(*rows, strict=True)] for rows in effects]
+        return dict(zip(levels, self.estimates(means), strict=True))
 
     def interactions(self) -> list[Interaction]:
         """List what each arm that changes several keys ends at beyond the sum of its single changes."""
@@ -220,10 +233,10 @@ class _Reader:
 
     def _beyond(self, place: Place, changed: Sequence[int]) -> list[float]:
         """Return an arm's losses less the baseline's, less what each of its changes does alone."""
-        base = self.losses[self.crossed.base]
-        rest = _less(self.losses[place], base)
+        base = self.values[self.crossed.base]
+        rest = _less(self.values[place], base)
         for axis in changed:
-            single = self.losses[self.crossed.single(self.crossed.base, axis, place)]
+            single = self.values[self.crossed.single(self.crossed.base, axis, place)]
             rest = _less(rest, _less(single, base))
         return rest
 
@@ -248,25 +261,34 @@ def by_factor(
     if crossed is None:
         return None
     reader = _Reader(crossed, table, metric, wide=wide)
+    timed = all(has_pace(arm, base, table.seeds) for arm in arms)
+    pace = _Reader(crossed, table, PACE, wide=False) if timed else None
     interactions = reader.interactions()
     factors = [
-        _factor(reader, axis, [each for each in interactions if each.shown], allow)
+        _factor(reader, pace, axis, [each for each in interactions if each.shown], allow)
         for axis in range(len(crossed.keys))
     ]
     return Factors(seeds=table.seeds, factors=factors, interactions=interactions)
 
 
-def _factor(reader: _Reader, axis: int, shown: Sequence[Interaction], allow: Collection[str]) -> Factor:
+def _factor(
+    reader: _Reader,
+    pace: _Reader | None,
+    axis: int,
+    shown: Sequence[Interaction],
+    allow: Collection[str],
+) -> Factor:
     crossed = reader.crossed
-    base, *levels = crossed.levels(axis)
-    effects = [reader.effects(axis, level) for level in levels]
-    means = [[fmean(seed) for seed in zip(*rows, strict=True)] for rows in effects]
+    speeds = pace.levels(axis) if pace is not None else {}
     judged = list[Level]()
-    for level, estimate in zip(levels, reader.estimates(means), strict=True):
+    for level, estimate in reader.levels(axis).items():
         gap = difference(estimate, metric=reader.metric, floor=reader.floor)
-        judged.append(Level(name=level, difference=_word(reader, axis, level, gap, shown, allow)))
+        speed = speeds[level].exp() if level in speeds else None
+        judged.append(
+            Level(name=level, difference=_word(reader, axis, level, gap, shown, allow), speed=speed)
+        )
     over = {key: len(crossed.levels(other)) for other, key in enumerate(crossed.keys) if other != axis}
-    return Factor(key=crossed.keys[axis], baseline=base, over=over, levels=judged)
+    return Factor(key=crossed.keys[axis], baseline=crossed.levels(axis)[0], over=over, levels=judged)
 
 
 def _word(

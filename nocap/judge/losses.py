@@ -1,4 +1,5 @@
 """The differences of a table: which arms are in it, over which seeds, at which look, and the word for each.
+Of what a clock measures they are of logarithms, and stand for ratios.
 
 An arm that diverged, that is unfinished, or that has fewer than three seeds leaves the table first, and has
 its own estimate. The others are judged together: in pairs over the seeds that all of them share with the
@@ -26,7 +27,7 @@ from nocap.judge.interval import (
     shared,
 )
 from nocap.judge.looks import Looks, looks_at
-from nocap.store.metrics import METRICS, Better
+from nocap.store.metrics import METRICS, Better, Kind
 
 
 class Outcome(Enum):
@@ -89,11 +90,11 @@ class Pair:
 
     @property
     def values(self) -> BySeed:
-        return self.arm.values[self.metric]
+        return scaled(self.arm, self.metric)
 
     @property
     def base_values(self) -> BySeed:
-        return self.base.values[self.metric]
+        return scaled(self.base, self.metric)
 
     @property
     def seeds(self) -> list[int]:
@@ -144,6 +145,14 @@ class Pair:
         return f"{diverged} of {seeds} seeds{where}"
 
 
+def scaled(arm: Arm, metric: str) -> BySeed:
+    """Return an arm's values; of what a clock measures their logarithms."""
+    values = arm.values[metric]
+    if METRICS[metric].kind is Kind.clock:
+        return {seed: math.log(x) for seed, x in values.items()}
+    return values
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
     """The differences of arms, each with its word."""
@@ -162,7 +171,7 @@ def together(pairs: Sequence[Pair]) -> Table:
     seeds = common(members)
     judged = [
         difference(estimate, metric=pair.metric, floor=pair.floor)
-        for pair, estimate in zip(members, _estimates(members, seeds, look), strict=True)
+        for pair, estimate in zip(members, estimates(members, seeds, look), strict=True)
     ]
     return Table(
         differences=left | {pair.arm.id: each for pair, each in zip(members, judged, strict=True)},
@@ -179,7 +188,10 @@ def common(members: Sequence[Pair]) -> list[int]:
     return seeds if len(seeds) >= LEAST_PAIRS else []
 
 
-def _estimates(members: Sequence[Pair], seeds: Sequence[int], look: int) -> list[Estimate]:
+def estimates(members: Sequence[Pair], seeds: Sequence[int], look: int) -> list[Estimate]:
+    """Return the difference of each pair, for all of them together."""
+    if not members:
+        return []
     if seeds:
         rows = [[pair.values[seed] - pair.base_values[seed] for seed in seeds] for pair in members]
         return of_arms(rows, look=look)

@@ -12,6 +12,7 @@ from nocap.judge.factors import Factors
 from nocap.judge.findings import ORDER, Finding
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
+from nocap.judge.pace import PACE
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import counted, extent, gains, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten
@@ -25,17 +26,18 @@ ERRORS = (
     "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with two keys "
     "some 11% have one somewhere."
 )
+OF_PACE = (
+    "Times are of training: on a CPU in CPU time, which other work changes little, on a GPU by the median "
+    "step. They are of one session: what holds on other days takes a study, in three sessions that lie apart."
+)
 DIFFERENCE = "difference"  # a column that the page knows
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the
 # first ratio beside a verdict.
-MEASURED = {
-    "tokens_per_s": ("mean tokens/s", "speed"),
-    "step_ms": ("median step ms", ""),
-    "model_mib": ("model MiB", "memory"),
-    "train_s": ("training", ""),
-}
+MEASURED = {PACE: ("µs a token", "speed"), "model_mib": ("model MiB", "memory")}
 LOGGED = {"train_s": ("training", "speed")}
 COSTS = {"params": "params", "flops_per_token": "FLOPs/token", "tokens": "tokens"}
+# of the wall clock, which holds what else the machine did
+CLOCKED = {"train_s": "training", "tokens_per_s": "mean tokens/s"}
 LOGGED_COSTS = {"steps": "steps", "tokens": "tokens"}
 
 
@@ -128,11 +130,13 @@ def all_tables(comparison: Comparison) -> Iterator[Table]:
 
 def by_factor(factors: Factors, metric: str) -> Table:
     """Draw a row a level of each key, the keys in the order in which the grid has them."""
+    timed = any(level.speed for factor in factors.factors for level in factor.levels)
     columns = [
         Column(title="level"),
         Column(title="against"),
         Column(title="over"),
         Column(title="seeds"),
+        *([gains(PACE, Scale.ratio, "speed")] if timed else []),
         gains(metric, Scale.difference, DIFFERENCE),
         Column(title="verdict"),
     ]
@@ -142,6 +146,7 @@ def by_factor(factors: Factors, metric: str) -> Table:
             factor.baseline,
             _over(factor.over),
             len(factors.seeds),
+            *([level.speed] if timed else []),
             level.difference.estimate,
             level.difference.verdict,
         ]
@@ -243,9 +248,7 @@ def _speed(arms: Sequence[ComparedArm], what: str, *, imported: bool) -> Table:
             "names it, or --hardware does."
         )
         return Table(title=f"Training time, against {what}", columns=columns, rows=rows, notes=notes)
-    notes.append(
-        "Speeds are of one session: what holds on other days takes a study, in three sessions that lie apart."
-    )
+    notes.append(OF_PACE)
     return Table(title=f"Speed and memory, against {what}", columns=columns, rows=rows, notes=notes)
 
 
@@ -265,6 +268,9 @@ def _costs(comparison: Comparison, what: str, *, imported: bool) -> Table:
     columns = [ARM, *(Column(title=title, show=lambda drawn: drawn) for title in shown.values())]
     rows: list[list[Any]] = [[row.label, *(cell(row, name) for name in shown)] for row in arms]
     if not imported:
+        columns += [values(metric, title) for metric, title in CLOCKED.items()]
+        for cells, row in zip(rows, arms, strict=True):
+            cells += [row.times[metric].mean for metric in CLOCKED]
         columns += [Column(title="kernel"), Column(title=f"differs from {what} in")]
         for cells, row in zip(rows, arms, strict=True):
             kernel = " / ".join(

@@ -92,7 +92,7 @@ def render(comparison: Comparison) -> str:
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
         next=arms.next_step(comparison),
-        unplaced=[row.label for row in rows if row.times["train_s"].refused],
+        unplaced=[row.label for row in rows if row.times["tokens_per_s"].refused],
         clock=LINES,
         dashes=DASHES,
         interval=f"{100 * confidence(comparison.look):.4g}%",
@@ -139,7 +139,7 @@ def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
         "val_loss": row.val_loss,
         "val_bpb": row.val_bpb,
         **{metric: row.times[metric].mean for metric in ("train_s", "model_mib")},
-        "placed": not row.times["train_s"].refused,
+        "placed": not row.times["tokens_per_s"].refused,
         "clock_s": [row.clock_s.get(line, 0.0) for line in LINES],
     }
 

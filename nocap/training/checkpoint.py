@@ -207,7 +207,7 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
 def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str | None:
     """Why a valid checkpoint is not one of this model, and of the run with this identity, where that is
     given. Reads names and shapes, no tensor."""
-    saved_by = _state(path / STATE).get("run")
+    saved_by = state_of(path).get("run")
     if saved_by and identity and not saved_by.endswith(f"-{identity}"):
         return f"it is of another run, {saved_by}"
     return difference(_shapes(path / MODEL), model)
@@ -215,7 +215,7 @@ def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str 
 
 def load(path: Path, *, model: nn.Module, optimizers: Optimizers) -> dict[str, Any]:
     """Put a checkpoint's tensors into model and optimizers, which it must fit; return its state."""
-    state = _state(path / STATE)
+    state = state_of(path)
     tensors = {name: load_file(path / name) for name in (MODEL, OPTIMIZER)}
     try:
         restore(model, optimizers, tensors=tensors, plain=state.get("optimizer") or {})
@@ -269,7 +269,7 @@ def _file_problem(file: Path, expected: str) -> str | None:
             )
             return None if right else f"{ROWS} must hold the rows before the step in the folder's name"
         if file.name == STATE:
-            right = _state(file)["step"] == step_of(file.parent)
+            right = state_of(file.parent)["step"] == step_of(file.parent)
             return None if right else f"{file.name} must be of the step in the folder's name"
         _shapes(file)
         return None
@@ -277,7 +277,9 @@ def _file_problem(file: Path, expected: str) -> str | None:
         return f"{file.name} cannot be read ({error})"
 
 
-def _state(file: Path) -> dict[str, Any]:
+def state_of(path: Path) -> dict[str, Any]:
+    """Read what a checkpoint keeps beside its tensors and rows."""
+    file = path / STATE
     state: dict[str, Any] = parse_json(read_text(file))
     check_shape(state, SHAPES[STATE], file)
     return {"step": -1, **state}

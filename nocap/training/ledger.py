@@ -1,5 +1,5 @@
-"""The clock ledger: where the wall-clock time went. One line is open at any time, so the lines sum to the
-wall by construction."""
+"""The clock ledger: where the wall-clock time went, and the CPU time of this process. One line is open at any
+time, so the lines sum to the wall by construction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ledger:
 
     `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A
     resumed run begins with the lines of its checkpoint, `before`. What earlier attempts spent since then is
-    lost, and goes to `other`.
+    lost, and goes to `other`. CPU time is of all threads of this process, since it began.
     """
 
     def __init__(
@@ -32,12 +32,20 @@ class Ledger:
     ) -> None:
         self._seconds = dict.fromkeys(LINES, 0.0) | dict(before or {})
         self._seconds["other"] += lost_s
-        self._line, self._since = "startup", started
+        self._cpu_seconds = dict.fromkeys(LINES, 0.0)
+        self._line = "startup"
+        self._since = started
+        self._cpu_since = 0.0
 
     def _switch(self, line: str) -> str:
-        now, previous = time.monotonic(), self._line
+        now = time.monotonic()
+        cpu_now = time.process_time()
+        previous = self._line
         self._seconds[previous] += now - self._since
-        self._line, self._since = line, now
+        self._cpu_seconds[previous] += cpu_now - self._cpu_since
+        self._line = line
+        self._since = now
+        self._cpu_since = cpu_now
         return previous
 
     @contextmanager
@@ -57,3 +65,13 @@ class Ledger:
         """All lines, and `wall`, their sum."""
         self._switch(self._line)
         return {**self._seconds, "wall": sum(self._seconds.values())}
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return the CPU time of all lines."""
+        self._switch(self._line)
+        return dict(self._cpu_seconds)
+
+    def go_on(self, cpu_s: Mapping[str, float]) -> None:
+        """Add the CPU time of a checkpoint, by line."""
+        for line, seconds in cpu_s.items():
+            self._cpu_seconds[line] += seconds

@@ -84,11 +84,17 @@ class Recorder:
         with self.ledger.charge("checkpoint"):
             self.metrics.sync()
             clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
+            state = {
+                "run": self.job.run_dir.name,
+                "clock_s": clock,
+                "cpu_s": self.ledger.cpu_seconds(),
+                "losses": list(self.losses),
+            }
             problems = self.checkpoints.save(
                 step=step,
                 model=self.trainee.model,
                 optimizers=self.trainee.optimizers,
-                state={"run": self.job.run_dir.name, "clock_s": clock, "losses": list(self.losses)},
+                state=state,
                 rows=self.metrics.content,
                 keep=1 if step == t.steps else t.keep_checkpoints,
                 must=last,
@@ -108,6 +114,8 @@ class Recorder:
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
             checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
+        if own:
+            self.ledger.go_on(checkpoint.state_of(own).get("cpu_s") or {})
         content = (own / checkpoint.ROWS).read_bytes() if own else b""
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
@@ -192,7 +200,9 @@ class Recorder:
         parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {
             "activations": self.saved_mib
         }
+        cpu_s = self.ledger.cpu_seconds()
         totals = {
+            "cpu_s": {line: cpu_s[line] for line in ("train", "data")},
             "params": count_parameters(model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,

@@ -58,6 +58,7 @@ def summarize(
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
+        "cpu_s": {},
         "kernel": {},
         "hardware": manifest["hardware"],
         "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},

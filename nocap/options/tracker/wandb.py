@@ -220,15 +220,14 @@ def _difference(difference: Mapping[str, Any]) -> dict[str, object]:
 
 def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
     """Return an arm of the comparison as a row of scalars. No figure without an interval."""
-    speed = arm["tokens_per_s"]
-    ratio = speed["ratio"] or {}
+    ratio = arm["token_us"]["ratio"] or {}
     return {
         "arm": arm["label"],
         "n": arm["n"],
         "val_loss": arm["val_loss"],
         **_difference(arm["difference"] or {}),
-        "tokens_per_s": speed["mean"],
-        "speed_ratio": ratio.get("mean") if ratio.get("low") is not None else None,
+        "tokens_per_s": arm["tokens_per_s"]["mean"],
+        "time_ratio": ratio.get("mean") if ratio.get("low") is not None else None,
         "model_mib": arm["model_mib"]["mean"],
         "params": arm["params"].get("total"),
         "flops_per_token": arm["flops_per_token"],
