@@ -209,7 +209,7 @@ def door(tmp_path: Path) -> Door:
     """Run `python -m nocap.DOOR …` in an empty folder."""
 
     def call(
-        *words: str, module: str = "nocap.train", timeout: float = 120, env: dict[str, str] | None = None
+        *words: str, module: str = "nocap.train", timeout: float = 600, env: dict[str, str] | None = None
     ) -> Finished:
         done = subprocess.run(
             [sys.executable, "-m", module, *words],

@@ -59,6 +59,7 @@ def record_of(attention: str, mlp: str, seed: int, *, status: str = "finished") 
         "val_bpb": val_bpb[-1],
         "tokens_per_s": 2000 * 4096 / train_s[-1],
         "step_ms": {"median": train_s[-1] / 2},
+        "token_us": 1e6 * train_s[-1] / (2000 * 4096),
         "memory_mib": {"peak": MEMORY_MIB[attention]},
         "params": {"total": total, "non_embedding": total - 0.2e6},
         "flops_per_token": 6 * total,

@@ -1,7 +1,6 @@
-"""How much time an arm trains for a token, beside the baseline: on a CPU in CPU time, which other work on the
-machine changes little, on a GPU by the median step. The intervals are those of losses, on logarithms: one for
-all arms of a table together. They are of one session: what holds on other days takes a study.
-"""
+"""How much time an arm trains for a token, beside the baseline: the median step's, on a CPU in CPU time,
+which other work on the machine changes little. The intervals are those of losses, on logarithms: one for all
+arms of a table together. They are of one session: what holds on other days takes a study."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from nocap.judge.interval import Estimate
 from nocap.judge.losses import Pair, Table, common, estimates
 
 PACE = "token_us"
-NO_TIMES = "a record has no CPU time of its training"
+NO_TIMES = "a record has no time a token"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

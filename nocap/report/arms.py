@@ -27,8 +27,8 @@ ERRORS = (
     "some 11% have one somewhere."
 )
 OF_PACE = (
-    "Times are of training: on a CPU in CPU time, which other work changes little, on a GPU by the median "
-    "step. They are of one session: what holds on other days takes a study, in three sessions that lie apart."
+    "µs a token: the median step's, on a CPU in CPU time, which other work changes little. Of one session: "
+    "what holds on other days takes a study, in three sessions that lie apart."
 )
 DIFFERENCE = "difference"  # a column that the page knows
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the

@@ -117,7 +117,16 @@ METRICS: dict[str, Metric] = {
     **_metrics(  # of a run, which is not interleaved with others: no claim may be about these
         "clock",
         train_s=("training time", "s", _LOWER, _CLOCK, *_SPEED, duration),  # made of lines of the clock
-        token_us=("time a token", "µs", _LOWER, _CLOCK, *_SPEED),  # of training, in CPU time on a CPU
+        token_us=(  # of training; on a CPU in CPU time
+            "time a token",
+            "µs",
+            _LOWER,
+            _CLOCK,
+            *_SPEED,
+            three_digits,
+            ("token_us",),
+            "perf/token_us",
+        ),
         model_mib=(
             "the model's memory",
             "MiB",
@@ -187,8 +196,7 @@ METRICS: dict[str, Metric] = {
         ),
     ),
 }
-MADE = ("train_s", "token_us")  # of several numbers of a summary
-OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name in MADE]
+OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name == "train_s"]
 
 
 def is_count(metric: Metric, *, on_cuda: bool) -> bool:

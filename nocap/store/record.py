@@ -93,16 +93,15 @@ SHAPES: dict[str, Shape] = {
     },
     "summary.json": _each(str, "status identity name arm error tracker")
     | _each(int, "schema_version seed steps tokens val_step devices attempts")
-    | _each(float, "val_loss val_bpb tokens_per_s epoch_s mfu flops_per_token")
-    | _each(_NUMBERS, "clock_s cpu_s step_ms memory_mib params")
+    | _each(float, "val_loss val_bpb tokens_per_s token_us epoch_s mfu flops_per_token")
+    | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
     "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}]},
     "results.*.json": Whole(
         _each(str, "kind study scale question date command baseline")
         | {"hardware": _HARDWARE, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
     ),
-    "state.json": {"step": int, "run": str, "losses": [float], "optimizer": dict}
-    | _each(_NUMBERS, "clock_s cpu_s"),
+    "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
 }
 _WORDS = {str: "text", int: "an integer", float: "a finite number", dict: "an object", list: "a list"}
 

@@ -81,9 +81,7 @@ class Record:
 
     def value(self, metric: str) -> float | None:
         """What the run measured in a metric, in the metric's unit."""
-        if metric == "train_s":
-            return self.train_s
-        return self.token_us if metric == "token_us" else self.number(*METRICS[metric].path)
+        return self.train_s if metric == "train_s" else self.number(*METRICS[metric].path)
 
     @property
     def val_loss(self) -> float | None:
@@ -94,20 +92,6 @@ class Record:
         """Seconds of training: its waits for data and a teacher's training included."""
         clock = self.summary["clock_s"]
         return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
-
-    @property
-    def token_us(self) -> float | None:
-        """Microseconds of training a token: on a CPU the process's own CPU time, which other work on the
-        machine changes little, on a GPU the median step's time."""
-        tokens = self.number("tokens")
-        if not tokens:
-            return None
-        if self.config.get("trainer.device") == "cpu":
-            seconds = sum(self.number("cpu_s", line) or 0.0 for line in ("train", "data"))
-            return 1e6 * seconds / tokens if seconds else None
-        steps = self.number("steps")
-        step_ms = self.number("step_ms", "median")
-        return None if steps is None or step_ms is None else 1e3 * step_ms * steps / tokens
 
     @property
     def when(self) -> tuple[float, int, float, str]:

@@ -24,7 +24,7 @@ class Ledger:
 
     `started` is the attempt's first moment by `time.monotonic()`, a clock that parent and worker share. A
     resumed run begins with the lines of its checkpoint, `before`. What earlier attempts spent since then is
-    lost, and goes to `other`. CPU time is of all threads of this process, since it began.
+    lost, and goes to `other`. CPU time is of all threads of this process.
     """
 
     def __init__(
@@ -67,11 +67,6 @@ class Ledger:
         return {**self._seconds, "wall": sum(self._seconds.values())}
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return the CPU time of all lines."""
+        """Return this attempt's CPU time, by line."""
         self._switch(self._line)
         return dict(self._cpu_seconds)
-
-    def go_on(self, cpu_s: Mapping[str, float]) -> None:
-        """Add the CPU time of a checkpoint, by line."""
-        for line, seconds in cpu_s.items():
-            self._cpu_seconds[line] += seconds

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from nocap.config import hardware
@@ -56,6 +57,8 @@ class Recorder:
         self.checkpoints = checkpoint.Writer(root, background=self.on_gpu, always=always, stage=job.stage)
         # a checkpoint keeps them: a resumed run must see the same spikes
         self.losses = deque(losses, maxlen=WINDOW)
+        self.paces = list[float]()  # µs a token of each step since the last row
+        self.busy_s = 0.0
 
     def probe(self, *, step: int) -> None:
         """See `nocap.training.probe`: called through here, it is in no run's source."""
@@ -69,6 +72,12 @@ class Recorder:
         self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0
         memory.reset_peak(self.job.world.device)
         self.ledger.started_up()
+        self.busy_s = self._busy_s()
+
+    def _busy_s(self) -> float:
+        """Return the seconds of training so far: on a CPU in CPU time, which other work changes little."""
+        seconds = self.ledger.seconds() if self.on_gpu else self.ledger.cpu_seconds()
+        return seconds["train"] + seconds["data"]
 
     def save(self, *, step: int, last: bool = False) -> None:
         """Rank 0 writes the checkpoint of `step`; the rows before it reach the disk first.
@@ -84,17 +93,11 @@ class Recorder:
         with self.ledger.charge("checkpoint"):
             self.metrics.sync()
             clock = {line: s for line, s in self.ledger.seconds().items() if line != "wall"}
-            state = {
-                "run": self.job.run_dir.name,
-                "clock_s": clock,
-                "cpu_s": self.ledger.cpu_seconds(),
-                "losses": list(self.losses),
-            }
             problems = self.checkpoints.save(
                 step=step,
                 model=self.trainee.model,
                 optimizers=self.trainee.optimizers,
-                state=state,
+                state={"run": self.job.run_dir.name, "clock_s": clock, "losses": list(self.losses)},
                 rows=self.metrics.content,
                 keep=1 if step == t.steps else t.keep_checkpoints,
                 must=last,
@@ -114,8 +117,6 @@ class Recorder:
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
             checkpoint.prune(own.parent, keep=1, always=t.keep_steps)
-        if own:
-            self.ledger.go_on(checkpoint.state_of(own).get("cpu_s") or {})
         content = (own / checkpoint.ROWS).read_bytes() if own else b""
         self._log(self.metrics.put_back(content, source=str(own)))
         return self.metrics.rows()
@@ -136,6 +137,9 @@ class Recorder:
         """The row of a step, `null` where a value is not finite. `train/loss` is the next-token loss,
         whatever else is minimised."""
         t = self.job.run.trainer
+        before_s = self.busy_s
+        self.busy_s = self._busy_s()
+        self.paces.append(1e6 * (self.busy_s - before_s) / self.job.run.batch_tokens(step))
         tokens_per_s = self.job.run.batch_tokens(step) / (update.step_ms / 1e3)
         losses = {"loss": update.parts.get("next_token", update.loss)}
         losses |= {f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"}
@@ -165,6 +169,9 @@ class Recorder:
     def write(self, row: Row) -> None:
         """Append the row, with the memory's peak and the clock so far."""
         if self.job.world.is_main:
+            if self.paces:
+                row["perf/token_us"] = median(self.paces)
+                self.paces.clear()
             row["memory/peak_mib"] = self.peak_mib()
             row |= {f"clock/{line}_s": seconds for line, seconds in self.ledger.seconds().items()}
             self.metrics.append(row)
@@ -200,9 +207,7 @@ class Recorder:
         parts = memory.parts_mib(model.parameters(), self.trainee.optimizers, model.kept_around()) | {
             "activations": self.saved_mib
         }
-        cpu_s = self.ledger.cpu_seconds()
         totals = {
-            "cpu_s": {line: cpu_s[line] for line in ("train", "data")},
             "params": count_parameters(model),
             "flops_per_token": self.flops,
             "flops_basis": self.flops_basis,

@@ -32,6 +32,7 @@ def summarize(
     totals = dict(totals)
     val = [row for row in rows if "val/loss" in row] or [dict.fromkeys(("val/loss", "val/bpb", "step"))]
     step_ms = [row["perf/step_ms"] for row in rows if "perf/step_ms" in row]
+    token_us = [row["perf/token_us"] for row in rows if "perf/token_us" in row]
     t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
     tokens_per_s = run.tokens_before(step) / training_s if step and training_s else None
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
@@ -53,12 +54,12 @@ def summarize(
         "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()}
         if step_ms
         else None,
+        "token_us": float(np.median(token_us)) if token_us else None,
         **_mfu(run, tokens_per_s, totals),
         "flops_per_token": None,
         "params": {},
         "memory_mib": {},
         "clock_s": dict(clock_s),
-        "cpu_s": {},
         "kernel": {},
         "hardware": manifest["hardware"],
         "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},
