@@ -41,7 +41,13 @@ def main() -> None:
             from nocap.launch.multirun import multirun
 
             raise SystemExit(
-                multirun(flags.overrides, zipped=flags.zip, fail_fast=flags.fail_fast, detach=flags.detach)
+                multirun(
+                    flags.overrides,
+                    zipped=flags.zip,
+                    fail_fast=flags.fail_fast,
+                    detach=flags.detach,
+                    equal_loss=flags.equal_loss,
+                )
             )
 
 
@@ -67,7 +73,7 @@ def _answered(flags: argparse.Namespace) -> int | None:
         from nocap.launch.multirun import multirun
         from nocap.study.preview import of_grid
 
-        return multirun(flags.overrides, look=of_grid, zipped=flags.zip)
+        return multirun(flags.overrides, look=of_grid, zipped=flags.zip, equal_loss=flags.equal_loss)
     else:
         return None
     return 0

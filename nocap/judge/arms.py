@@ -79,7 +79,7 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
             arms.append(
                 Arm(id=members[0].arm, label="", config=members[0].config, runs=finished, diverged=diverged)
             )
-    return _labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
+    return labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
 
 def arm_key(config: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
@@ -142,14 +142,14 @@ def spell(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _labelled(arms: list[Arm]) -> list[Arm]:
-    """The parts of the readable names that differ, and the keys that these parts do not tell apart."""
+def labelled(arms: Sequence[Arm]) -> list[Arm]:
+    """Call arms by the parts of their names that differ, and by the keys that these do not tell apart."""
     names = [_name_parts(arm.all[0]) for arm in arms]
     # a name ends with its ideas, where it has some
     differ = [len(set(column)) > 1 for column in zip_longest(*names, fillvalue="")]
     heads = [[part for part, shown in zip(name, differ, strict=False) if shown] for name in names]
     short = short_keys(swept_keys(arm.config for arm in arms))
-    labelled = []
+    called = []
     for arm, head in zip(arms, heads, strict=True):
         alike = [other for other, other_head in zip(arms, heads, strict=True) if other_head == head]
         differing = swept_keys(other.config for other in alike)
@@ -168,11 +168,11 @@ def _labelled(arms: list[Arm]) -> list[Arm]:
             for key in (given if told_apart == len(alike) else differing)
         ]
         label = " ".join([*head, *options, *keys, *arm.id.split("+")[1:]])
-        labelled.append(replace(arm, label=label or "-".join(_name_parts(arm.all[0]))))
-    used = [arm.label for arm in labelled]  # by versions of nocap that write the same config differently
+        called.append(replace(arm, label=label or "-".join(_name_parts(arm.all[0]))))
+    used = [arm.label for arm in called]  # by versions of nocap that write the same config differently
     return [
         replace(arm, label=f"{arm.label} {arm.id.rpartition('-')[2]}") if used.count(arm.label) > 1 else arm
-        for arm in labelled
+        for arm in called
     ]
 
 

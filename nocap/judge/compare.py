@@ -14,6 +14,8 @@
     findings      what was found, by level or by arm: what is shown first, and of that the largest; of what is
                   not shown how many seeds would show it (null: more than 96, or not known); and `next`, what
                   to set in the same command (null: nothing is open, or the runs are no command's of nocap)
+    lengths       the baseline's shorter and longer length, by which `equal_loss` of an arm and of a level is
+                  worked out: the ratio of its time to that of the baseline for the loss that the arm reaches
     by_factor     where the arms are a full crossing of two keys or more: each key's levels against the
                   baseline's, over all levels of the others, and the interactions; else null
     arms          one object an arm, in the order in which they were asked for
@@ -46,6 +48,7 @@ from nocap.judge.arms import (
     equal_time,
     kernel_control,
     kernels,
+    labelled,
     machines_differ,
     select,
     setting,
@@ -54,9 +57,10 @@ from nocap.judge.arms import (
 )
 from nocap.judge.arms import group as grouped
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
+from nocap.judge.equal_loss import STEPS, EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import Factors, by_factor, crossing
-from nocap.judge.findings import Findings, by_effect, findings
-from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
+from nocap.judge.findings import Findings, Judged, by_effect, findings
+from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, of_arms, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.pace import PACE, Timed, ratios, refusal
 from nocap.judge.time_to_target import Reach
@@ -83,6 +87,7 @@ class ComparedArm:
     val_bpb: float | None
     difference: Difference | None  # None: it is the baseline
     times: Mapping[str, Timed]
+    equal_loss: TimeAtEqualLoss | None  # None: it is the baseline, or that has no other lengths
     to_target: Mapping[str, Reach] | None
 
     @property
@@ -118,6 +123,7 @@ class ComparedArm:
             "val_bpb": self.val_bpb,
             "difference": self.difference and self.difference.json(),
             **{metric: timed.json() for metric, timed in self.times.items()},
+            "equal_loss": self.equal_loss and self.equal_loss.json(),
             "params": arm.summary("params") or {},
             **{key: arm.summary(key) for key in ("flops_per_token", "flops_basis", "tokens", "steps")},
             "kernel": arm.summary("kernel") or {},
@@ -142,6 +148,7 @@ class Comparison:
     factors: Factors | None = None  # None: the arms are no full crossing of keys
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False
+    lengths: Sequence[Arm] = ()  # of the baseline, that say what a loss is worth: shorter, longer
 
     @property
     def rows(self) -> list[ComparedArm]:
@@ -156,7 +163,11 @@ class Comparison:
     def findings(self) -> Findings:
         """Return what was found, the surest and largest first, and what to run next."""
         return findings(
-            [(row.arm, row.difference) for row in self.arms if row.difference],
+            [
+                Judged(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
+                for row in self.arms
+                if row.difference
+            ],
             self.factors,
             look=self.look,
             base=self.baseline.arm,
@@ -194,6 +205,10 @@ class Comparison:
             "swept": self.swept,
             "findings": self.findings.json(),
             "by_factor": self.factors and self.factors.json(),
+            "lengths": [
+                {"arm": arm.id, "steps": arm.config[STEPS], "runs": [run.identity for run in arm.runs]}
+                for arm in self.lengths
+            ],
             "arms": [row.json() for row in self.arms],
             "runs": [_run(run, arm) for run, arm in self.runs],
             "measurements": [
@@ -230,7 +245,8 @@ def compare(
         not stepwise or baseline is None, "--baseline", "be left out with --against previous", repr(baseline)
     )
     runs = select(runs, wanted=group, baseline=baseline, allow=allow)
-    arms = grouped(runs.records)
+    every = grouped(runs.records)
+    arms = labelled([arm for arm in every if not shows_a_length(arm)])
     if not any(arm.runs for arm in arms):
         open_ = [f"{record.folder.name}: {record.status}" for record in runs.records]
         have = shorten([*(f"{name}: {why}" for name, why in runs.unreadable.items()), *open_])
@@ -240,6 +256,7 @@ def compare(
     if stepwise:
         arms = _in_time(arms)
     base = choose_baseline(arms, baseline)
+    ends = None if stepwise else around(base, every)
     bases = dict(zip((arm.id for arm in arms[1:]), arms, strict=False)) if stepwise else {}
     in_bytes = _vocabularies(arms) > 1 or not any(arm.values["val_loss"] for arm in arms)
     metric = "val_bpb" if in_bytes else "val_loss"
@@ -250,6 +267,13 @@ def compare(
     table = together([*pairs.values()])
     if cautious:
         table = _cautious(table, pairs)
+    worth = None
+    if ends is not None:
+        short, long = ends
+        worth = EqualLoss(
+            base=base, short=short, long=long, metric=metric, seeds=table.seeds, look=table.look
+        )
+    at_equal_loss = _at_equal_loss(worth, others)
     paces = ratios({name: replace(pair, metric=PACE) for name, pair in pairs.items()}, table)
     rows = [
         _row(
@@ -261,12 +285,17 @@ def compare(
             allow=allow,
             table=table,
             pace=paces.get(arm.id),
+            equal_loss=at_equal_loss.get(arm.id),
         )
         for arm in arms
     ]
     # a chain has no one baseline, over whose levels its arms could be read
-    factors = None if stepwise else by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious)
-    compared = {run.identity for arm in arms for run in arm.all}
+    factors = (
+        None
+        if stepwise
+        else by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious, worth=worth)
+    )
+    compared = {run.identity for arm in (*arms, *(ends or ())) for run in arm.all}
     left_out = [record for record in runs.records if record.identity not in compared]
     return Comparison(
         arms=rows,
@@ -292,7 +321,17 @@ def compare(
         factors=factors,
         look=table.look,
         cautious=cautious,
+        lengths=ends or (),
     )
+
+
+def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, TimeAtEqualLoss]:
+    """Return the time at equal loss of each arm, with one interval for all of them."""
+    if worth is None:
+        return {}
+    rows = {arm.id: worth.row(arm) for arm in arms}
+    known = [row for row in rows.values() if not isinstance(row, str)]
+    return judged(rows, of_arms(known, look=worth.look), look=worth.look)
 
 
 def _effect(row: ComparedArm) -> tuple[bool, float]:
@@ -341,6 +380,7 @@ def _row(
     allow: Collection[str],
     table: Table,
     pace: Estimate | None,
+    equal_loss: TimeAtEqualLoss | None,
 ) -> ComparedArm:
     """Return means and differences over the same seeds: those of the table, or those that an arm in none
     shares with the baseline where these are enough."""
@@ -364,6 +404,7 @@ def _row(
         val_bpb=mean("val_bpb"),
         difference=None if arm is base else _word(arm, base, table.differences[arm.id], allow=allow),
         times={name: _timed(arm, base, others, name, mean(name), pace=pace) for name in TIMES},
+        equal_loss=equal_loss,
         to_target=None
         if target_loss is None
         else time_to_target.reach(arm, base, goal=target_loss, arms=len(others)),

@@ -19,6 +19,7 @@ from typing import Any
 
 from nocap.judge import cautious
 from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
+from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, judged
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
 from nocap.judge.losses import Difference, Outcome, Table, difference, scaled
 from nocap.judge.pace import PACE, has_pace
@@ -33,12 +34,14 @@ class Level:
     name: str
     difference: Difference
     speed: Estimate | None = None  # the ratio of its time a token; None: not known of each arm
+    equal_loss: TimeAtEqualLoss | None = None  # None: the baseline has no other lengths
 
     def json(self) -> dict[str, Any]:
         return {
             "level": self.name,
             "difference": self.difference.json(),
             "speed": self.speed and self.speed.json(),
+            "equal_loss": self.equal_loss and self.equal_loss.json(),
         }
 
 
@@ -253,9 +256,11 @@ def by_factor(
     metric: str,
     allow: Collection[str] = (),
     wide: bool = False,
+    worth: EqualLoss | None = None,
 ) -> Factors | None:
     """Read a grid by factor; `None`: its arms are no full crossing, or not all of them are in the table with
-    seeds that they share. `wide`: with the cautious interval."""
+    seeds that they share. `wide`: with the cautious interval. `worth`: what the baseline's other lengths
+    say."""
     whole = len(table.members) == len(arms) - 1 and table.seeds
     crossed = crossing(arms, base) if whole else None
     if crossed is None:
@@ -268,7 +273,34 @@ def by_factor(
         _factor(reader, pace, axis, [each for each in interactions if each.shown], allow)
         for axis in range(len(crossed.keys))
     ]
+    if worth is not None:
+        factors = [_at_equal_loss(factor, axis, crossed, worth) for axis, factor in enumerate(factors)]
     return Factors(seeds=table.seeds, factors=factors, interactions=interactions)
+
+
+def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLoss) -> Factor:
+    """Return the factor with each level's time at equal loss: the mean over the levels of the other keys."""
+    rows = {place: worth.row(arm) for place, arm in crossed.arms.items()}
+    of_levels = {level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels}
+    estimates = of_arms([row for row in of_levels.values() if not isinstance(row, str)], look=worth.look)
+    at = judged(of_levels, estimates, look=worth.look)
+    return replace(factor, levels=[replace(level, equal_loss=at[level.name]) for level in factor.levels])
+
+
+def _mean_effect(
+    rows: Mapping[Place, list[float] | str], places: Sequence[tuple[Place, Place]]
+) -> list[float] | str:
+    """Return the mean over pairs of places of what the first has beyond the second; or why one has none."""
+    effects = list[list[float]]()
+    for place, beside in places:
+        row = rows[place]
+        base = rows[beside]
+        if isinstance(row, str):
+            return row
+        if isinstance(base, str):
+            return base
+        effects.append(_less(row, base))
+    return [fmean(seed) for seed in zip(*effects, strict=True)]
 
 
 def _factor(
@@ -280,15 +312,15 @@ def _factor(
 ) -> Factor:
     crossed = reader.crossed
     speeds = pace.levels(axis) if pace is not None else {}
-    judged = list[Level]()
+    levels = list[Level]()
     for level, estimate in reader.levels(axis).items():
         gap = difference(estimate, metric=reader.metric, floor=reader.floor)
         speed = speeds[level].exp() if level in speeds else None
-        judged.append(
+        levels.append(
             Level(name=level, difference=_word(reader, axis, level, gap, shown, allow), speed=speed)
         )
     over = {key: len(crossed.levels(other)) for other, key in enumerate(crossed.keys) if other != axis}
-    return Factor(key=crossed.keys[axis], baseline=crossed.levels(axis)[0], over=over, levels=judged)
+    return Factor(key=crossed.keys[axis], baseline=crossed.levels(axis)[0], over=over, levels=levels)
 
 
 def _word(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nocap.judge.arms import Arm
+from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.interval import ROUNDING, seeds_to_show
 from nocap.judge.losses import Difference, Outcome
@@ -41,6 +42,7 @@ class Finding:
     difference: Difference
     over: Mapping[str, int] = field(default_factory=dict)  # of a level: other keys → how many levels
     seeds: int | None = None  # that would show a difference as large; None: it is shown, or too small
+    equal_loss: TimeAtEqualLoss | None = None
 
     def json(self) -> dict[str, Any]:
         return {
@@ -48,6 +50,7 @@ class Finding:
             "over": dict(self.over),
             "difference": self.difference.json(),
             "seeds_to_show": self.seeds,
+            "equal_loss": self.equal_loss and self.equal_loss.json(),
         }
 
 
@@ -81,8 +84,17 @@ def by_effect(difference: Difference) -> tuple[bool, float]:
     return math.isnan(mid), mid
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """An arm beside what it is compared with."""
+
+    arm: Arm
+    difference: Difference
+    equal_loss: TimeAtEqualLoss | None
+
+
 def findings(
-    arms: Sequence[tuple[Arm, Difference]],
+    arms: Sequence[Judged],
     factors: Factors | None,
     *,
     look: int,
@@ -93,7 +105,7 @@ def findings(
     compared with the one before it, and there is no one command that adds to all of them."""
     found = _levels(factors, look) if factors is not None else _arms(arms, look)
     found.sort(key=_rank)
-    every = [base, *(arm for arm, _ in arms)]
+    every = [base, *(each.arm for each in arms)]
     imported = any(run.imported for arm in every for run in arm.all)
     return Findings(found=found, next=None if imported or stepwise else _next(found, every))
 
@@ -105,16 +117,22 @@ def _levels(factors: Factors, look: int) -> list[Finding]:
             over=factor.over,
             difference=level.difference,
             seeds=_seeds(level.difference, look),
+            equal_loss=level.equal_loss,
         )
         for factor in factors.factors
         for level in factor.levels
     ]
 
 
-def _arms(arms: Sequence[tuple[Arm, Difference]], look: int) -> list[Finding]:
+def _arms(arms: Sequence[Judged], look: int) -> list[Finding]:
     return [
-        Finding(name=arm.label, difference=difference, seeds=_seeds(difference, look))
-        for arm, difference in arms
+        Finding(
+            name=each.arm.label,
+            difference=each.difference,
+            seeds=_seeds(each.difference, look),
+            equal_loss=each.equal_loss,
+        )
+        for each in arms
     ]
 
 

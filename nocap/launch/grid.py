@@ -140,9 +140,10 @@ def check(
     compose: Callable[[Sequence[str]], Composed],
     log: Callable[[str], None],
     datasets: Datasets | None = None,
+    lengths: Sequence[Sequence[str]] = (),
 ) -> Grid:
     """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order
-    given, each run once.
+    given, each run once. `lengths`: cells more, of the first arm at other lengths.
 
     Errors:
         ValueError: at least one cell is invalid; a line for each. Nothing has been written but the data's
@@ -150,8 +151,9 @@ def check(
     """
     valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), Datasets() if datasets is None else datasets
-    for overrides in cells:
-        label = " ".join(override for override in overrides if key_of(override) in swept) or "the only cell"
+    shown = [*swept, "trainer.steps"] if lengths else swept
+    for overrides in (*cells, *lengths):
+        label = " ".join(override for override in overrides if key_of(override) in shown) or "the only cell"
         try:
             composed = as_in(first, overrides, compose) if first else settled(overrides, compose)
             first = first or composed
@@ -179,6 +181,8 @@ def check(
     ordered = list(distinct.values())
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     asked = seeds_asked(cell.plan for cell in ordered)
+    for cell in valid[len(cells) :]:
+        asked[cell.plan.arm] = replace(asked[cell.plan.arm], length_of=valid[0].plan.arm)
     named = tuple(
         replace(
             cell,

@@ -27,7 +27,7 @@ from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, ove
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
-from nocap.launch import search
+from nocap.launch import lengths, search
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
@@ -50,10 +50,12 @@ def multirun(
     zipped: bool = False,
     fail_fast: bool = False,
     detach: bool = False,
+    equal_loss: bool = False,
 ) -> int:
     """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
     `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that fails stops the
     others. `detach`: leave the cells to Slurm once they are handed over; the same command later reports.
+    `equal_loss`: train the baseline at its other lengths, too.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
@@ -66,6 +68,7 @@ def multirun(
     launcher, asked = launcher_option(config), _overrides(config, given)
     if searched is not None:
         others = {"--plan": look, "--zip": zipped, "--fail-fast": fail_fast, "--detach": detach}
+        others |= {lengths.FLAG: equal_loss}
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
@@ -75,15 +78,28 @@ def multirun(
     require(not (fail_fast and isinstance(launcher, Slurm)), "--fail-fast", rule, "given")
     swept = [override.key_or_group for override in asked if override.is_sweep_override()]
     cells = expand(asked, zipped=zipped)
-    grid = (
-        _for_target(cells, swept, launcher)
-        if isinstance(launcher, OfCluster)
-        else check(cells, swept=swept, compose=composed, log=print)
-    )
+    grid = _checked(cells, swept, launcher)
+    if equal_loss:
+        whole = _checked(cells, swept, launcher, more=lengths.cells_of(grid))
+        print(lengths.cost(grid, whole), flush=True)
+        grid = whole
     if look is not None:
         print(look(grid))
         return 0
     return _trained(grid, launcher, fail_fast=fail_fast, detach=detach)
+
+
+def _checked(
+    cells: Sequence[Sequence[str]],
+    swept: Sequence[str],
+    launcher: Launcher | None,
+    *,
+    more: Sequence[Sequence[str]] = (),
+) -> Grid:
+    """Return the grid of these cells, and of `more` that show the first arm at other lengths."""
+    if isinstance(launcher, OfCluster):
+        return _for_target(cells, swept, launcher, more=more)
+    return check(cells, swept=swept, compose=composed, log=print, lengths=more)
 
 
 def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: bool) -> int:
@@ -115,7 +131,13 @@ def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine
 
 
-def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: OfCluster) -> Grid:
+def _for_target(
+    cells: Sequence[Sequence[str]],
+    swept: Sequence[str],
+    launcher: OfCluster,
+    *,
+    more: Sequence[Sequence[str]],
+) -> Grid:
     """The grid as runs on the machines of a cluster."""
     target = launcher.target
 
@@ -125,7 +147,7 @@ def _for_target(cells: Sequence[Sequence[str]], swept: Sequence[str], launcher: 
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
-        grid = check(cells, swept=swept, compose=compose, log=print)
+        grid = check(cells, swept=swept, compose=compose, log=print, lengths=more)
     whole = [
         replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
         for cell in grid.cells

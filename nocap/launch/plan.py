@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +41,10 @@ class Asked:
     at: str  # when it began
     seeds: tuple[int, ...]
     place: int = 0  # of the arm among those of the command
+    length_of: str | None = None  # the arm whose loss at another length it is to show; None: it is its own
 
     def json(self) -> dict[str, Any]:
-        return {"at": self.at, "seeds": list(self.seeds), "place": self.place}
+        return {**asdict(self), "seeds": list(self.seeds)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

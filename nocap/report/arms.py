@@ -8,13 +8,14 @@ from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
 from nocap.judge.compare import PREVIOUS, ComparedArm, Comparison
+from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import ORDER, Finding
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
 from nocap.judge.pace import PACE
 from nocap.report.table import Cell, Column, Table
-from nocap.report.words import counted, extent, gains, values
+from nocap.report.words import counted, extent, gains, ratio, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Scale
 
@@ -58,12 +59,22 @@ def _told(finding: Finding, metric: Metric) -> str:
     """Say in a few words what was found of one arm, or of one level."""
     gap = finding.difference
     size = extent(gap.estimate.mid, metric)
+    at = _at_equal_loss(finding.equal_loss)
     if gap.outcome in (Outcome.better, Outcome.worse):
-        reach = gap.estimate.half_width
-        return f"{finding.name} {gap.verdict} by {size}" + (f" ± {extent(reach, metric)}" if reach else "")
+        reach = f" ± {extent(gap.estimate.half_width, metric)}" if gap.estimate.half_width else ""
+        return f"{finding.name} {gap.verdict} by {size}{reach}{at}"
     over = f" over {_over(finding.over)}" if finding.over else ""
     more = f", some {finding.seeds} seeds would show {size}" if finding.seeds else ""
-    return f"{finding.name}{over}: {gap.verdict}{more}"
+    return f"{finding.name}{over}: {gap.verdict}{more}{at}"
+
+
+def _at_equal_loss(at: TimeAtEqualLoss | None) -> str:
+    """Say of an arm what its loss and its speed make together."""
+    if at is None or at.ratio is None:
+        return ""
+    more = f"; some {at.seeds} seeds would show it" if at.seeds else ""
+    said = "" if at.outcome in (Outcome.better, Outcome.worse) else f" (no difference shown{more})"
+    return f", {ratio(at.ratio)} of the time at equal loss{said}"
 
 
 def _over(keys: Mapping[str, int]) -> str:
@@ -130,15 +141,18 @@ def all_tables(comparison: Comparison) -> Iterator[Table]:
 
 def by_factor(factors: Factors, metric: str) -> Table:
     """Draw a row a level of each key, the keys in the order in which the grid has them."""
-    timed = any(level.speed for factor in factors.factors for level in factor.levels)
+    every = [level for factor in factors.factors for level in factor.levels]
+    timed = any(level.speed for level in every)
+    at = _AtEqualLoss([level.equal_loss for level in every])
     columns = [
         Column(title="level"),
         Column(title="against"),
         Column(title="over"),
         Column(title="seeds"),
-        *([gains(PACE, Scale.ratio, "speed")] if timed else []),
+        *([Column(title="time a token", show=ratio)] if timed else []),
         gains(metric, Scale.difference, DIFFERENCE),
         Column(title="verdict"),
+        *at.columns,
     ]
     rows = [
         [
@@ -149,13 +163,38 @@ def by_factor(factors: Factors, metric: str) -> Table:
             *([level.speed] if timed else []),
             level.difference.estimate,
             level.difference.verdict,
+            *at.cells(level.equal_loss),
         ]
         for factor in factors.factors
         for level in factor.levels
     ]
-    return Table(
-        title="By factor", columns=columns, rows=rows, notes=[*_interactions(factors, metric), ERRORS]
-    )
+    notes = [*_interactions(factors, metric), ERRORS, *at.notes]
+    return Table(title="By factor", columns=columns, rows=rows, notes=notes)
+
+
+class _AtEqualLoss:
+    """The column of times at equal loss of a table; none, where the baseline has no other lengths."""
+
+    def __init__(self, every: Sequence[TimeAtEqualLoss | None]) -> None:
+        self.there = any(every)
+        self.reasons = list(dict.fromkeys(each.refused for each in every if each and each.refused))
+
+    @property
+    def columns(self) -> list[Column]:
+        return [Column(title="time at equal loss", show=lambda drawn: drawn)] if self.there else []
+
+    def cells(self, at: TimeAtEqualLoss | None) -> list[Cell | str | None]:
+        if not self.there:
+            return []
+        if at is None:
+            return [None]
+        if at.refused is not None:
+            return [f"refused [{self.reasons.index(at.refused) + 1}]"]
+        return [ratio(at.ratio) if at.ratio is not None else None]
+
+    @property
+    def notes(self) -> list[str]:
+        return [f"[{number}] {reason}" for number, reason in enumerate(self.reasons, start=1)]
 
 
 def _interactions(factors: Factors, metric: str) -> Iterator[str]:
@@ -187,6 +226,7 @@ def other(comparison: Comparison) -> str:
 
 def _verdicts(comparison: Comparison) -> Table:
     has_bpb = any(row.val_bpb for row in comparison.arms)
+    at = _AtEqualLoss([row.equal_loss for row in comparison.arms])
     columns = [
         ARM,
         Column(title="n"),
@@ -194,21 +234,35 @@ def _verdicts(comparison: Comparison) -> Table:
         *([values("val_bpb", "bits/byte")] if has_bpb else []),
         gains(comparison.metric, Scale.difference, DIFFERENCE),
         Column(title="verdict"),
+        *at.columns,
     ]
     rows = []
     for row in comparison.rows:
         gap, diverged = row.difference, len(row.arm.diverged)
         n = f"{len(row.seeds)} ({diverged} diverged)" if diverged else len(row.seeds)
         bpb = [row.val_bpb] if has_bpb else []
-        rows.append(
-            [row.label, n, row.val_loss, *bpb, gap and gap.estimate, gap.verdict if gap else "baseline"]
-        )
+        word = gap.verdict if gap else "baseline"
+        rows.append([row.label, n, row.val_loss, *bpb, gap and gap.estimate, word, *at.cells(row.equal_loss)])
     methods = ", ".join(comparison.methods) or "none"
     level = f"{100 * confidence(comparison.look):.4g}%"
     look = f", at look {comparison.look}" if comparison.look > 1 else ""
     interval = "cautious interval" if comparison.cautious else f"{level} interval"
     note = f"±: half of the {interval} that decides, for all arms together{look}. Differences: {methods}."
-    return Table(title="Verdicts", columns=columns, rows=rows, notes=[note])
+    notes = [note, *_lengths(comparison), *at.notes]
+    return Table(title="Verdicts", columns=columns, rows=rows, notes=notes)
+
+
+def _lengths(comparison: Comparison) -> Iterator[str]:
+    """Say how times at equal loss were worked out."""
+    if not comparison.lengths:
+        return
+    short, long = (f"{arm.config[STEPS]:,}" for arm in comparison.lengths)
+    own = f"{comparison.baseline.arm.config[STEPS]:,}"
+    yield (
+        f"Time at equal loss: of that which {comparison.baseline.label} takes for the loss that the arm "
+        f"reaches, by its ends after {short}, {own} and {long} steps (whole schedules, rates unchanged). Of "
+        "other lengths it says nothing."
+    )
 
 
 def _speed(arms: Sequence[ComparedArm], what: str, *, imported: bool) -> Table:

@@ -14,6 +14,7 @@ from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Better, Metric, Scale
 
 FAR = 10.0  # between the ends of a ratio: it is not known
+NARROW = 0.02  # half width of a ratio, below which two digits hide its interval
 UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown with
 
 
@@ -98,6 +99,20 @@ def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
     if scale is Scale.difference:
         return Cell(text=text, small=f"± {extent(estimate.half_width, metric)}")
     return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
+
+
+def ratio(estimate: Estimate) -> Cell:
+    """Draw a ratio as it is: `0.94 [0.88, 1.01]`; with a digit more where its interval is narrow."""
+    if not math.isfinite(estimate.high - estimate.low):
+        return Cell(text=NONE)
+    if estimate.high > FAR * estimate.low:
+        return Cell(text="not known")
+    digits = 3 if estimate.half_width < NARROW else 2
+    if estimate.low == estimate.high:
+        return Cell(text=f"{estimate.mid:.{digits}f}")
+    return Cell(
+        text=f"{estimate.mid:.{digits}f}", small=f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
+    )
 
 
 def as_gain(estimate: Estimate, metric: Metric, scale: Scale) -> Estimate:

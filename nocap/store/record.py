@@ -44,7 +44,7 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 
 _NUMBERS, _TEXTS = {...: float}, {...: str}
 _HARDWARE = _each(str, "fingerprint name host")
-_ASKED = {"at": str, "seeds": [int], "place": int}
+_ASKED = {"at": str, "seeds": [int], "place": int, "length_of": str}
 _ATTEMPT = (
     _each(str, "started host grid")
     | _each(int, "devices threads")

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,6 +70,8 @@ class Record:
     manifest: Mapping[str, Any]
     summary: Mapping[str, Any]
     curve: Curve
+    # the arm whose loss at another length it shows, by the command that asked for it; None: it is its own
+    length_of: str | None = None
 
     def __post_init__(self) -> None:
         for name, file in {"manifest": MANIFEST, "summary": SUMMARY}.items():
@@ -208,11 +210,22 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
             runs.problems.append(
                 f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})"
             )
-    runs.records = list(by_identity.values())
+    lengths = _lengths(places)
+    runs.records = [
+        replace(record, length_of=lengths.get(record.identity, record.length_of))
+        for record in by_identity.values()
+    ]
     if len(places) > 1 or not (expanded(places[0]) / GRID).is_file():
         runs.records.sort(key=lambda record: record.when)
     runs.problems += [line for path in places for line in without_record(expanded(path))]
     return runs
+
+
+def _lengths(places: Sequence[str]) -> dict[str, str | None]:
+    """Return of which arm each cell of these grids shows another length, whoever trained it first."""
+    grids = [place for place in map(expanded, places) if (place / GRID).is_file() and not _is_run(place)]
+    cells = [cell for grid in grids for cell in _cells(grid)]
+    return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}
 
 
 def read(folder: Path, *, rows: bool = True) -> Record:
@@ -244,6 +257,7 @@ def read(folder: Path, *, rows: bool = True) -> Record:
         manifest=manifest,
         summary=summary,
         curve=_curve(Metrics(folder / "metrics.jsonl").rows()) if rows and status in ENDED else Curve(),
+        length_of=(attempts[0].get("asked") or {}).get("length_of"),
     )
 
 

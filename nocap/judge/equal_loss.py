@@ -1,0 +1,190 @@
+"""The time that an arm takes for the loss that it reaches, beside the time that the baseline would take for
+that loss. So a speed and a loss are one number: below 1 is a gain.
+
+The baseline is trained at a shorter and at a longer length too: whole schedules with the same seeds, warm-up
+and decay as the same shares, rates unchanged. Between the two, the logarithm of its loss falls by b for each
+factor e of steps (a power law). An arm whose logarithm of the loss lies d beside the baseline's is worth
+exp(d/b) of the baseline's steps, and its time at equal loss is that of its training over the baseline's,
+divided by that worth. It says nothing of other lengths, nor of the time to the baseline's own loss, which a
+race finds (`judge.time_to_target`).
+
+The interval is that of losses, on one value a seed by the delta method: with t the logarithm of the times'
+ratio and m = d/b of the means, z = t − m − (d − m·b)/b, seed by seed, has t − m as its mean and the noise of
+all four losses in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from nocap.judge.arms import Arm, changes, confounders
+from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_pairs, seeds_to_show
+from nocap.judge.losses import Outcome, outcome
+from nocap.judge.pace import PACE, has_pace, refusal
+
+SHARES = (0.7, 1.4)  # of the baseline's steps
+STEPS = "trainer.steps"
+WIDEST = 0.5  # half width of the slope's interval, of the slope: beyond that it is not known
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimeAtEqualLoss:
+    """An arm's or a level's, as a ratio to the baseline's; or why there is none."""
+
+    ratio: Estimate | None = None
+    refused: str | None = None
+    seeds: int | None = None  # that would show a ratio as far from 1; None: it is shown, or too many
+
+    @classmethod
+    def of(cls, logarithm: Estimate, *, look: int) -> TimeAtEqualLoss:
+        seeds = None
+        if outcome(logarithm) is Outcome.unclear:
+            seeds = seeds_to_show(logarithm, look=look)
+        return cls(ratio=logarithm.exp(), seeds=seeds)
+
+    @property
+    def outcome(self) -> Outcome:
+        """Say whether the arm takes less time for its loss, or more."""
+        if self.ratio is None or self.ratio.low <= 0 or not math.isfinite(self.ratio.high):
+            return Outcome.undecided
+        place = self.ratio.place(1.0, 1.0)
+        return {-1: Outcome.better, 1: Outcome.worse}.get(place, Outcome.unclear)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "ratio": self.ratio and self.ratio.json(),
+            "refused": self.refused,
+            "outcome": self.outcome.value,
+            "seeds_to_show": self.seeds,
+        }
+
+
+# --- the baseline's lengths ---------------------------------------------------------------------------------
+
+
+def is_length(arm: Arm, base: Arm) -> bool:
+    """Say whether an arm is the baseline at another length: a whole schedule of other steps, its parts the
+    same shares."""
+    if STEPS not in arm.config.keys() & base.config.keys():
+        return False
+    changed = changes(arm, base)
+    in_steps = {key for key in changed if key.startswith("schedule.") and key.endswith("_steps")}
+    if STEPS not in changed or changed.keys() - {STEPS} - in_steps:
+        return False
+    share = arm.config[STEPS] / base.config[STEPS]
+    parts = [key for key in base.config if key.startswith("schedule.") and key.endswith("_steps")]
+    whole = all(abs(arm.config[key] - share * base.config[key]) <= 1 for key in parts)
+    return whole and not confounders(arm, base, allowed=("steps",))
+
+
+def shows_a_length(arm: Arm) -> bool:
+    """Say whether all of an arm's runs were asked for only to show another arm at another length."""
+    return all(run.length_of is not None for run in arm.all)
+
+
+def around(base: Arm, arms: Sequence[Arm]) -> tuple[Arm, Arm] | None:
+    """Return the baseline's next shorter and next longer length; `None`: one of them is missing."""
+    lengths = [arm for arm in arms if arm is not base and arm.runs and is_length(arm, base)]
+    lengths.sort(key=lambda arm: arm.config[STEPS])
+    shorter = [arm for arm in lengths if arm.config[STEPS] < base.config[STEPS]]
+    longer = [arm for arm in lengths if arm.config[STEPS] > base.config[STEPS]]
+    return (shorter[-1], longer[0]) if shorter and longer else None
+
+
+# --- the estimate -------------------------------------------------------------------------------------------
+
+
+def slopes(short: Array, long: Array, *, ratio: float) -> Array:
+    """Return how much the logarithm of the loss falls for each factor e of steps, seed by seed. `ratio`: of
+    the two lengths."""
+    falls: Array = (np.log(long) - np.log(short)) / math.log(ratio)
+    return falls
+
+
+def times(arm: Array, base: Array, slope: Array, pace: Array) -> Array:
+    """Return z of each seed, whose mean is the logarithm of the time at equal loss. Losses of the arm and the
+    baseline at its own length, `slope` of `slopes`; `pace`: the logarithm of the times' ratio; (seeds,)."""
+    d = np.log(arm) - np.log(base)
+    b = slope.mean()
+    worth = d.mean() / b
+    z: Array = pace - worth - (d - worth * slope) / b
+    return z
+
+
+@dataclass(frozen=True, kw_only=True)
+class EqualLoss:
+    """What the baseline's lengths say of the arms beside it."""
+
+    base: Arm
+    short: Arm
+    long: Arm
+    metric: str  # of the loss
+    seeds: Sequence[int]  # over which the arms are compared
+    look: int
+
+    @property
+    def lengths(self) -> list[int]:
+        """List the baseline's steps, from the shortest."""
+        return [arm.config[STEPS] for arm in (self.short, self.base, self.long)]
+
+    def row(self, arm: Arm) -> list[float] | str:
+        """Return z of each seed; or why an arm has none."""
+        if self.refused is not None:
+            return self.refused
+        if arm is self.base:
+            return [0.0] * len(self.seeds)
+        known = self.seeds and set(self.seeds) <= arm.values[self.metric].keys()
+        if not known or arm.diverged:
+            return "it does not have the baseline's seeds"
+        if not has_pace(arm, self.base, self.seeds):
+            return refusal(arm, self.base) or "its time a token is not known for each seed"
+        own = self._losses(arm)
+        if not self._losses(self.long).mean() <= own.mean() <= self._losses(self.short).mean():
+            steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
+            return f"its loss lies beyond what the baseline reaches in {steps} steps"
+        pace = np.log(self._seconds(arm)) - np.log(self._seconds(self.base))
+        return times(own, self._losses(self.base), self._slopes, pace).tolist()
+
+    @cached_property
+    def refused(self) -> str | None:
+        """Say why the baseline's lengths say nothing; `None`: they do."""
+        have = [set(self.seeds) <= arm.values[self.metric].keys() for arm in (self.short, self.long)]
+        if len(self.seeds) < LEAST_PAIRS or not all(have):
+            return f"the baseline's other lengths do not have {LEAST_PAIRS} seeds or more of the table's"
+        slope = of_pairs(self._slopes.tolist())
+        if slope.high >= 0 or slope.half_width > WIDEST * abs(slope.mid):
+            return "how fast the baseline's loss falls with its steps is not known well enough"
+        return None
+
+    @cached_property
+    def _slopes(self) -> Array:
+        ratio = self.long.config[STEPS] / self.short.config[STEPS]
+        return slopes(self._losses(self.short), self._losses(self.long), ratio=ratio)
+
+    def _losses(self, arm: Arm) -> Array:
+        return np.array([arm.values[self.metric][seed] for seed in self.seeds])
+
+    def _seconds(self, arm: Arm) -> Array:
+        """Return the time of a run's training, but for a factor that all have."""
+        tokens = fmean(run.summary["tokens"] for run in arm.runs)
+        return tokens * np.array([arm.values[PACE][seed] for seed in self.seeds])
+
+
+def judged(
+    rows: Mapping[str, list[float] | str], estimates: Sequence[Estimate], *, look: int
+) -> dict[str, TimeAtEqualLoss]:
+    """Return each row's time at equal loss. `estimates`: of those that have values, in their order."""
+    known = iter(estimates)
+    return {
+        name: TimeAtEqualLoss(refused=row)
+        if isinstance(row, str)
+        else TimeAtEqualLoss.of(next(known), look=look)
+        for name, row in rows.items()
+    }
