@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
-from nocap.config.run import Run
 from nocap.judge.equal_loss import SHARES, STEPS
 from nocap.launch.grid import Cell, Grid, key_of
 from nocap.store.formats import plural
@@ -16,44 +14,42 @@ from nocap.store.formats import plural
 FLAG = "--equal-loss"
 
 
-def cells_of(grid: Grid) -> list[tuple[str, ...]]:
+def cells_of(grid: Grid, compose: Callable[[Sequence[str]], Composed]) -> list[tuple[str, ...]]:
     """Return the overrides of the cells that train the baseline, which is the first arm, at its other lengths
     with each of its seeds.
 
     Errors:
         ValueError: its steps are too few, or swept.
     """
-    base = grid.cells[0].plan
-    steps = base.run.trainer.steps
+    base = grid.cells[0]
+    steps = base.plan.run.trainer.steps
     rule = "be left out where trainer.steps is swept, whose values are other lengths"
     require(STEPS not in grid.swept, FLAG, rule, "given")
     lengths = [round(share * steps) for share in SHARES]
     require(len({*lengths, steps}) == 3, STEPS, f"be 3 or more with {FLAG}", steps)
-    own = [cell for cell in grid.cells if cell.plan.arm == base.arm]
-    return [_at(cell, length) for length in lengths for cell in own]
+    words = [_at(base, length, compose) for length in lengths]
+    own = [cell for cell in grid.cells if cell.plan.arm == base.plan.arm]
+    return [_with(cell.overrides, more) for more in words for cell in own]
 
 
-def _at(cell: Cell, steps: int) -> tuple[str, ...]:
-    """Return a cell's overrides for a whole schedule of so many steps. Whether it is compiled does not follow
-    from them."""
-    words = [
-        f"{STEPS}={steps}",
-        *_schedule(cell.plan.run, steps),
-        f"trainer.compile={cell.plan.run.trainer.compile.value}",
-    ]
-    given = {key_of(word) for word in words}
-    return (*(word for word in cell.overrides if key_of(word) not in given), *words)
+def _at(base: Cell, steps: int, compose: Callable[[Sequence[str]], Composed]) -> list[str]:
+    """Return the overrides that make a cell a whole schedule of so many steps: its counts of steps the same
+    shares of them, where they do not follow by themselves. Whether it is compiled follows from the steps, and
+    stays as it is."""
+    run = base.plan.run
+    words = [f"{STEPS}={steps}", f"trainer.compile={run.trainer.compile.value}"]
+    follows = to_plain(compose(_with(base.overrides, words)).run)["schedule"]
+    for key, value in to_plain(run)["schedule"].items():
+        wanted = steps / run.trainer.steps * value if key.endswith("_steps") else None
+        if wanted is not None and abs(follows[key] - wanted) > 1:
+            words.append(f"schedule.{key}={round(wanted)}")
+    return words
 
 
-def _schedule(run: Run, steps: int) -> list[str]:
-    """Return the schedule's counts of steps, as the same shares of these."""
-    config: Mapping[str, Any] = to_plain(run)["schedule"]
-    share = steps / run.trainer.steps
-    return [
-        f"schedule.{key}={math.floor(share * value + 0.5)}"
-        for key, value in config.items()
-        if key.endswith("_steps")
-    ]
+def _with(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides of which some are replaced."""
+    given = {key_of(word) for word in more}
+    return (*(word for word in overrides if key_of(word) not in given), *more)
 
 
 def cost(grid: Grid, whole: Grid) -> str:

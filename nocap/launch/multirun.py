@@ -80,7 +80,7 @@ def multirun(
     cells = expand(asked, zipped=zipped)
     grid = _checked(cells, swept, launcher)
     if equal_loss:
-        whole = _checked(cells, swept, launcher, more=lengths.cells_of(grid))
+        whole = _checked(cells, swept, launcher, more=lengths.cells_of(grid, composed))
         print(lengths.cost(grid, whole), flush=True)
         grid = whole
     if look is not None:

@@ -1,0 +1,340 @@
+"""The time at equal loss: against closed forms, simulated grids and real rows; what is refused; and the cells
+that `--equal-loss` adds."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nocap.config.compose import composed
+from nocap.config.plain import to_plain
+from nocap.judge.compare import Comparison, compare
+from nocap.judge.equal_loss import slopes, times
+from nocap.judge.interval import of_pairs
+from nocap.launch import lengths
+from nocap.launch.grid import Grid, check
+from nocap.report import comparison as page
+from nocap.report.arms import render
+from nocap.store.record import digest
+from nocap.store.runs import Curve, Found, Record, load
+from tests.conftest import REPO, Door
+from tests.grids import CELL
+
+SHARED = REPO.parent / "shared"
+STEPS = 150
+NAMES = {"attention": ("flash", "gqa"), "mlp": ("gelu4x", "swiglu")}
+
+
+def record(
+    attention: str,
+    mlp: str,
+    seed: int,
+    loss: float,
+    *,
+    steps: int = STEPS,
+    pace: float = 1.0,
+    machine: str = "a",
+) -> Record:
+    """A finished run as a grid of `NAMES` leaves it; one of other steps shows a length of the first arm."""
+    config = {
+        "attention.kind": attention,
+        "mlp.kind": mlp,
+        "trainer.steps": steps,
+        "schedule.warmup_steps": math.floor(0.05 * steps + 0.5),
+    }
+    base = "nano-flash-gelu4x"
+    arm = f"nano-{attention}-{mlp}" + (f"-{steps}" if steps != STEPS else "")
+    name = f"nano-{attention}-{mlp}-s{seed}"
+    return Record(
+        folder=Path(f"{arm}-s{seed}"),
+        identity=digest([arm, seed]),
+        name=name,
+        arm=arm,
+        seed=seed,
+        status="finished",
+        started="",
+        config=config,
+        parts={},
+        manifest={
+            "options": {"attention": attention, "mlp": mlp},
+            "attempts": [{"swept": ["attention", "mlp", "seed"]}],
+        },
+        summary={
+            "status": "finished",
+            "steps": steps,
+            "tokens": steps * 1024,
+            "val_loss": loss,
+            "token_us": pace,
+            "clock_s": {"train": 1.0},
+            "hardware": {"name": machine, "fingerprint": machine},
+        },
+        curve=Curve(),
+        length_of=base if steps != STEPS else None,
+    )
+
+
+def grid(
+    change: Callable[[Record], Record] = lambda each: each, *, seeds: int = 6, gain: float = 0.02
+) -> Comparison:
+    """Four arms, of which swiglu's are lower by `gain` and gqa's take 0.9 of the time, and the baseline's
+    lengths, by a power law of the steps."""
+    rng = np.random.default_rng(3)
+    records = []
+    for seed in range(seeds):
+        for attention in NAMES["attention"]:
+            for mlp in NAMES["mlp"]:
+                loss = 2.3 - gain * (mlp == "swiglu") + rng.normal(0, 0.002)
+                pace = 0.9 if attention == "gqa" else 1.0
+                records.append(record(attention, mlp, seed, loss, pace=pace))
+        for steps in (105, 210):
+            loss = 2.3 * (steps / STEPS) ** -0.1 + rng.normal(0, 0.002)
+            records.append(record("flash", "gelu4x", seed, loss, steps=steps))
+    return compare(Found(records=[change(each) for each in records]), baseline="flash gelu4x")
+
+
+def at_equal_loss(comparison: Comparison, arm: str) -> dict[str, Any]:
+    content = comparison.json()
+    json.dumps(content, allow_nan=False)
+    return next(row["equal_loss"] for row in content["arms"] if row["label"] == arm)
+
+
+# --- the estimate -------------------------------------------------------------------------------------------
+
+
+def test_an_arm_without_noise_has_the_closed_form() -> None:
+    """Losses 3·steps^-0.1; the arm's loss is that of 1.2 times the steps, and each takes 1.1 of the time."""
+    ones = np.ones(4)
+    losses = {steps: 3.0 * ones * steps**-0.1 for steps in (105, 150, 180, 210)}
+    slope = slopes(losses[105], losses[210], ratio=2.0)
+    assert slope == pytest.approx([-0.1] * 4)
+    z = times(losses[180], losses[150], slope, math.log(1.1) * ones)
+    assert np.exp(z) == pytest.approx([1.1 / 1.2] * 4)
+
+
+@pytest.mark.parametrize("planted", [1.0, 0.9])
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_intervals_hold_the_planted_time(planted: float, seeds: int) -> None:
+    """Of 10,000 simulated pairs of arms, with noise as nano's seeds have."""
+    rng = np.random.default_rng(7)
+    held = 0
+    for _ in range(10_000):
+        noise = rng.normal(0, 0.009, (4, seeds))
+        short, base, long = (2.3 * share**-0.08 * np.exp(noise[i]) for i, share in enumerate((0.7, 1.0, 1.4)))
+        arm = 2.3 * planted**0.08 * np.exp(noise[3])  # worth 1/planted of the steps
+        z = times(arm, base, slopes(short, long, ratio=2.0), np.zeros(seeds))
+        estimate = of_pairs(z.tolist())
+        held += estimate.low <= math.log(planted) <= estimate.high
+    assert 0.945 <= held / 10_000 <= 0.975
+
+
+@pytest.mark.skipif(not (SHARED / "seed_noise").is_dir(), reason="the rows of 240 real runs are not here")
+def test_real_rows_have_the_figures_that_other_code_has() -> None:
+    """Twelve seeds of swiglu and gqa: alone, and over the levels of the other key."""
+    place = SHARED / "seed_noise"
+    records = [
+        record(row["attention"], row["mlp"], int(row["seed"]), float(row["val_loss"]))
+        for row in csv.DictReader((place / "nano_attention_mlp_40_seeds.csv").read_text().splitlines())
+        if int(row["seed"]) < 12
+    ]
+    records += [
+        record("flash", "gelu4x", int(row["seed"]), float(row["val_loss"]), steps=int(row["steps"]))
+        for row in csv.DictReader((place / "nano_baseline_lengths.csv").read_text().splitlines())
+    ]
+    base = [
+        each
+        for each in records
+        if each.config["attention.kind"] == "flash" and each.config["mlp.kind"] == "gelu4x"
+    ]
+    alone = {
+        "swiglu": ("flash", "swiglu", (1.158, 1.094, 1.226)),
+        "gqa": ("gqa", "gelu4x", (0.960, 0.911, 1.010)),
+    }
+    for attention, mlp, expected in alone.values():
+        arm = [
+            each
+            for each in records
+            if (each.config["attention.kind"], each.config["mlp.kind"]) == (attention, mlp)
+        ]
+        (_, row) = compare(Found(records=[*base, *arm])).arms
+        assert row.equal_loss is not None
+        assert worth(row.equal_loss.ratio) == pytest.approx(expected, abs=0.0006)
+    # each as the one level of its key: gqa over three MLPs, swiglu over two attentions
+    levels = by_level(records)
+    assert worth(levels["gqa"].ratio) == pytest.approx((0.971, 0.945, 0.998), abs=0.0006)
+    levels = by_level([each for each in records if each.config["mlp.kind"] != "gelu3x"])
+    assert worth(levels["swiglu"].ratio) == pytest.approx((1.168, 1.127, 1.211), abs=0.0006)
+
+
+def by_level(records: list[Record]) -> dict[str, Any]:
+    factors = compare(Found(records=records), baseline="flash gelu4x").factors
+    assert factors is not None
+    return {level.name: level.equal_loss for factor in factors.factors for level in factor.levels}
+
+
+def worth(ratio: Any) -> tuple[float, float, float]:
+    """How many of the baseline's steps a loss is worth, where all steps take the same time."""
+    return 1 / ratio.mid, 1 / ratio.high, 1 / ratio.low
+
+
+# --- in a comparison ----------------------------------------------------------------------------------------
+
+
+def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
+    comparison = grid()
+    content = comparison.json()
+    assert [row["label"] for row in content["arms"]] == [
+        "flash gelu4x",
+        "flash swiglu",
+        "gqa gelu4x",
+        "gqa swiglu",
+    ]
+    assert [(each["steps"], len(each["runs"])) for each in content["lengths"]] == [(105, 6), (210, 6)]
+    assert content["not_compared"] == []
+    swiglu = at_equal_loss(comparison, "flash swiglu")["ratio"]
+    assert swiglu["low"] < (2.28 / 2.3) ** 10 < swiglu["high"]
+    assert at_equal_loss(comparison, "gqa gelu4x")["outcome"] == "better"
+    levels = {
+        level["level"]: level["equal_loss"]
+        for factor in content["by_factor"]["factors"]
+        for level in factor["levels"]
+    }
+    assert levels["gqa"]["ratio"]["low"] < 0.9 < levels["gqa"]["ratio"]["high"]
+    assert levels["gqa"]["ratio"]["high"] < at_equal_loss(comparison, "gqa gelu4x")["ratio"]["high"]
+    shown = render(comparison)
+    assert re.search(r"^attention=gqa .* 0\.\d+ \[0\.\d+, 0\.\d+\]$", shown, re.M)
+    assert re.search(r"^found: .*attention=gqa.* of the time at equal loss", shown)
+    assert "by its ends after 105, 150 and 210 steps" in shown
+    html = page.render(comparison)
+    assert "time at equal loss" in html
+
+
+def test_nothing_of_it_is_shown_where_the_baseline_has_no_other_lengths() -> None:
+    records = [record("flash", mlp, seed, 2.3 + 0.01 * seed) for seed in range(3) for mlp in NAMES["mlp"]]
+    comparison = compare(Found(records=records))
+    assert [row.equal_loss for row in comparison.arms] == [None, None]
+    assert "equal loss" not in render(comparison)
+
+
+def lost(each: Record) -> Record:
+    """The baseline's lengths lack a seed."""
+    return replace(each, status="failed") if each.length_of and each.seed == 5 else each
+
+
+def on_another_machine(each: Record) -> Record:
+    hardware = {"name": "b", "fingerprint": "b"}
+    summary = {**each.summary, "hardware": hardware} if "gqa" in each.arm else each.summary
+    return replace(each, summary=summary)
+
+
+def untimed(each: Record) -> Record:
+    summary = {**each.summary, "token_us": None} if "gqa" in each.arm else each.summary
+    return replace(each, summary=summary)
+
+
+def flat(each: Record) -> Record:
+    """The baseline learns nothing more after 105 steps."""
+    loss = 2.3 + 0.001 * (each.seed % 3) * (-1) ** (each.config["trainer.steps"] // 105)
+    return replace(each, summary={**each.summary, "val_loss": loss}) if each.length_of else each
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
+    "beyond the ends": (
+        {"gain": 0.3},
+        "flash swiglu",
+        "its loss lies beyond what the baseline reaches in 105 to 210 steps",
+    ),
+    "another machine": ({"change": on_another_machine}, "gqa gelu4x", "other hardware: 1 × b (b)"),
+    "no time": ({"change": untimed}, "gqa gelu4x", "a record has no time a token"),
+    "a flat baseline": (
+        {"change": flat},
+        "flash swiglu",
+        "how fast the baseline's loss falls with its steps is not",
+    ),
+    "a seed lost": (
+        {"change": lost},
+        "flash swiglu",
+        "the baseline's other lengths do not have 3 seeds or more",
+    ),
+}
+
+
+@pytest.mark.parametrize(("how", "arm", "why"), REFUSED.values(), ids=REFUSED)
+def test_what_it_cannot_say_is_refused_with_the_reason(how: dict[str, Any], arm: str, why: str) -> None:
+    comparison = grid(**how)
+    at = at_equal_loss(comparison, arm)
+    assert (at["ratio"], at["outcome"]) == (None, "no verdict")
+    assert at["refused"].startswith(why)
+    assert f"] {why}" in render(comparison)
+
+
+# --- the cells ----------------------------------------------------------------------------------------------
+
+
+def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tuple[Grid, Grid]:
+    """A grid, and the same with the baseline's other lengths."""
+    cells = [
+        (*CELL, *words, f"attention={attention}", f"seed={seed}")
+        for seed in (0, 1)
+        for attention in ("flash", "gqa")
+    ]
+    plain = check(cells, swept=swept, compose=composed, log=print)
+    more = lengths.cells_of(plain, composed)
+    return plain, check(cells, swept=swept, compose=composed, log=print, lengths=more)
+
+
+def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) -> None:
+    words = ["trainer.steps=100", "schedule=wsd", f"output_dir={tmp_path}"]
+    plain, whole = planned(*words, "schedule.warmup_steps=9", "schedule.decay_steps=30")
+    added = [cell for cell in whole.cells if cell.plan.asked and cell.plan.asked.length_of]
+    assert len(whole.cells) - len(plain.cells) == len(added) == 4
+    runs = [cell.plan.run for cell in added]
+    assert [(run.seed, run.trainer.steps) for run in runs] == [(0, 70), (0, 140), (1, 70), (1, 140)]
+    assert [run.schedule.warmup_steps for run in runs] == [6, 13, 6, 13]
+    assert [to_plain(run.schedule)["decay_steps"] for run in runs] == [21, 42, 21, 42]
+    assert {run.trainer.compile for run in runs} == {plain.cells[0].plan.run.trainer.compile}
+    assert {run.attention.kind for run in runs} == {plain.cells[0].plan.run.attention.kind}
+    assert {cell.plan.asked.length_of for cell in added} == {plain.cells[0].plan.arm}
+    assert all(f"trainer.steps={cell.plan.run.trainer.steps}" in cell.label for cell in added)
+    assert lengths.cost(plain, whole) == (
+        "equal loss: the baseline also trains for 70 and 140 steps: 4 runs more, as much as 2.1 arms"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["trainer.steps=1"], "trainer.steps must be 3 or more with --equal-loss, got 1"),
+        (["--zip", "search=random"], "must be left out of a search"),
+        (["trainer.steps=10,20"], "--equal-loss must be left out where trainer.steps is swept"),
+    ],
+)
+def test_where_there_are_no_other_lengths_it_is_refused(here: Door, words: list[str], why: str) -> None:
+    done = here("--equal-loss", *CELL, *words, "seed=0,1", "attention=flash,gqa")
+    assert done.code == 2
+    assert why in done.err
+    assert not list(Path("outputs").glob("runs/*"))
+
+
+def test_a_grid_trains_them_and_tells_the_time_at_equal_loss(tmp_path: Path, here: Door) -> None:
+    """A length that was trained before, as a run of its own, shows a length in this grid."""
+    words = [*CELL, "trainer.steps=20"]
+    assert here(*CELL, "trainer.steps=14", "attention=flash", "seed=0").code == 0
+    done = here("--equal-loss", *words, "attention=flash,gqa", "seed=0")
+    assert done.code == 0
+    assert "equal loss: the baseline also trains for 14 and 28 steps: 2 runs more" in done.out
+    assert "4 finished; 3 trained now" in done.out
+    assert "2 arms from 2 runs; baseline: flash" in done.out
+    assert "the baseline's other lengths do not have 3 seeds or more of the table's" in done.out
+    (folder,) = (tmp_path / "outputs" / "grids").iterdir()
+    comparison = compare(load([folder]))
+    assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [14, 28]
+    assert [len(arm.runs) for arm in comparison.lengths] == [1, 1]
