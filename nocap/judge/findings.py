@@ -141,10 +141,15 @@ def _seeds(difference: Difference, look: int) -> int | None:
     return seeds_to_show(difference.estimate, look=look) if unclear else None
 
 
-def _rank(finding: Finding) -> tuple[int, float]:
-    """Put what is shown before what is not, and of each the largest first."""
+def _rank(finding: Finding) -> tuple[bool, int, float]:
+    """Put what is shown, of the loss or of the time at equal loss, first, and of each the largest."""
     mid = finding.difference.estimate.mid
-    return ORDER.index(finding.difference.outcome), 0.0 if math.isnan(mid) else -abs(mid)
+    outcomes = [finding.difference.outcome]
+    if finding.equal_loss is not None:
+        outcomes.append(finding.equal_loss.outcome)
+    shown = Outcome.better in outcomes or Outcome.worse in outcomes
+    place = ORDER.index(finding.difference.outcome)
+    return not shown, place, 0.0 if math.isnan(mid) else -abs(mid)
 
 
 # --- what to run next ---------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@ is trained."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from nocap.judge.cautious import pooled
 from nocap.judge.claim import Claim
 from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable
 from nocap.judge.verdict import width_of
-from nocap.launch.grid import Cell, Grid
+from nocap.launch.grid import Cell, Grid, key_of
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
@@ -39,7 +38,8 @@ def of_grid(grid: Grid) -> str:
     """
     arms: dict[str, list[Cell]] = {}
     for cell in grid.cells:
-        arms.setdefault(re.sub(r" ?\bseed=\d+$", "", cell.label) or cell.plan.arm, []).append(cell)
+        words = [word for word in cell.label.split() if key_of(word) != "seed"]
+        arms.setdefault(" ".join(words) or cell.plan.arm, []).append(cell)
     todo = {arm: [cell for cell in cells if outcome(cell.plan) is None] for arm, cells in arms.items()}
     first = {arm: cells[0] for arm, cells in todo.items() if cells}
     timed = _timed(first, grid.folder.parents[1] / "plans" / grid.name)
