@@ -47,6 +47,7 @@ def main() -> None:
                     fail_fast=flags.fail_fast,
                     detach=flags.detach,
                     equal_loss=flags.equal_loss,
+                    until_shown=flags.until_shown,
                 )
             )
 
@@ -73,7 +74,13 @@ def _answered(flags: argparse.Namespace) -> int | None:
         from nocap.launch.multirun import multirun
         from nocap.study.preview import of_grid
 
-        return multirun(flags.overrides, look=of_grid, zipped=flags.zip, equal_loss=flags.equal_loss)
+        return multirun(
+            flags.overrides,
+            look=of_grid,
+            zipped=flags.zip,
+            equal_loss=flags.equal_loss,
+            until_shown=flags.until_shown,
+        )
     else:
         return None
     return 0

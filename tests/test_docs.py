@@ -58,7 +58,7 @@ def _nocap(block: Block) -> Iterator[tuple[str, list[str]]]:
 @cache
 def _help(module: str) -> str:
     if module == "nocap.train":
-        return " ".join([manual([], everything=False), *get_args_parser()._option_string_actions])
+        return " ".join([manual([], everything=True), *get_args_parser()._option_string_actions])
     package = bool(importlib.util.find_spec(module).submodule_search_locations)  # type: ignore[union-attr]
     out, door = io.StringIO(), importlib.import_module(f"{module}{'.__main__' * package}")
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit):

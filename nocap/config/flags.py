@@ -55,6 +55,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
         ("--equal-loss",),
     ):
         parser.add_argument(*names, action="store_true")
+    parser.add_argument("--until-shown", metavar="SEEDS")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
     # `install=bash` and the like stand among the overrides
@@ -63,15 +64,15 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
     of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
     of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach, "--equal-loss": flags.equal_loss}
+    of_grids |= {"--until-shown": flags.until_shown}
     beside = [name for name, given in of_grids.items() if given and (flags.cfg or flags.info)]
     require(not beside, "--cfg" if flags.cfg else "--info", "be asked of one run", " ".join(beside))
     require(bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone")
     flags.all = flags.help and "all" in flags.overrides
     flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
     searches = any(word.startswith(("search=", "search.")) for word in flags.overrides)
-    flags.grid = (
-        flags.multirun or flags.zip or flags.fail_fast or flags.detach or flags.equal_loss or searches
-    )
+    makes_one = [given for name, given in of_grids.items() if name != "--plan"]
+    flags.grid = searches or any(makes_one)
     return flags
 
 
@@ -106,6 +107,7 @@ Grids (--multirun): every combination of what is swept; then a table with interv
                                 also tag(log,interval(…)), int(interval(…))
   --zip --fail-fast --detach    lists in pairs; stop at the first failure; leave the cells to Slurm
   --equal-loss                  the baseline at 0.7 and 1.4 of its steps too: time at equal loss
+  --until-shown 24              more seeds, up to so many, until what is open is shown
   hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
 The same command goes on where it stopped, and trains no finished cell again. More in docs/grids.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"

@@ -44,6 +44,16 @@ class Finding:
     seeds: int | None = None  # that would show a difference as large; None: it is shown, or too small
     equal_loss: TimeAtEqualLoss | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether more runs may show something: of the time at equal loss where that is known, else of the
+        loss. What is equal to rounding, as by two kernels of one attention, needs no more."""
+        if self.difference.outcome not in (Outcome.better, Outcome.worse, Outcome.unclear):
+            return False
+        if self.equal_loss is not None and self.equal_loss.ratio is not None:
+            return self.equal_loss.outcome is Outcome.unclear
+        return _is_open(self.difference)
+
     def json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -164,7 +174,7 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
     if Outcome.unfinished in outcomes:
         return Next(key="seed", values=sorted(asked | {*seeds}))
     if Outcome.undecided in outcomes:
-        return Next(key="seed", values=_extended(seeds, FIRST_SEEDS))
+        return Next(key="seed", values=extended(seeds, FIRST_SEEDS))
     unclear = [finding for finding in found if _is_open(finding.difference)]
     enough = [
         finding.seeds
@@ -172,7 +182,7 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
         if finding.seeds is not None and finding.seeds <= MORE * finding.difference.estimate.n
     ]
     if enough:
-        return Next(key="seed", values=_extended(seeds, max(enough)))
+        return Next(key="seed", values=extended(seeds, max(enough)))
     steps = {run.summary.get("steps") for arm in arms for run in arm.runs}
     length = steps.pop() if unclear and len(steps) == 1 else None
     return Next(key="trainer.steps", values=[MORE * length]) if isinstance(length, int) else None
@@ -190,7 +200,7 @@ def _asked(arm: Arm) -> set[int]:
     return {seed for attempt in attempts for seed in attempt["asked"]["seeds"] or ()}
 
 
-def _extended(seeds: Sequence[int], size: int) -> list[int]:
+def extended(seeds: Sequence[int], size: int) -> list[int]:
     """Return these seeds and the first others, until there are so many."""
     fresh = [seed for seed in range(size + len(seeds)) if seed not in seeds]
     return sorted([*seeds, *fresh[: max(0, size - len(seeds))]])

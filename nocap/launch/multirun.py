@@ -27,7 +27,7 @@ from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, ove
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
-from nocap.launch import lengths, search
+from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
@@ -51,11 +51,13 @@ def multirun(
     fail_fast: bool = False,
     detach: bool = False,
     equal_loss: bool = False,
+    until_shown: str | None = None,
 ) -> int:
     """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
     `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that fails stops the
     others. `detach`: leave the cells to Slurm once they are handed over; the same command later reports.
-    `equal_loss`: train the baseline at its other lengths, too.
+    `equal_loss`: train the baseline at its other lengths, too. `until_shown`: go on with more seeds, up to so
+    many, until what is open is shown.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
@@ -68,7 +70,7 @@ def multirun(
     launcher, asked = launcher_option(config), _overrides(config, given)
     if searched is not None:
         others = {"--plan": look, "--zip": zipped, "--fail-fast": fail_fast, "--detach": detach}
-        others |= {lengths.FLAG: equal_loss}
+        others |= {lengths.FLAG: equal_loss, until.FLAG: until_shown is not None}
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
@@ -77,16 +79,37 @@ def multirun(
     rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
     require(not (fail_fast and isinstance(launcher, Slurm)), "--fail-fast", rule, "given")
     swept = [override.key_or_group for override in asked if override.is_sweep_override()]
-    cells = expand(asked, zipped=zipped)
-    grid = _checked(cells, swept, launcher)
-    if equal_loss:
+
+    def grid_of(overrides: Sequence[Override]) -> Grid:
+        cells = expand(overrides, zipped=zipped)
+        grid = _checked(cells, swept, launcher)
+        if not equal_loss:
+            return grid
         whole = _checked(cells, swept, launcher, more=lengths.cells_of(grid, composed))
         print(lengths.cost(grid, whole), flush=True)
-        grid = whole
+        return whole
+
+    every = [asked]
+    if until_shown is not None:
+        require(
+            not detach, until.FLAG, "be left out with --detach: each look waits for the one before", "both"
+        )
+        every = until.looks(asked, until.budget(until_shown))
+        print(until.plan_of(every), flush=True)
     if look is not None:
-        print(look(grid))
+        print(look(grid_of(every[0])))
         return 0
-    return _trained(grid, launcher, fail_fast=fail_fast, detach=detach)
+    code = 0
+    for at_look in every:
+        grid = grid_of(at_look)
+        code = _trained(grid, launcher, fail_fast=fail_fast, detach=detach)
+        if code or until_shown is None:
+            return code
+        still = until.open_in(grid.folder)
+        print(until.told(still, until.seeds_in(at_look), last=at_look is every[-1]), flush=True)
+        if not still:
+            break
+    return code
 
 
 def _checked(
