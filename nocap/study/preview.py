@@ -22,6 +22,7 @@ from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
+from nocap.study.foresight import foreseen
 from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.tasks import Session, grid_of, sessions, trainings
 from nocap.study.words import expected
@@ -82,7 +83,7 @@ def of_grid(grid: Grid) -> str:
             *([f"not in it, for its step could not be timed: {', '.join(untimed)}"] if untimed else []),
             "measured: a step of each arm on this machine; nothing was trained",
         ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *foreseen(grid)])
 
 
 def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
