@@ -19,8 +19,7 @@ from tests.grids import CELL
 from tests.test_compare import gelu3x, write_run
 
 
-@pytest.mark.parametrize("seeds", [3, 4, 8])
-@pytest.mark.parametrize("arms", [1, 5])
+@pytest.mark.parametrize(("arms", "seeds"), [(5, 3), (5, 8)])
 def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: int) -> None:
     """One arm of a table has the effect."""
     rng = np.random.default_rng(11)
@@ -33,7 +32,7 @@ def test_the_least_difference_is_shown_in_four_of_five_tables(arms: int, seeds: 
     assert 0.76 <= shown / 1000 <= 0.84
 
 
-@pytest.mark.parametrize("seeds", [3, 6, 12])
+@pytest.mark.parametrize("seeds", [3, 6])
 def test_of_one_arm_it_is_that_of_a_noncentral_t(seeds: int) -> None:
     least = detectable(1.0, seeds, arms=1)
     power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, least * math.sqrt(seeds))
@@ -68,6 +67,7 @@ def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
     assert noise_of(records, {**own.config, "trainer.batch_tokens": 32}) == {}
 
 
+@pytest.mark.slow
 def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     grid = [*CELL, "attention=flash,gqa", "seed=0,1,2"]
     before = here("--multirun", "--plan", *grid)
