@@ -1,6 +1,6 @@
 """How much time an arm trains for a token, beside the baseline: the median step's, on a CPU in CPU time,
-which other work on the machine changes little. The intervals are those of losses, on logarithms: one for all
-arms of a table together. They are of one session: what holds on other days takes a study."""
+which other work on the machine changes less than a clock. The intervals are those of losses, on logarithms:
+one for all arms of a table together. They are of one session: what holds on other days takes a study."""
 
 from __future__ import annotations
 

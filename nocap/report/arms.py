@@ -28,8 +28,8 @@ ERRORS = (
     "some 11% have one somewhere."
 )
 OF_PACE = (
-    "µs a token: the median step's, on a CPU in CPU time, which other work changes little. Of one session: "
-    "what holds on other days takes a study, in three sessions that lie apart."
+    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a clock. Of "
+    "one session: what holds on other days takes a study, in three sessions that lie apart."
 )
 DIFFERENCE = "difference"  # a column that the page knows
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the
@@ -140,22 +140,25 @@ def _imported(comparison: Comparison) -> str:
 
 def all_tables(comparison: Comparison) -> Iterator[Table]:
     """List every table, in the order in which they are read: by factor, then arm by arm."""
+    verdicts, speed, *rest = tables(comparison)
     if comparison.factors is not None:
         yield by_factor(comparison.factors, comparison.metric)
-    yield from tables(comparison)
+    yield verdicts
+    yield speed
+    if (paces := paces_by_factor(comparison)) is not None:
+        yield paces
+    yield from rest
 
 
 def by_factor(factors: Factors, metric: str) -> Table:
     """Draw a row a level of each key, the keys in the order in which the grid has them."""
     every = [level for factor in factors.factors for level in factor.levels]
-    timed = any(level.speed for level in every)
     at = _AtEqualLoss([level.equal_loss for level in every])
     columns = [
         Column(title="level"),
         Column(title="against"),
         Column(title="over"),
         Column(title="seeds"),
-        *([Column(title="time a token", show=ratio)] if timed else []),
         gains(metric, Scale.difference, DIFFERENCE),
         Column(title="verdict"),
         *at.columns,
@@ -166,7 +169,6 @@ def by_factor(factors: Factors, metric: str) -> Table:
             factor.baseline,
             _over(factor.over),
             len(factors.seeds),
-            *([level.speed] if timed else []),
             level.difference.estimate,
             level.difference.verdict,
             *at.cells(level.equal_loss),
@@ -176,6 +178,25 @@ def by_factor(factors: Factors, metric: str) -> Table:
     ]
     notes = [*_interactions(factors, metric), ERRORS, *at.notes]
     return Table(title="By factor", columns=columns, rows=rows, notes=notes)
+
+
+def paces_by_factor(comparison: Comparison) -> Table | None:
+    """Draw the ratio of the time a token of each level to that of the baseline's; `None`: it is not known."""
+    if comparison.factors is None:
+        return None
+    columns = [
+        Column(title="level"),
+        Column(title="against"),
+        Column(title="over"),
+        gains(PACE, Scale.ratio, "speed"),
+    ]
+    rows = [
+        [f"{factor.key}={level.name}", factor.baseline, _over(factor.over), level.speed]
+        for factor in comparison.factors.factors
+        for level in factor.levels
+        if level.speed is not None
+    ]
+    return Table(title="Speed by factor", columns=columns, rows=rows) if rows else None
 
 
 class _AtEqualLoss:

@@ -88,6 +88,7 @@ def render(comparison: Comparison) -> str:
         else None,
         factors=arms.by_factor(comparison.factors, comparison.metric) if comparison.factors else None,
         effects=_effects(comparison) if comparison.factors else None,
+        paces=arms.paces_by_factor(comparison),
         verdicts={outcome.name: texts for outcome, texts in VERDICTS.items()},
         tables=list(arms.tables(comparison)),
         compared=arms.compared(comparison),
