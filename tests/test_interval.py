@@ -281,7 +281,7 @@ def test_the_pages_tables_are_of_the_committed_counts():
     assert result["studies"] == simulated.STUDIES
     docs = (REPO / "docs" / "statistics.md").read_text().splitlines()
     shown = [line for line in docs if line.startswith(("| of losses |", "| of clocks |", "| declared"))]
-    assert len(shown) > 10
+    assert len(shown) >= 4
     assert {*shown} <= {*simulated.tables(result).splitlines()}
 
 

@@ -67,7 +67,7 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     assert [(run["who"], run["error"], len(run["train_loss"])) for run in turns] == [
         (who, None, 10) for who in ORDER
     ]
-    assert [arm["status"] for arm in results["graphs"]["arms"]] == ["measured"] * 3
+    assert [arm["status"] for arm in results["graphs"]["arms"]] == ["measured"] * 4
     statuses = {arm["label"]: arm["status"] for arm in results["bench"]["arms"]}
     assert statuses["trainer.compile=regional"] == "measured"
     assert "attention.kernel=cudnn" not in statuses
