@@ -226,6 +226,29 @@ def test_nothing_of_it_is_shown_where_the_baseline_has_no_other_lengths() -> Non
     assert "equal loss" not in render(comparison)
 
 
+def test_lengths_of_another_arm_are_named_and_are_no_arms() -> None:
+    """As where `--baseline` names another arm than the first."""
+    records = [record for row in grid().arms for record in row.arm.all]
+    records += [record for arm in grid().lengths for record in arm.all]
+    comparison = compare(Found(records=records), baseline="gqa gelu4x")
+    assert [row.equal_loss for row in comparison.arms] == [None] * 4
+    assert comparison.not_compared == []
+    (line,) = comparison.problems
+    assert line.startswith("12 runs of other lengths are not of gqa gelu4x: there is no time at equal loss")
+
+
+def test_lengths_that_were_swept_show_it_without_asking() -> None:
+    """They stay arms of the table."""
+    records = [record for row in grid().arms for record in row.arm.all]
+    swept = [replace(each, length_of=None) for arm in grid().lengths for each in arm.all]
+    comparison = compare(Found(records=[*records, *swept]), baseline=records[0].identity)
+    assert len(comparison.arms) == 6
+    assert [arm.config["trainer.steps"] for arm in comparison.lengths] == [105, 210]
+    swiglu = next(row for row in comparison.arms if row.arm.config["mlp.kind"] == "swiglu")
+    assert swiglu.equal_loss is not None
+    assert swiglu.equal_loss.ratio is not None
+
+
 def lost(each: Record) -> Record:
     """The baseline's lengths lack a seed."""
     return replace(each, status="failed") if each.length_of and each.seed == 5 else each
@@ -314,7 +337,7 @@ def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["trainer.steps=1"], "trainer.steps must be 3 or more with --equal-loss, got 1"),
+        (["trainer.steps=1"], "trainer.steps must be 2 or more with --equal-loss, got 1"),
         (["--zip", "search=random"], "must be left out of a search"),
         (["trainer.steps=10,20"], "--equal-loss must be left out where trainer.steps is swept"),
     ],

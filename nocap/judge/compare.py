@@ -64,7 +64,7 @@ from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, of_arms, sha
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.pace import PACE, Timed, ratios, refusal
 from nocap.judge.time_to_target import Reach
-from nocap.store.formats import shorten
+from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, Kind, moment
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
@@ -247,12 +247,7 @@ def compare(
     runs = select(runs, wanted=group, baseline=baseline, allow=allow)
     every = grouped(runs.records)
     arms = labelled([arm for arm in every if not shows_a_length(arm)])
-    if not any(arm.runs for arm in arms):
-        open_ = [f"{record.folder.name}: {record.status}" for record in runs.records]
-        have = shorten([*(f"{name}: {why}" for name, why in runs.unreadable.items()), *open_])
-        raise ValueError(
-            f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})"
-        )
+    _check_finished(arms, runs)
     if stepwise:
         arms = _in_time(arms)
     base = choose_baseline(arms, baseline)
@@ -267,12 +262,7 @@ def compare(
     table = together([*pairs.values()])
     if cautious:
         table = _cautious(table, pairs)
-    worth = None
-    if ends is not None:
-        short, long = ends
-        worth = EqualLoss(
-            base=base, short=short, long=long, metric=metric, seeds=table.seeds, look=table.look
-        )
+    worth = _worth(base, ends, table, metric)
     at_equal_loss = _at_equal_loss(worth, others)
     paces = ratios({name: replace(pair, metric=PACE) for name, pair in pairs.items()}, table)
     rows = [
@@ -295,8 +285,7 @@ def compare(
         if stepwise
         else by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious, worth=worth)
     )
-    compared = {run.identity for arm in (*arms, *(ends or ())) for run in arm.all}
-    left_out = [record for record in runs.records if record.identity not in compared]
+    lengths = [arm for arm in every if shows_a_length(arm)]
     return Comparison(
         arms=rows,
         baseline=next(row for row in rows if row.arm is base),
@@ -308,14 +297,9 @@ def compare(
             *_doubts(rows, allow=allow),
             *_unpaired(table, pairs),
             *([] if stepwise else _holes(arms, base, table)),
+            *_idle_lengths(lengths, ends, base),
         ],
-        not_compared=[
-            *(
-                (record.name if record.imported else record.folder.name, _status(record))
-                for record in left_out
-            ),
-            *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
-        ],
+        not_compared=_not_compared(runs, [*arms, *lengths]),
         records=runs.records,
         against=against,
         factors=factors,
@@ -323,6 +307,43 @@ def compare(
         cautious=cautious,
         lengths=ends or (),
     )
+
+
+def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
+    if not any(arm.runs for arm in arms):
+        open_ = [f"{record.folder.name}: {record.status}" for record in runs.records]
+        have = shorten([*(f"{name}: {why}" for name, why in runs.unreadable.items()), *open_])
+        raise ValueError(
+            f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})"
+        )
+
+
+def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
+    """List the runs that are in none of these arms, each with its status, and what cannot be read."""
+    compared = {run.identity for arm in arms for run in arm.all}
+    left_out = [record for record in runs.records if record.identity not in compared]
+    return [
+        *((record.name if record.imported else record.folder.name, _status(record)) for record in left_out),
+        *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
+    ]
+
+
+def _idle_lengths(lengths: Sequence[Arm], ends: tuple[Arm, Arm] | None, base: Arm) -> Iterator[str]:
+    """Say that runs which show an arm's other lengths say nothing here, where that arm is no baseline."""
+    if lengths and ends is None:
+        count = sum(len(arm.all) for arm in lengths)
+        yield (
+            f"{plural(count, 'run')} of other lengths are not of {base.label}: there is no time at equal "
+            "loss (--equal-loss trains the lengths of the first arm)"
+        )
+
+
+def _worth(base: Arm, ends: tuple[Arm, Arm] | None, table: Table, metric: str) -> EqualLoss | None:
+    """Return what the baseline's shorter and longer length say; `None`: it has none."""
+    if ends is None:
+        return None
+    short, long = ends
+    return EqualLoss(base=base, short=short, long=long, metric=metric, seeds=table.seeds, look=table.look)
 
 
 def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, TimeAtEqualLoss]:

@@ -46,8 +46,8 @@ class Finding:
 
     @property
     def is_open(self) -> bool:
-        """Whether more runs may show something: of the time at equal loss where that is known, else of the
-        loss. What is equal to rounding, as by two kernels of one attention, needs no more."""
+        """Say whether more runs may show something: of the time at equal loss where that is known, else of
+        the loss."""
         if self.difference.outcome not in (Outcome.better, Outcome.worse, Outcome.unclear):
             return False
         if self.equal_loss is not None and self.equal_loss.ratio is not None:
@@ -189,7 +189,7 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
 
 
 def _is_open(difference: Difference) -> bool:
-    """Whether a difference is there and not shown. What is equal to rounding, as by two kernels of one
+    """Say whether a difference is there and not shown. What is equal to rounding, as by two kernels of one
     attention, needs no more runs."""
     return difference.outcome is Outcome.unclear and abs(difference.estimate.mid) > ROUNDING
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nocap.judge.arms import Arm, group
+from nocap.judge.equal_loss import STEPS
 from nocap.judge.interval import LEAST_PAIRS, of_arms
 from nocap.store.runs import Record
 
@@ -24,7 +25,6 @@ POWER = 0.8
 TABLES = 1000  # simulated
 LIKE = ("model.", "data.", "tokenizer.")  # groups, and keys of the trainer, that make runs alike
 LIKE_KEYS = ("trainer.batch_tokens", "trainer.val_tokens")
-STEPS = "trainer.steps"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

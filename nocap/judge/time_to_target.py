@@ -225,8 +225,8 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> Crossi
 
 
 def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, Crossing]:
-    """Seed → where it came to the goal, or that it never did. A seed that ran twice counts with its first
-    run."""
+    """Return where each seed came to the goal, or that it never did. A seed that ran twice counts with its
+    first run."""
     by_seed: dict[int, Crossing] = {}
     for run in arm.all:
         x = _curve(run, axis)

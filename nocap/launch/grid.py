@@ -151,6 +151,7 @@ def check(
     """
     valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), Datasets() if datasets is None else datasets
+    # by its steps a person tells a length from the arm
     shown = [*swept, "trainer.steps"] if lengths else swept
     for overrides in (*cells, *lengths):
         label = " ".join(override for override in overrides if key_of(override) in shown) or "the only cell"

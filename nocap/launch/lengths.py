@@ -23,13 +23,18 @@ def cells_of(grid: Grid, compose: Callable[[Sequence[str]], Composed]) -> list[t
     """
     base = grid.cells[0]
     steps = base.plan.run.trainer.steps
+    others = _others(steps)
     rule = "be left out where trainer.steps is swept, whose values are other lengths"
     require(STEPS not in grid.swept, FLAG, rule, "given")
-    lengths = [round(share * steps) for share in SHARES]
-    require(len({*lengths, steps}) == 3, STEPS, f"be 3 or more with {FLAG}", steps)
-    words = [_at(base, length, compose) for length in lengths]
+    require(len({*others, steps}) == 3, STEPS, f"be 2 or more with {FLAG}", steps)
+    words = [_at(base, length, compose) for length in others]
     own = [cell for cell in grid.cells if cell.plan.arm == base.plan.arm]
     return [_with(cell.overrides, more) for more in words for cell in own]
+
+
+def _others(steps: int) -> list[int]:
+    """Return the other lengths of a schedule of so many steps."""
+    return [round(share * steps) for share in SHARES]
 
 
 def _at(base: Cell, steps: int, compose: Callable[[Sequence[str]], Composed]) -> list[str]:
@@ -54,8 +59,7 @@ def _with(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
 
 def cost(grid: Grid, whole: Grid) -> str:
     """Say before the first run what the other lengths cost."""
-    steps = grid.cells[0].plan.run.trainer.steps
-    lengths = " and ".join(f"{round(share * steps):,}" for share in SHARES)
+    lengths = " and ".join(f"{steps:,}" for steps in _others(grid.cells[0].plan.run.trainer.steps))
     more = len(whole.cells) - len(grid.cells)
     return (
         f"equal loss: the baseline also trains for {lengths} steps: {plural(more, 'run')} more, as much as "

@@ -97,8 +97,8 @@ class Record:
 
     @property
     def when(self) -> tuple[float, int, float, str]:
-        """When a command asked for it, where that command had its arm, and when it was started: by this its
-        place among other runs is the same, in whatever order they are listed."""
+        """Return what sorts runs, in whatever order they are listed: when a command asked for it, where that
+        command had its arm, and when it was started."""
         asked = self.manifest["attempts"][0]["asked"]
         started = moment(self.started)
         at = moment(asked.get("at") or "")
@@ -182,8 +182,8 @@ def number(value: object) -> float | None:
 
 
 def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
-    """All runs of these paths, each once, in the order in which commands asked for them, however they are
-    named; those of one grid in the order of its cells. `outputs`: see `find`; `rows`: see `read`.
+    """Load all runs of these paths, each once, in the order in which commands asked for them, however they
+    are named; those of one grid in the order of its cells. `outputs`: see `find`; `rows`: see `read`.
 
     Of several paths, as a shell makes them of `outputs/*`, those that are there and hold no run (Hydra's
     multirun.yaml) are named.
@@ -222,7 +222,7 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
 
 
 def _lengths(places: Sequence[str]) -> dict[str, str | None]:
-    """Return of which arm each cell of these grids shows another length, whoever trained it first."""
+    """Return the arm whose other length each cell of these grids shows, whoever trained the cell first."""
     grids = [place for place in map(expanded, places) if (place / GRID).is_file() and not _is_run(place)]
     cells = [cell for grid in grids for cell in _cells(grid)]
     return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from nocap.config.keys import flat
-from nocap.judge.power import POWER, STEPS, Noise, detectable, noise_of
+from nocap.judge.equal_loss import STEPS
+from nocap.judge.power import POWER, Noise, detectable, noise_of
 from nocap.launch.grid import Cell, Grid
 from nocap.report.table import Column, Table
 from nocap.store.formats import NONE
@@ -75,7 +76,7 @@ def _crossed(cells: Sequence[Cell]) -> dict[str, tuple[int, int]]:
 
 
 def _level(cell: Cell, key: str) -> str:
-    """Return what a cell's label has of a key."""
+    """Return the override that gives a cell its value of a key."""
     return next((word for word in cell.overrides if word.partition("=")[0].lstrip("+~") == key), "")
 
 

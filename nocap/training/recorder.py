@@ -75,7 +75,7 @@ class Recorder:
         self.busy_s = self._busy_s()
 
     def _busy_s(self) -> float:
-        """Return the seconds of training so far: on a CPU in CPU time, which other work changes less."""
+        """Return the seconds of training so far: on a CPU in CPU time, not by the clock."""
         seconds = self.ledger.seconds() if self.on_gpu else self.ledger.cpu_seconds()
         return seconds["train"] + seconds["data"]
 
