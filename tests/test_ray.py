@@ -207,8 +207,12 @@ def test_a_grid_outlives_a_node(cluster, tmp_path):
     assert (done.code, done.err) == (0, ""), done
     assert "6 finished; 6 trained now" in done.out
     assert re.search(r"^lost .* goes on elsewhere \(1 of 3\)$", done.out, re.M), done.out
-    assert {name: s["attempts"] for name, s in summaries(out).items() if s["attempts"] != 1} == {lost.name: 2}
-    assert re.search(r"resuming from step [1-5]$", (lost / "train.log").read_text(), re.M)
+    attempts = {name: summary["attempts"] for name, summary in summaries(out).items()}
+    # a worker that its node's end lets go on may have ended before it is killed: then it is not trained again
+    assert attempts.pop(lost.name) in (1, 2)
+    assert set(attempts.values()) == {1}
+    if summaries(out)[lost.name]["attempts"] == 2:
+        assert re.search(r"resuming from step [1-5]$", (lost / "train.log").read_text(), re.M)
     for run_dir in out.glob("runs/*"):
         # whoever trained it, once
         assert [row["step"] for row in rows_of(run_dir)] == list(range(6)), run_dir
