@@ -39,6 +39,7 @@ def main() -> None:
             raise ValueError(f"--multirun must not run under torchrun: {reason}")
         else:
             from nocap.launch.multirun import multirun
+            from nocap.study.timing import InTurns
 
             raise SystemExit(
                 multirun(
@@ -48,6 +49,7 @@ def main() -> None:
                     detach=flags.detach,
                     equal_loss=flags.equal_loss,
                     until_shown=flags.until_shown,
+                    timer=InTurns.of(flags.time),
                 )
             )
 
@@ -73,6 +75,7 @@ def _answered(flags: argparse.Namespace) -> int | None:
     elif flags.plan:
         from nocap.launch.multirun import multirun
         from nocap.study.preview import of_grid
+        from nocap.study.timing import InTurns
 
         return multirun(
             flags.overrides,
@@ -80,6 +83,7 @@ def _answered(flags: argparse.Namespace) -> int | None:
             zipped=flags.zip,
             equal_loss=flags.equal_loss,
             until_shown=flags.until_shown,
+            timer=InTurns.of(flags.time),
         )
     else:
         return None

@@ -56,6 +56,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     ):
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--until-shown", metavar="SEEDS")
+    parser.add_argument("--time", metavar="SECONDS")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=INFO)
     # `install=bash` and the like stand among the overrides
@@ -64,7 +65,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
     of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
     of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach, "--equal-loss": flags.equal_loss}
-    of_grids |= {"--until-shown": flags.until_shown}
+    of_grids |= {"--until-shown": flags.until_shown, "--time": flags.time}
     beside = [name for name, given in of_grids.items() if given and (flags.cfg or flags.info)]
     require(not beside, "--cfg" if flags.cfg else "--info", "be asked of one run", " ".join(beside))
     require(bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone")
@@ -108,6 +109,7 @@ Grids (--multirun): every combination of what is swept; then a table with interv
   --zip --fail-fast --detach    lists in pairs; stop at the first failure; leave the cells to Slurm
   --equal-loss                  the baseline at 0.7 and 1.4 of its steps too: time at equal loss
   --until-shown 24              more seeds, up to so many, until what is open is shown
+  --time 60                     time the arms in turns for a minute when all are trained
   hydra/launcher=pool           several cells at once on this machine; slurm, ray: on a cluster
 The same command goes on where it stopped, and trains no finished cell again. More in docs/grids.md"""
 KEYS = "Keys (KEY=VALUE; … follows from other keys)"

@@ -16,6 +16,8 @@
                   to set in the same command (null: nothing is open, or the runs are no command's of nocap)
     lengths       the baseline's shorter and longer length, by which `equal_loss` of an arm and of a level is
                   worked out: the ratio of its time to that of the baseline for the loss that the arm reaches
+    timing        the arms timed in turns (--time), of which all speeds are then: machine, rounds, seconds a
+                  token of each arm and round; null: speeds are the runs' own
     by_factor     where the arms are a full crossing of two keys or more: each key's levels against the
                   baseline's, over all levels of the others, and the interactions; else null
     arms          one object an arm, in the order in which they were asked for
@@ -60,17 +62,18 @@ from nocap.judge.cautious import CLOCK_BIAS, between, pooled
 from nocap.judge.equal_loss import STEPS, EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import Factors, by_factor, crossing
 from nocap.judge.findings import Findings, Judged, by_effect, findings
-from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, of_arms, shared
+from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
-from nocap.judge.pace import PACE, Timed, ratios, refusal
+from nocap.judge.pace import PACE, Paces, Timed
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, Kind, moment
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Found, Record, measurements
+from nocap.store.timing import Timing
 
 # of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
-TIMES = (PACE, "tokens_per_s", "step_ms", "model_mib", "train_s")
+TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")
 BASELINE, PREVIOUS = "baseline", "previous"  # what an arm is compared with
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
@@ -149,6 +152,7 @@ class Comparison:
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False
     lengths: Sequence[Arm] = ()  # of the baseline, that say what a loss is worth: shorter, longer
+    timing: Timing | None = None  # that speeds are of; None: they are the runs' own
 
     @property
     def rows(self) -> list[ComparedArm]:
@@ -205,6 +209,7 @@ class Comparison:
             "swept": self.swept,
             "findings": self.findings.json(),
             "by_factor": self.factors and self.factors.json(),
+            "timing": self.timing and self.timing.json(),
             "lengths": [
                 {"arm": arm.id, "steps": arm.config[STEPS], "runs": [run.identity for run in arm.runs]}
                 for arm in self.lengths
@@ -262,9 +267,10 @@ def compare(
     table = together([*pairs.values()])
     if cautious:
         table = _cautious(table, pairs)
-    worth = _worth(base, ends, table, metric)
+    paces = Paces.of(arms, runs.timings)
+    worth = _worth(base, ends, table, metric, paces)
     at_equal_loss = _at_equal_loss(worth, others)
-    paces = ratios({name: replace(pair, metric=PACE) for name, pair in pairs.items()}, table)
+    ratios = paces.ratios({name: replace(pair, metric=PACE) for name, pair in pairs.items()}, table)
     rows = [
         _row(
             arm,
@@ -274,7 +280,8 @@ def compare(
             target_loss=target_loss,
             allow=allow,
             table=table,
-            pace=paces.get(arm.id),
+            paces=paces,
+            pace=ratios.get(arm.id),
             equal_loss=at_equal_loss.get(arm.id),
         )
         for arm in arms
@@ -283,7 +290,7 @@ def compare(
     factors = (
         None
         if stepwise
-        else by_factor(arms, base, table, metric=metric, allow=allow, wide=cautious, worth=worth)
+        else by_factor(arms, base, table, metric=metric, allow=allow, paces=paces, wide=cautious, worth=worth)
     )
     lengths = [arm for arm in every if shows_a_length(arm)]
     return Comparison(
@@ -298,6 +305,7 @@ def compare(
             *_unpaired(table, pairs),
             *([] if stepwise else _holes(arms, base, table)),
             *_idle_lengths(lengths, ends, base),
+            *_idle_timings(runs.timings, arms, paces),
         ],
         not_compared=_not_compared(runs, [*arms, *lengths]),
         records=runs.records,
@@ -306,6 +314,7 @@ def compare(
         look=table.look,
         cautious=cautious,
         lengths=ends or (),
+        timing=paces.timing,
     )
 
 
@@ -338,21 +347,36 @@ def _idle_lengths(lengths: Sequence[Arm], ends: tuple[Arm, Arm] | None, base: Ar
         )
 
 
-def _worth(base: Arm, ends: tuple[Arm, Arm] | None, table: Table, metric: str) -> EqualLoss | None:
+def _idle_timings(timings: Sequence[Timing], arms: Sequence[Arm], paces: Paces) -> Iterator[str]:
+    """Say which arms keep a timing from being used."""
+    if timings and paces.timing is None:
+        missing = [arm.label for arm in arms if arm.id not in timings[0].arms]
+        yield f"the timing of {timings[0].started} lacks {shorten(missing)}: speeds are those of the runs"
+
+
+def _worth(
+    base: Arm, ends: tuple[Arm, Arm] | None, table: Table, metric: str, paces: Paces
+) -> EqualLoss | None:
     """Return what the baseline's shorter and longer length say; `None`: it has none."""
     if ends is None:
         return None
     short, long = ends
-    return EqualLoss(base=base, short=short, long=long, metric=metric, seeds=table.seeds, look=table.look)
+    return EqualLoss(
+        base=base,
+        short=short,
+        long=long,
+        metric=metric,
+        seeds=table.seeds,
+        look=table.look,
+        paces=paces,
+    )
 
 
 def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, TimeAtEqualLoss]:
     """Return the time at equal loss of each arm, with one interval for all of them."""
     if worth is None:
         return {}
-    rows = {arm.id: worth.row(arm) for arm in arms}
-    known = [row for row in rows.values() if not isinstance(row, str)]
-    return judged(rows, of_arms(known, look=worth.look), look=worth.look)
+    return judged({arm.id: worth.row(arm) for arm in arms}, look=worth.look)
 
 
 def _effect(row: ComparedArm) -> tuple[bool, float]:
@@ -400,6 +424,7 @@ def _row(
     target_loss: float | None,
     allow: Collection[str],
     table: Table,
+    paces: Paces,
     pace: Estimate | None,
     equal_loss: TimeAtEqualLoss | None,
 ) -> ComparedArm:
@@ -424,7 +449,10 @@ def _row(
         val_loss=mean("val_loss"),
         val_bpb=mean("val_bpb"),
         difference=None if arm is base else _word(arm, base, table.differences[arm.id], allow=allow),
-        times={name: _timed(arm, base, others, name, mean(name), pace=pace) for name in TIMES},
+        times={
+            PACE: _paced(arm, base, mean(PACE), paces, pace),
+            **{name: _timed(arm, base, others, name, mean(name)) for name in TIMES},
+        },
         equal_loss=equal_loss,
         to_target=None
         if target_loss is None
@@ -471,14 +499,19 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
-def _timed(
-    arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None, *, pace: Estimate | None
-) -> Timed:
+def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> Timed:
+    """Return an arm's time a token: that of a timing, or of its own runs where these are of one machine."""
+    if paces.timing is not None:
+        mean = paces.mean(arm)
+    elif len(arm.machines) != 1:
+        mean = None
+    return Timed(mean=mean, ratio=ratio, refused=paces.refusal(arm, base))
+
+
+def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
     refused = _refused(arm, base, metric)
     ratio = None
-    if metric == PACE:
-        ratio = pace
-    elif refused is None and arm is not base and _has_ratio(arm, metric):
+    if refused is None and arm is not base and _has_ratio(arm, metric):
         ratio = _gain(arm, base, others, metric, log=True)
     return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
 
@@ -490,8 +523,6 @@ def _has_ratio(arm: Arm, metric: str) -> bool:
 
 def _refused(arm: Arm, base: Arm, metric: str) -> str | None:
     """Say why a time or memory of an arm is not compared; `None`: it is."""
-    if metric == PACE:
-        return refusal(arm, base)
     if (why := machines_differ(arm, base)) is not None:
         return why
     if metric == "model_mib" and not (arm.values[metric] and base.values[metric]):

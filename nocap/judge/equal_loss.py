@@ -10,7 +10,8 @@ race finds (`judge.time_to_target`).
 
 The interval is that of losses, on one value a seed by the delta method: with t the logarithm of the times'
 ratio and m = d/b of the means, z = t − m − (d − m·b)/b, seed by seed, has t − m as its mean and the noise of
-all four losses in it.
+all four losses in it. Where the arms were timed in turns, z has no time in it: the logarithms of the rounds
+add their mean and their variance.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from nocap.judge.arms import Arm, changes, confounders
-from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_pairs, seeds_to_show
+from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
 from nocap.judge.losses import Outcome, outcome
-from nocap.judge.pace import PACE, has_pace, refusal
+from nocap.judge.pace import Paces, less
 
 SHARES = (0.7, 1.4)  # of the baseline's steps
 STEPS = "trainer.steps"
@@ -118,6 +119,28 @@ def times(arm: Array, base: Array, slope: Array, pace: Array) -> Array:
     return z
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logarithms:
+    """Values whose mean is the logarithm of a time at equal loss."""
+
+    by_seed: list[float]
+    by_round: list[float]  # what rounds of a timing add; none, where the times are those of the runs
+
+    def less(self, other: Logarithms) -> Logarithms:
+        """Return what these have beyond others."""
+        return Logarithms(
+            by_seed=less(self.by_seed, other.by_seed), by_round=less(self.by_round, other.by_round)
+        )
+
+
+def mean_of(rows: Sequence[Logarithms]) -> Logarithms:
+    """Return the mean of several, seed by seed and round by round."""
+    return Logarithms(
+        by_seed=[fmean(seed) for seed in zip(*(row.by_seed for row in rows), strict=True)],
+        by_round=[fmean(round_) for round_ in zip(*(row.by_round for row in rows), strict=True)],
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EqualLoss:
     """What the baseline's lengths say of the arms beside it."""
@@ -128,29 +151,35 @@ class EqualLoss:
     metric: str  # of the loss
     seeds: Sequence[int]  # over which the arms are compared
     look: int
+    paces: Paces
 
     @property
     def lengths(self) -> list[int]:
         """List the baseline's steps, from the shortest."""
         return [arm.config[STEPS] for arm in (self.short, self.base, self.long)]
 
-    def row(self, arm: Arm) -> list[float] | str:
-        """Return z of each seed; or why an arm has none."""
+    def row(self, arm: Arm) -> Logarithms | str:
+        """Return an arm's values; or why it has none."""
         if self.refused is not None:
             return self.refused
-        if arm is self.base:
-            return [0.0] * len(self.seeds)
         known = self.seeds and set(self.seeds) <= arm.values[self.metric].keys()
         if not known or arm.diverged:
             return "it does not have the baseline's seeds"
-        if not has_pace(arm, self.base, self.seeds):
-            return refusal(arm, self.base) or "its time a token is not known for each seed"
+        if not self.paces.known(arm, self.base, self.seeds):
+            return self.paces.refusal(arm, self.base) or "its time a token is not known for each seed"
         own = self._losses(arm)
         if not self._losses(self.long).mean() <= own.mean() <= self._losses(self.short).mean():
             steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
             return f"its loss lies beyond what the baseline reaches in {steps} steps"
-        pace = np.log(self._seconds(arm)) - np.log(self._seconds(self.base))
-        return times(own, self._losses(self.base), self._slopes, pace).tolist()
+        pace = less(self._times(arm), self._times(self.base))
+        in_turns = self.paces.timing is not None
+        z = times(
+            own,
+            self._losses(self.base),
+            self._slopes,
+            np.zeros(len(self.seeds)) if in_turns else np.array(pace),
+        )
+        return Logarithms(by_seed=z.tolist(), by_round=pace if in_turns else [])
 
     @cached_property
     def refused(self) -> str | None:
@@ -171,20 +200,19 @@ class EqualLoss:
     def _losses(self, arm: Arm) -> Array:
         return np.array([arm.values[self.metric][seed] for seed in self.seeds])
 
-    def _seconds(self, arm: Arm) -> Array:
-        """Return the time of a run's training, but for a factor that all have."""
-        tokens = fmean(run.summary["tokens"] for run in arm.runs)
-        return tokens * np.array([arm.values[PACE][seed] for seed in self.seeds])
+    def _times(self, arm: Arm) -> list[float]:
+        """Return the logarithms of the times of a run's training, but for a term that all have."""
+        tokens = math.log(fmean(run.summary["tokens"] for run in arm.runs))
+        return [tokens + pace for pace in self.paces.logarithms(arm, self.seeds)]
 
 
-def judged(
-    rows: Mapping[str, list[float] | str], estimates: Sequence[Estimate], *, look: int
-) -> dict[str, TimeAtEqualLoss]:
-    """Return each row's time at equal loss. `estimates`: of those that have values, in their order."""
-    known = iter(estimates)
-    return {
-        name: TimeAtEqualLoss(refused=row)
-        if isinstance(row, str)
-        else TimeAtEqualLoss.of(next(known), look=look)
-        for name, row in rows.items()
-    }
+def judged(rows: Mapping[str, Logarithms | str], *, look: int) -> dict[str, TimeAtEqualLoss]:
+    """Return the time at equal loss of each row, with one interval for all of them."""
+    known = {name: row for name, row in rows.items() if not isinstance(row, str)}
+    every = [*known.values()]
+    beside = [row.by_round for row in every if row.by_round]
+    estimates = of_arms([row.by_seed for row in every], look=look, beside=beside)
+    times_of = dict(zip(known, estimates, strict=True))
+    at = {name: TimeAtEqualLoss.of(estimate, look=look) for name, estimate in times_of.items()}
+    refused = {name: TimeAtEqualLoss(refused=row) for name, row in rows.items() if isinstance(row, str)}
+    return {name: (at | refused)[name] for name in rows}

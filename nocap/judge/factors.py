@@ -11,7 +11,7 @@ were run.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
@@ -19,10 +19,10 @@ from typing import Any
 
 from nocap.judge import cautious
 from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
-from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, judged
+from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judged, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
-from nocap.judge.losses import Difference, Outcome, Table, difference, scaled
-from nocap.judge.pace import PACE, has_pace
+from nocap.judge.losses import Difference, Outcome, Table, difference
+from nocap.judge.pace import PACE, Paces, less
 
 Place = tuple[str, ...]  # of an arm in the crossing: a level of each factor
 
@@ -184,27 +184,35 @@ def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -
 
 
 class _Reader:
-    """What a crossing's arms show of one metric, seed by seed."""
+    """What a crossing's arms show of one metric, repeat by repeat."""
 
-    def __init__(self, crossed: Crossing, table: Table, metric: str, *, wide: bool) -> None:
+    def __init__(
+        self,
+        crossed: Crossing,
+        values: Mapping[Place, list[float]],
+        metric: str,
+        *,
+        look: int,
+        wide: bool = False,
+    ) -> None:
+        """`values`: of each arm a value a seed, or a round; of what a clock measures their logarithms."""
         self.crossed = crossed
-        self.table = table
+        self.values = values
         self.metric = metric
+        self.look = look
         self.wide = wide  # the cautious interval
-        values = {place: scaled(arm, metric) for place, arm in crossed.arms.items()}
-        self.values = {place: [of[seed] for seed in table.seeds] for place, of in values.items()}
-        size = max(abs(x) for row in self.values.values() for x in row)
+        size = max(abs(x) for row in values.values() for x in row)
         self.floor = ROUNDING * size
 
     def estimates(self, rows: Sequence[Sequence[float]]) -> list[Estimate]:
         if self.wide:
-            return [cautious.of_pairs(row, analysis=self.table.look, comparisons=len(rows)) for row in rows]
-        return of_arms(rows, look=self.table.look)
+            return [cautious.of_pairs(row, analysis=self.look, comparisons=len(rows)) for row in rows]
+        return of_arms(rows, look=self.look)
 
     def effects(self, axis: int, level: str) -> list[list[float]]:
         """List a level's effect at each combination of the other keys: its differences, seed by seed."""
         return [
-            _less(self.values[place], self.values[beside])
+            less(self.values[place], self.values[beside])
             for place, beside in self.crossed.others(axis, level)
         ]
 
@@ -237,15 +245,11 @@ class _Reader:
     def _beyond(self, place: Place, changed: Sequence[int]) -> list[float]:
         """Return an arm's losses less the baseline's, less what each of its changes does alone."""
         base = self.values[self.crossed.base]
-        rest = _less(self.values[place], base)
+        rest = less(self.values[place], base)
         for axis in changed:
             single = self.values[self.crossed.single(self.crossed.base, axis, place)]
-            rest = _less(rest, _less(single, base))
+            rest = less(rest, less(single, base))
         return rest
-
-
-def _less(a: Iterable[float], b: Iterable[float]) -> list[float]:
-    return [x - y for x, y in zip(a, b, strict=True)]
 
 
 def by_factor(
@@ -255,6 +259,7 @@ def by_factor(
     *,
     metric: str,
     allow: Collection[str] = (),
+    paces: Paces,
     wide: bool = False,
     worth: EqualLoss | None = None,
 ) -> Factors | None:
@@ -265,9 +270,11 @@ def by_factor(
     crossed = crossing(arms, base) if whole else None
     if crossed is None:
         return None
-    reader = _Reader(crossed, table, metric, wide=wide)
-    timed = all(has_pace(arm, base, table.seeds) for arm in arms)
-    pace = _Reader(crossed, table, PACE, wide=False) if timed else None
+    losses = {
+        place: [arm.values[metric][seed] for seed in table.seeds] for place, arm in crossed.arms.items()
+    }
+    reader = _Reader(crossed, losses, metric, look=table.look, wide=wide)
+    pace = _pace(crossed, base, table, paces)
     interactions = reader.interactions()
     factors = [
         _factor(reader, pace, axis, [each for each in interactions if each.shown], allow)
@@ -278,20 +285,28 @@ def by_factor(
     return Factors(seeds=table.seeds, factors=factors, interactions=interactions)
 
 
+def _pace(crossed: Crossing, base: Arm, table: Table, paces: Paces) -> _Reader | None:
+    """Return what the arms' times a token show; `None`: one of them is not known."""
+    if not all(paces.known(arm, base, table.seeds) for arm in crossed.arms.values()):
+        return None
+    logarithms = {place: paces.logarithms(arm, table.seeds) for place, arm in crossed.arms.items()}
+    look = table.look if paces.timing is None else 1
+    return _Reader(crossed, logarithms, PACE, look=look)
+
+
 def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLoss) -> Factor:
     """Return the factor with each level's time at equal loss: the mean over the levels of the other keys."""
     rows = {place: worth.row(arm) for place, arm in crossed.arms.items()}
     of_levels = {level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels}
-    estimates = of_arms([row for row in of_levels.values() if not isinstance(row, str)], look=worth.look)
-    at = judged(of_levels, estimates, look=worth.look)
+    at = judged(of_levels, look=worth.look)
     return replace(factor, levels=[replace(level, equal_loss=at[level.name]) for level in factor.levels])
 
 
 def _mean_effect(
-    rows: Mapping[Place, list[float] | str], places: Sequence[tuple[Place, Place]]
-) -> list[float] | str:
+    rows: Mapping[Place, Logarithms | str], places: Sequence[tuple[Place, Place]]
+) -> Logarithms | str:
     """Return the mean over pairs of places of what the first has beyond the second; or why one has none."""
-    effects = list[list[float]]()
+    effects = list[Logarithms]()
     for place, beside in places:
         row = rows[place]
         base = rows[beside]
@@ -299,8 +314,8 @@ def _mean_effect(
             return row
         if isinstance(base, str):
             return base
-        effects.append(_less(row, base))
-    return [fmean(seed) for seed in zip(*effects, strict=True)]
+        effects.append(row.less(base))
+    return mean_of(effects)
 
 
 def _factor(

@@ -119,15 +119,29 @@ def half_width(sd: float, n: int, look: int = 1) -> float:
     return quantile(n - 1, tail(look)) * sd / math.sqrt(n)
 
 
-def of_pairs(values: Sequence[float], *, look: int = 1) -> Estimate:
-    """Return the mean of pairs with Student's interval."""
+def of_pairs(values: Sequence[float], *, look: int = 1, beside: Sequence[float] = ()) -> Estimate:
+    """Return the mean of pairs with Student's interval. `beside`: repeats of another kind, such as rounds of
+    a clock. Their mean is added, and so is its variance."""
     sample = np.asarray(values, dtype=np.float64)
     mid = float(sample.mean())
     n = len(sample)
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few pairs")
     sd = float(sample.std(ddof=1))
+    if beside:
+        return _with_beside(sample, np.asarray(beside, dtype=np.float64), look=look)
     return around(mid, half_width(sd, n, look), n=n, sd=sd, method=PAIRS, freedom=n - 1)
+
+
+def _with_beside(sample: Array, beside: Array, *, look: int) -> Estimate:
+    mid = float(sample.mean() + beside.mean())
+    n = len(sample)
+    if len(beside) < LEAST_PAIRS:
+        return around(mid, math.inf, n=n, method="too few rounds")
+    parts = [Part.of_mean(sample), Part.of_mean(beside)]
+    half = _width(parts, tail(look))
+    sd = float(sample.std(ddof=1))
+    return around(mid, half, n=n, sd=sd, method=PAIRS, freedom=_freedom(parts))
 
 
 def of_samples(a: Sequence[float], b: Sequence[float], *, look: int = 1) -> Estimate:
@@ -180,27 +194,41 @@ def _freedom(parts: Sequence[Part]) -> float:
     return variance**2 / sum(part.variance**2 / part.freedom for part in parts)
 
 
-def of_arms(differences: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:
+def of_arms(
+    differences: Sequence[Sequence[float]],
+    *,
+    look: int = 1,
+    beside: Sequence[Sequence[float]] = (),
+) -> list[Estimate]:
     """Return each arm's mean difference from a baseline with an interval for all arms together, from a row of
-    differences an arm, over seeds that all of them share.
+    differences an arm, over seeds that all of them share. `beside`: as in `of_pairs`, a row an arm."""
+    more = beside or [()] * len(differences)
+    alone = [of_pairs(row, look=look, beside=own) for row, own in zip(differences, more, strict=True)]
+    arms = len(differences)
+    if arms < 2 or not all(math.isfinite(each.half_width) for each in alone):
+        return alone
+    parts = _together(differences)
+    if beside:
+        parts += _together(beside)
+    return [_at_least(each, parts, look, arms, method=ALL_PAIRS) for each in alone]
+
+
+def _together(differences: Sequence[Sequence[float]]) -> list[Part]:
+    """Return the parts of the variance of each arm's mean difference.
 
     The baseline's noise is in every arm's difference alike: it is that of the arms' mean. What is left among
     the arms is their own.
     """
-    alone = [of_pairs(row, look=look) for row in differences]
     arms = len(differences)
-    n = min(map(len, differences), default=0)
-    if arms < 2 or n < LEAST_PAIRS:
-        return alone
+    n = len(differences[0])
     values = np.asarray(differences, dtype=np.float64)
     noise = values - values.mean(axis=1, keepdims=True)
     together = noise.mean(axis=0)
     among = float(((noise - together) ** 2).sum()) / ((arms - 1) * (n - 1))
-    parts = [
+    return [
         Part(variance=float((together**2).sum()) / (n - 1) / n, freedom=n - 1),
         Part(variance=among * (1 - 1 / arms) / n, freedom=(arms - 1) * (n - 1)),
     ]
-    return [_at_least(each, parts, look, arms, method=ALL_PAIRS) for each in alone]
 
 
 def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, look: int = 1) -> list[Estimate]:

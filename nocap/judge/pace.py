@@ -1,17 +1,21 @@
-"""How much time an arm trains for a token, beside the baseline: the median step's, on a CPU in CPU time,
-which other work on the machine changes less than a clock. The intervals are those of losses, on logarithms:
-one for all arms of a table together. They are of one session: what holds on other days takes a study."""
+"""How much time an arm trains for a token, beside the baseline. Each run has its own: the median step's, on a
+CPU in CPU time, which other work on the machine changes less than a clock. Where the arms were timed in turns
+(`--time`), the rounds of that count and the runs' own times do not. The intervals are those of losses, on
+logarithms: one for all arms of a table together. They are of one session: what holds on other days takes a
+study."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from nocap.judge.arms import Arm, machines_differ
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import Estimate, of_arms
 from nocap.judge.losses import Pair, Table, common, estimates
+from nocap.store.timing import Timing
 
 PACE = "token_us"
 NO_TIMES = "a record has no time a token"
@@ -29,31 +33,67 @@ class Timed:
         return {"mean": self.mean, "ratio": self.ratio and self.ratio.json(), "refused": self.refused}
 
 
-def has_pace(arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
-    """Say whether the time of each of these seeds is known, on the baseline's machine."""
-    return set(seeds) <= arm.values[PACE].keys() and machines_differ(arm, base) is None
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paces:
+    """The times a token of the arms that are compared."""
+
+    timing: Timing | None  # None: those of the runs
+
+    @classmethod
+    def of(cls, arms: Sequence[Arm], timings: Sequence[Timing]) -> Paces:
+        """Take the first timing that has all of the arms, else the times of the runs."""
+        whole = [timing for timing in timings if {arm.id for arm in arms} <= {*timing.arms}]
+        return cls(timing=whole[0] if whole else None)
+
+    def refusal(self, arm: Arm, base: Arm) -> str | None:
+        """Say why an arm's time a token is not compared; `None`: it is."""
+        if self.timing is not None:
+            left = [self.timing.left_out[side.id] for side in (arm, base) if side.id in self.timing.left_out]
+            return f"not timed in turns: {left[0]}" if left else None
+        if (why := machines_differ(arm, base)) is not None:
+            return why
+        known = all(side.values[PACE].keys() == {*side.seeds} for side in (arm, base))
+        return None if known else NO_TIMES
+
+    def known(self, arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
+        """Say whether the time of each of these seeds is known, on the baseline's machine."""
+        if self.timing is not None:
+            return self.refusal(arm, base) is None
+        return set(seeds) <= arm.values[PACE].keys() and machines_differ(arm, base) is None
+
+    def logarithms(self, arm: Arm, seeds: Sequence[int]) -> list[float]:
+        """Return the logarithms of an arm's times: a value a round, or a value a seed."""
+        if self.timing is not None:
+            return [math.log(seconds) for seconds in self.timing.seconds[arm.id]]
+        return [math.log(arm.values[PACE][seed]) for seed in seeds]
+
+    def mean(self, arm: Arm) -> float | None:
+        """Return an arm's µs a token in the timing; `None`: there is none."""
+        seconds = self.timing.seconds.get(arm.id) if self.timing is not None else None
+        return 1e6 * fmean(seconds) if seconds else None
+
+    def ratios(self, pairs: Mapping[str, Pair], table: Table) -> dict[str, Estimate]:
+        """Return the ratio of the time a token of each arm of the table, for all of them together. `pairs`:
+        by the arm's id, of the metric `PACE`."""
+        members = {
+            name: pair
+            for name, pair in pairs.items()
+            if name in table.members and self.refusal(pair.arm, pair.base) is None
+        }
+        judged = self._judged([*members.values()], look=table.look)
+        return {
+            name: estimate.exp()
+            for name, estimate in zip(members, judged, strict=True)
+            if math.isfinite(estimate.high)
+        }
+
+    def _judged(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
+        if self.timing is None:
+            return estimates(pairs, common(pairs), look)
+        sides = [(self.logarithms(pair.arm, ()), self.logarithms(pair.base, ())) for pair in pairs]
+        return of_arms([less(arm, base) for arm, base in sides])
 
 
-def refusal(arm: Arm, base: Arm) -> str | None:
-    """Say why an arm's time a token is not compared; `None`: it is."""
-    if (why := machines_differ(arm, base)) is not None:
-        return why
-    known = all(side.values[PACE].keys() == {*side.seeds} for side in (arm, base))
-    return None if known else NO_TIMES
-
-
-def ratios(pairs: Mapping[str, Pair], table: Table) -> dict[str, Estimate]:
-    """Return the ratio of the time a token of each arm of the table, for all of them together. `pairs`: by
-    the arm's id, of the metric `PACE`."""
-    members = {
-        name: pair
-        for name, pair in pairs.items()
-        if name in table.members and refusal(pair.arm, pair.base) is None
-    }
-    seeds = common([*members.values()])
-    judged = estimates([*members.values()], seeds, table.look)
-    return {
-        name: estimate.exp()
-        for name, estimate in zip(members, judged, strict=True)
-        if math.isfinite(estimate.high)
-    }
+def less(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    """Return the differences of two rows."""
+    return [x - y for x, y in zip(a, b, strict=True)]

@@ -198,6 +198,12 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
+def replaced(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides of which some are replaced."""
+    given = {key_of(word) for word in more}
+    return (*(word for word in overrides if key_of(word) not in given), *more)
+
+
 def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
     """A line for each bad cell. Where all are bad in the same way, one line."""
     if len(bad) == total and len({reason for _, reason in bad}) == 1:

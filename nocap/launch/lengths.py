@@ -8,7 +8,7 @@ from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
 from nocap.judge.equal_loss import SHARES, STEPS
-from nocap.launch.grid import Cell, Grid, key_of
+from nocap.launch.grid import Cell, Grid, replaced
 from nocap.store.formats import plural
 
 FLAG = "--equal-loss"
@@ -29,7 +29,7 @@ def cells_of(grid: Grid, compose: Callable[[Sequence[str]], Composed]) -> list[t
     require(len({*others, steps}) == 3, STEPS, f"be 2 or more with {FLAG}", steps)
     words = [_at(base, length, compose) for length in others]
     own = [cell for cell in grid.cells if cell.plan.arm == base.plan.arm]
-    return [_with(cell.overrides, more) for more in words for cell in own]
+    return [replaced(cell.overrides, more) for more in words for cell in own]
 
 
 def _others(steps: int) -> list[int]:
@@ -43,18 +43,12 @@ def _at(base: Cell, steps: int, compose: Callable[[Sequence[str]], Composed]) ->
     stays as it is."""
     run = base.plan.run
     words = [f"{STEPS}={steps}", f"trainer.compile={run.trainer.compile.value}"]
-    follows = to_plain(compose(_with(base.overrides, words)).run)["schedule"]
+    follows = to_plain(compose(replaced(base.overrides, words)).run)["schedule"]
     for key, value in to_plain(run)["schedule"].items():
         wanted = steps / run.trainer.steps * value if key.endswith("_steps") else None
         if wanted is not None and abs(follows[key] - wanted) > 1:
             words.append(f"schedule.{key}={round(wanted)}")
     return words
-
-
-def _with(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides of which some are replaced."""
-    given = {key_of(word) for word in more}
-    return (*(word for word in overrides if key_of(word) not in given), *more)
 
 
 def cost(grid: Grid, whole: Grid) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
+from nocap.config.errors import FailedError
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
@@ -40,7 +42,27 @@ from nocap.store.files import write_file, write_text
 from nocap.store.identity import digest
 from nocap.store.tracking import gathered, offline, track_comparison
 
+TIME = "--time"
 OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
+
+
+class Timer(Protocol):
+    """What times the arms of a grid in turns (`nocap.study.timing`)."""
+
+    def plan(self, grid: Grid) -> str:
+        """Say before the first run what will be timed.
+
+        Errors:
+            ValueError: the arms cannot be timed in turns.
+        """
+
+    def measure(self, grid: Grid, before: Path | None) -> None:
+        """Time the arms, unless that was done. `before`: the folder of a grid of the same arms with fewer
+        seeds, whose timing is taken.
+
+        Errors:
+            FailedError: nothing was measured.
+        """
 
 
 def multirun(
@@ -52,12 +74,13 @@ def multirun(
     detach: bool = False,
     equal_loss: bool = False,
     until_shown: str | None = None,
+    timer: Timer | None = None,
 ) -> int:
     """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
     `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that fails stops the
     others. `detach`: leave the cells to Slurm once they are handed over; the same command later reports.
     `equal_loss`: train the baseline at its other lengths, too. `until_shown`: go on with more seeds, up to so
-    many, until what is open is shown.
+    many, until what is open is shown. `timer`: what times the arms in turns, when all of them are trained.
 
     Errors:
         ValueError: an override or a cell is invalid. Nothing was trained.
@@ -70,7 +93,7 @@ def multirun(
     launcher, asked = launcher_option(config), _overrides(config, given)
     if searched is not None:
         others = {"--plan": look, "--zip": zipped, "--fail-fast": fail_fast, "--detach": detach}
-        others |= {lengths.FLAG: equal_loss, until.FLAG: until_shown is not None}
+        others |= {lengths.FLAG: equal_loss, until.FLAG: until_shown is not None, TIME: timer is not None}
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
@@ -78,6 +101,9 @@ def multirun(
     require(leaves, "--detach", "be given with hydra/launcher=slurm", "another launcher")
     rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
     require(not (fail_fast and isinstance(launcher, Slurm)), "--fail-fast", rule, "given")
+    if timer is not None:
+        here = not isinstance(launcher, OfCluster)
+        require(here, TIME, "be left out on a cluster: arms are timed on this machine", "given")
     swept = [override.key_or_group for override in asked if override.is_sweep_override()]
 
     def grid_of(overrides: Sequence[Override]) -> Grid:
@@ -97,12 +123,21 @@ def multirun(
         every = until.looks(asked, until.budget(until_shown))
         print(until.plan_of(every), flush=True)
     if look is not None:
-        print(look(grid_of(every[0])))
+        grid = grid_of(every[0])
+        if timer is not None:
+            print(timer.plan(grid), flush=True)
+        print(look(grid))
         return 0
     code = 0
+    before: Path | None = None
     for at_look in every:
         grid = grid_of(at_look)
-        code = _trained(grid, launcher, fail_fast=fail_fast, detach=detach)
+        timed = None
+        if timer is not None:
+            print(timer.plan(grid), flush=True)
+            timed = partial(timer.measure, grid, before)
+        code = _trained(grid, launcher, fail_fast=fail_fast, detach=detach, timed=timed)
+        before = grid.folder
         if code or until_shown is None:
             return code
         still = until.open_in(grid.folder)
@@ -125,7 +160,14 @@ def _checked(
     return check(cells, swept=swept, compose=composed, log=print, lengths=more)
 
 
-def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: bool) -> int:
+def _trained(
+    grid: Grid,
+    launcher: Launcher | None,
+    *,
+    fail_fast: bool,
+    detach: bool,
+    timed: Callable[[], None] | None,
+) -> int:
     """The exit code of a grid whose cells were carried out."""
     todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
     if todo:
@@ -147,8 +189,21 @@ def _trained(grid: Grid, launcher: Launcher | None, *, fail_fast: bool, detach: 
     statuses = {result.status for result in results.values()}
     # one that had no job to leave has come to its end
     stopped = runner.stopping and (not detach or "waiting" in statuses)
+    has_times = stopped or timed is None or _measured(timed)
     code = _report(grid, results, stopped=stopped, goes_on=executor.goes_on)
+    if not has_times:
+        return code or EXIT_CODES["failed"]
     return EXIT_CODES["failed"] if (fail_fast or detach) and "failed" in statuses else code
+
+
+def _measured(timed: Callable[[], None]) -> bool:
+    """Time the arms, and say whether they were. An error loses no run: it is a line."""
+    try:
+        timed()
+    except FailedError as error:
+        print(f"nocap: not timed: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 MACHINE = ("device", "precision", "compile", "threads")  # of the trainer: what follows from the machine

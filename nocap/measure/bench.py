@@ -17,7 +17,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import date
 from functools import partial
 from typing import Any
@@ -68,7 +68,7 @@ def bench(
         "be the same in all arms: they share a clock",
         " and ".join(devices),
     )
-    clock = Clock.of(trainer.device, max(arm.run.trainer.threads for arm in arms))
+    clock = clock_of(arms)
     instances = [copy.copy(arms[0]), *arms]  # the control comes first
 
     def spent() -> float:
@@ -94,25 +94,69 @@ def bench(
         narrow = all(each.half_width <= LIMIT[trainer.device] for each in estimates(times) if each)
         return narrow or spent() + (spent() - warm_up_s) / len(times) > seconds
 
-    # CUDA reserves addresses by the terabyte
-    with memory.bounded() if trainer.device is Device.cpu else nullcontext():
-        for i, arm in enumerate(instances):
-            if i > 1 and rounds is None and spent() > WARM_SHARE * seconds:
-                arm.status, arm.reason = (
-                    "not measured",
-                    f"the arms before it took {spent():.0f} s of {seconds:g} s to warm up",
-                )
-                continue
-            log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
-            arm.tried(partial(arm.warm, clock))
-        peaks, warm_up_s = _peaks(instances), spent()
-        gc.collect()
-        gc.freeze()  # the collector need not walk through all arms in the middle of one's block
-        times = interleave([partial(arm.tried, arm.block) for arm in instances], enough=enough)
-        gc.unfreeze()
-        for arm in instances:
-            arm.close()
-        return result(times)
+    with _room(trainer.device):
+        warm_up(instances, clock, seconds=None if rounds is not None else seconds, log=log)
+        peaks = _peaks(instances)
+        warm_up_s = spent()
+        return result(in_turns(instances, enough=enough))
+
+
+def timed_rounds(
+    arms: Sequence[TimedArm], *, seconds: float, log: Callable[[str], None] = lambda line: None
+) -> list[list[float]]:
+    """Return the seconds a token of each arm in each round: the mean of its two blocks, (arms, rounds).
+    Rounds go on for so many seconds without the warm-up, and there are three at least. NaN from where an arm
+    failed."""
+    instances = [copy.copy(arms[0]), *arms]  # what is built first can come out slow, and is left out
+    trainer = arms[0].run.trainer
+    clock = clock_of(arms)
+    with _room(trainer.device):
+        warm_up(instances, clock, seconds=None, log=log)
+        began = time.monotonic()
+
+        def enough(times: Times) -> bool:
+            return len(times) >= LEAST_PAIRS and time.monotonic() - began >= seconds
+
+        times = in_turns(instances, enough=enough)
+    of_arms: list[list[float]] = times.mean(axis=2).T[1:].tolist()
+    return of_arms
+
+
+def clock_of(arms: Sequence[TimedArm]) -> Clock:
+    """Return the one clock of arms that are on the same kind of device."""
+    return Clock.of(arms[0].run.trainer.device, max(arm.run.trainer.threads for arm in arms))
+
+
+def _room(device: Device) -> AbstractContextManager[None]:
+    """Bound the memory of the process; not on CUDA, which reserves addresses by the terabyte."""
+    return memory.bounded() if device is Device.cpu else nullcontext()
+
+
+def warm_up(
+    instances: Sequence[TimedArm], clock: Clock, *, seconds: float | None, log: Callable[[str], None]
+) -> None:
+    """Build the arms, the baseline twice, one after another. An arm whose turn comes when most of `seconds`
+    has gone is not measured, unless it is the baseline."""
+    began = time.monotonic()
+    for i, arm in enumerate(instances):
+        spent = time.monotonic() - began
+        if i > 1 and seconds is not None and spent > WARM_SHARE * seconds:
+            arm.status = "not measured"
+            arm.reason = f"the arms before it took {spent:.0f} s of {seconds:g} s to warm up"
+            continue
+        log(f"warming up {arm.label}" + (", again" if i == 1 else ""))
+        arm.tried(partial(arm.warm, clock))
+
+
+def in_turns(instances: Sequence[TimedArm], *, enough: Callable[[Times], bool]) -> Times:
+    """Return the times of rounds of these arms, which are closed after the last."""
+    gc.collect()
+    gc.freeze()  # the collector need not walk through all arms in the middle of one's block
+    times = interleave([partial(arm.tried, arm.block) for arm in instances], enough=enough)
+    gc.unfreeze()
+    for arm in instances:
+        arm.close()
+    return times
 
 
 def _result(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:

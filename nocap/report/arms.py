@@ -18,6 +18,7 @@ from nocap.report.table import Cell, Column, Table
 from nocap.report.words import counted, extent, gains, ratio, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.store.timing import Timing
 
 ARM = Column(title="arm")
 NAMED = 3  # findings in a headline; the others are counted
@@ -27,9 +28,10 @@ ERRORS = (
     "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with two keys "
     "some 11% have one somewhere."
 )
+ONE_SESSION = "Of one session: what holds on other days takes a study, in three sessions that lie apart."
 OF_PACE = (
-    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a clock. Of "
-    "one session: what holds on other days takes a study, in three sessions that lie apart."
+    "µs a token: the median step's, on a CPU in CPU time, which other work changes less than a clock. "
+    f"{ONE_SESSION}"
 )
 DIFFERENCE = "difference"  # a column that the page knows
 # Times and memory: metric → the title of its mean, and of its ratio to the baseline's. The page shows the
@@ -240,7 +242,7 @@ def tables(comparison: Comparison) -> Iterator[Table]:
     """A row an arm, the baseline first."""
     yield _verdicts(comparison)
     what = other(comparison)
-    yield _speed(comparison.rows, what, imported=bool(comparison.imported))
+    yield _speed(comparison, what)
     yield _costs(comparison, what, imported=bool(comparison.imported))
     if comparison.target is not None:
         yield _target(comparison.rows, comparison.target, what)
@@ -292,9 +294,11 @@ def _lengths(comparison: Comparison) -> Iterator[str]:
     )
 
 
-def _speed(arms: Sequence[ComparedArm], what: str, *, imported: bool) -> Table:
-    """Times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of
+def _speed(comparison: Comparison, what: str) -> Table:
+    """Draw times and memory; a reason stands where a ratio would be a lie. A log has at most the seconds of
     training."""
+    arms = comparison.rows
+    imported = bool(comparison.imported)
     shown = LOGGED if imported else MEASURED
 
     def refused(row: ComparedArm, metric: str) -> str | None:
@@ -329,8 +333,16 @@ def _speed(arms: Sequence[ComparedArm], what: str, *, imported: bool) -> Table:
             "names it, or --hardware does."
         )
         return Table(title=f"Training time, against {what}", columns=columns, rows=rows, notes=notes)
-    notes.append(OF_PACE)
+    notes.append(_in_turns(comparison.timing) if comparison.timing is not None else OF_PACE)
     return Table(title=f"Speed and memory, against {what}", columns=columns, rows=rows, notes=notes)
+
+
+def _in_turns(timing: Timing) -> str:
+    """Say how the arms were timed beside each other."""
+    return (
+        f"µs a token and speed: the arms timed in turns, {plural(timing.rounds, 'round')} by {timing.clock}, "
+        f"on {timing.machine_name}, {timing.started[:10]}. {ONE_SESSION}"
+    )
 
 
 def _costs(comparison: Comparison, what: str, *, imported: bool) -> Table:

@@ -31,6 +31,7 @@ from nocap.store.record import (
     filled,
     read_json,
 )
+from nocap.store.timing import Timing, timings_in
 
 OUTPUTS = Path("outputs")  # names are looked for here
 LAST = "last"  # the run that was started or gone on with last
@@ -168,6 +169,7 @@ class Found:
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     unreadable: dict[str, str] = field(default_factory=dict)  # folder's name → why
+    timings: list[Timing] = field(default_factory=list)  # of the grids that they are, the newest first
 
 
 def dig(tree: Any, *keys: str) -> Any:
@@ -210,7 +212,13 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
             runs.problems.append(
                 f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})"
             )
-    lengths = _lengths(places)
+    grids = _grids(places)
+    for grid in grids:
+        try:
+            runs.timings += timings_in(grid)
+        except ValueError as error:
+            runs.problems.append(f"a timing is left out: {error}")
+    lengths = _lengths(grids)
     runs.records = [
         replace(record, length_of=lengths.get(record.identity, record.length_of))
         for record in by_identity.values()
@@ -221,9 +229,14 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
     return runs
 
 
-def _lengths(places: Sequence[str]) -> dict[str, str | None]:
+def _grids(places: Sequence[str]) -> list[Path]:
+    """List the folders of grids among these paths."""
+    folders = map(expanded, places)
+    return [folder for folder in folders if (folder / GRID).is_file() and not _is_run(folder)]
+
+
+def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
     """Return the arm whose other length each cell of these grids shows, whoever trained the cell first."""
-    grids = [place for place in map(expanded, places) if (place / GRID).is_file() and not _is_run(place)]
     cells = [cell for grid in grids for cell in _cells(grid)]
     return {cell["identity"]: (cell.get("asked") or {}).get("length_of") for cell in cells}
 

@@ -35,7 +35,7 @@ from nocap.config.option import declared
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import step_config
-from nocap.measure.bench import bench
+from nocap.measure.bench import bench, clock_of, timed_rounds
 from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
@@ -89,13 +89,35 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     Errors:
         FailedError: the baseline cannot be timed.
     """
-    first: dict[str, str] = {}
-    twins = {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
-    result = bench([TimedArm(name, runs[name]) for name in first.values()], seconds=math.inf, rounds=rounds)
+    twins = _twins(runs)
+    arms = [TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())]
+    result = bench(arms, seconds=math.inf, rounds=rounds)
     timed, base = {arm["label"]: arm for arm in result["arms"]}, result["arms"][0]
     if base["status"] != "measured":
         raise FailedError(f"the baseline, {base['label']}: {base['status']}: {base['reason']}")
     return {name: {key: timed[twins[name]][key] for key in KEPT} | counts(run) for name, run in runs.items()}
+
+
+def _twins(runs: Mapping[str, Run]) -> dict[str, str]:
+    """Return, for each arm, the first arm that has the same step."""
+    first: dict[str, str] = {}
+    return {name: first.setdefault(repr(step_config(run)), name) for name, run in runs.items()}
+
+
+def rounds(runs: Mapping[str, Run], *, seconds: float) -> Seen:
+    """Measure the seconds a token of each arm in rounds, for so long. Arms whose step is the same are timed
+    once."""
+    twins = _twins(runs)
+    arms = {name: TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())}
+    clock = clock_of([*arms.values()])
+    times = dict(zip(arms, timed_rounds([*arms.values()], seconds=seconds), strict=True))
+    figures: Seen = {}
+    for name in runs:
+        arm = arms[twins[name]]
+        figures[name] = {"clock": clock.value, "status": arm.status, "reason": arm.reason}
+        if arm.status == "measured":
+            figures[name]["seconds_per_token"] = times[twins[name]]
+    return figures
 
 
 def counts(run: Run) -> dict[str, Any]:
@@ -228,6 +250,7 @@ def _collections() -> int:
 
 KINDS: dict[str, Callable[..., Seen]] = {
     "steps": steps,
+    "rounds": rounds,
     "parts": parts,
     "lengths": lengths,
     "decoding": decoding,

@@ -46,7 +46,14 @@ from nocap.study.spec import engine_of
 WORKER = "nocap.study.session"
 PROFILE_REPEATS = 2  # of a step, in each session
 # place of a session → of what
-KIND = {"pace": "steps", "bench": "steps", "parts": "parts", "curve": "lengths", "decoding": "decoding"}
+KIND = {
+    "pace": "steps",
+    "bench": "steps",
+    "rounds": "rounds",
+    "parts": "parts",
+    "curve": "lengths",
+    "decoding": "decoding",
+}
 
 
 # --- runs ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""The arms of a grid, timed in turns: what `--time` keeps in the grid's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nocap.store.metrics import moment
+from nocap.store.record import Whole, check_shape, read_json
+
+FILES = "sessions/rounds-*.json"  # in a grid's folder
+_ARM = {"clock": str, "status": str, "reason": str, "seconds_per_token": [float]}
+_SHAPE = Whole(
+    {
+        "started": str,
+        "hardware": Whole({"fingerprint": str, "name": str}),
+        "measured": Whole({"arms": {...: _ARM}}),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """How long the arms of a grid trained for a token, round by round, in one session on one machine."""
+
+    started: str
+    machine: str  # fingerprint
+    machine_name: str
+    clock: str
+    seconds: Mapping[str, Sequence[float]]  # arm's id → seconds a token, of each round
+    left_out: Mapping[str, str]  # arm's id → why it was not measured
+
+    @property
+    def arms(self) -> Collection[str]:
+        """List the ids of the arms that were to be timed."""
+        return [*self.seconds, *self.left_out]
+
+    @property
+    def rounds(self) -> int:
+        return max((len(row) for row in self.seconds.values()), default=0)
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "started": self.started,
+            "machine": self.machine,
+            "machine_name": self.machine_name,
+            "clock": self.clock,
+            "rounds": self.rounds,
+            "seconds_per_token": {arm: list(row) for arm, row in self.seconds.items()},
+            "left_out": dict(self.left_out),
+        }
+
+
+def timings_in(grid: Path) -> list[Timing]:
+    """Read the timings of a grid's folder, the newest first.
+
+    Errors:
+        ValueError: a file is damaged.
+    """
+    timings = [_read(path) for path in grid.glob(FILES)]
+    return sorted(timings, key=lambda timing: moment(timing.started) or 0.0, reverse=True)
+
+
+def _read(path: Path) -> Timing:
+    content = read_json(path)
+    assert content is not None, "it was listed"
+    check_shape(content, _SHAPE, path)
+    arms = content["measured"]["arms"]
+    hardware = content["hardware"]
+    measured = {name: arm for name, arm in arms.items() if arm.get("status") == "measured"}
+    left_out = {name: arm for name, arm in arms.items() if name not in measured}
+    clocks = [arm["clock"] for arm in arms.values()]
+    return Timing(
+        started=content["started"],
+        machine=hardware["fingerprint"],
+        machine_name=hardware["name"],
+        clock=clocks[0],
+        seconds={name: arm["seconds_per_token"] for name, arm in measured.items()},
+        left_out={name: f"{arm['status']}: {arm['reason']}" for name, arm in left_out.items()},
+    )

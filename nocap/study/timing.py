@@ -1,0 +1,95 @@
+"""`--time SECONDS`: the arms of a grid timed in turns, once they are trained. What is measured lies in the
+grid's folder, and `nocap.judge.pace` takes the speeds from it. On a CPU the arms have one thread, unless
+their threads are what differs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from nocap.config.compose import Composed, composed
+from nocap.config.keys import require
+from nocap.config.trainer import Device
+from nocap.launch.grid import Cell, Grid, replaced
+from nocap.launch.multirun import TIME
+from nocap.store.formats import plural
+from nocap.study.tasks import Session
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InTurns:
+    """A timing of all arms of a grid, in turns."""
+
+    seconds: float  # of rounds, without the warm-up
+
+    @classmethod
+    def of(cls, text: str | None) -> InTurns | None:
+        """Return what `--time` asks for; `None`: nothing.
+
+        Errors:
+            ValueError: it is no time.
+        """
+        if text is None:
+            return None
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        require(0 < seconds < math.inf, TIME, "be seconds above 0, as in --time 60", text)
+        return cls(seconds=seconds)
+
+    def plan(self, grid: Grid) -> str:
+        """Say before the first run what will be timed.
+
+        Errors:
+            ValueError: the arms cannot be timed in turns: they are not on one device of one kind.
+        """
+        trainers = [cell.plan.run.trainer for cell in grid.cells]
+        several = max(trainer.devices for trainer in trainers)
+        require(several == 1, "trainer.devices", f"be 1 with {TIME}: one device is timed", several)
+        kinds = sorted({trainer.device.value for trainer in trainers})
+        require(len(kinds) == 1, "trainer.device", f"be the same in all arms with {TIME}", ", ".join(kinds))
+        return (
+            f"time: {plural(len(arms_of(grid)), 'arm')} in turns for {self.seconds:g} s and their warm-up, "
+            "after the last run"
+        )
+
+    def measure(self, grid: Grid, before: Path | None) -> None:
+        """Time the arms, unless that was done. `before`: the folder of a grid of the same arms with fewer
+        seeds, whose timing is taken.
+
+        Errors:
+            FailedError: nothing was measured.
+        """
+        session = Session(place="rounds", arms=arms_of(grid), how={"seconds": self.seconds})
+        path = session.path(grid.folder, 1)
+        known = session.path(before, 1) if before is not None else None
+        if known is not None and known.exists() and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(known, path)
+        session.run(grid.folder)
+
+
+def arms_of(grid: Grid) -> dict[str, Composed]:
+    """Return the arms by their ids, without those that show another arm's lengths."""
+    cells: dict[str, Cell] = {}
+    for cell in grid.cells:
+        if cell.plan.asked is None or cell.plan.asked.length_of is None:
+            cells.setdefault(cell.plan.arm, cell)
+    trainers = [cell.plan.run.trainer for cell in cells.values()]
+    alike = len({trainer.threads for trainer in trainers}) == 1
+    on_one_thread = trainers[0].device is Device.cpu and alike
+    return {name: _on_one_thread(cell) if on_one_thread else _as_it_is(cell) for name, cell in cells.items()}
+
+
+def _as_it_is(cell: Cell) -> Composed:
+    return Composed(overrides=cell.overrides, run=cell.plan.run, choices={})
+
+
+def _on_one_thread(cell: Cell) -> Composed:
+    """Return the arm on one thread, whose CPU time other work changes less than a clock; compiled as it is
+    trained."""
+    compiled = cell.plan.run.trainer.compile.value
+    return composed(replaced(cell.overrides, ["trainer.threads=1", f"trainer.compile={compiled}"]))
