@@ -99,6 +99,9 @@ def _generate(options: argparse.Namespace) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     import torch
 
+    from nocap.training import allocator
+
+    allocator.use(defaults.malloc(device))
     from nocap.measure.generation import Engine, Recompute, Sampler, engine_for, load_typed, log, write
 
     torch.set_num_threads(asked.threads or defaults.threads(device, 1))

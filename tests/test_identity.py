@@ -216,6 +216,7 @@ NO_PART = {
     "trainer.keep_checkpoints",
     "trainer.keep_steps",
     "trainer.log_every",
+    "trainer.malloc",
     "trainer.max_restarts",
 }
 

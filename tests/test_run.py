@@ -295,7 +295,9 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
     this, why = planned(tmp_path), reasons(run)
     head, *lines = headline(replace(this, run=run)).splitlines()
-    assert re.fullmatch(rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads", head)
+    assert re.fullmatch(
+        rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads, memory pooled", head
+    )
     assert lines == [f"{key} {why[key]}" for key in ("precision", "compile")]
     other = replace(run.trainer, compile=type(run.trainer.compile)("max"))
     last = headline(replace(this, run=replace(run, trainer=other))).splitlines()[-1]

@@ -108,6 +108,7 @@ def _run(config: DictConfig) -> Run:
             shown,
         )
     hardware.check_device(run.trainer.device, run.trainer.devices)
+    hardware.check_malloc(run.trainer.malloc)
     return run
 
 

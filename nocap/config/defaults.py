@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from nocap.config import hardware
 from nocap.config.run import Run
-from nocap.config.trainer import Compile, Device, Precision
+from nocap.config.trainer import Compile, Device, Malloc, Precision
 from nocap.options.attention.softmax import Kernel
 from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
@@ -49,6 +49,11 @@ def threads(device: Device, devices: int) -> int:
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, devices))
+
+
+def malloc(device: Device) -> Malloc:
+    """Pooled on a CPU with glibc; on CUDA torch has a pool of its own."""
+    return Malloc.pooled if device is Device.cpu and hardware.has_glibc() else Malloc.system
 
 
 def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
@@ -158,6 +163,7 @@ RESOLVERS: dict[str, Callable[..., object]] = {
         device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
     )[0],
     "threads": threads,
+    "malloc": malloc,
     "compile": lambda device, model, tokenizer, *run: compilation(
         device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
     )[0],

@@ -25,7 +25,7 @@ from typing import Any
 
 from nocap.config.keys import require
 from nocap.config.paths import cache_root, private_caches
-from nocap.config.trainer import Device, Precision
+from nocap.config.trainer import Device, Malloc, Precision
 
 # Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA →
 # (bf16 tensor cores, fp32 with TF32 off). A chip that is not here has no MFU, nor has a slice of one (MIG), a
@@ -235,6 +235,21 @@ def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     return kept.get(key)
+
+
+@cache
+def has_glibc() -> bool:
+    """Return whether this process has the C library whose pool `trainer.malloc` sets."""
+    return platform.libc_ver()[0] == "glibc"
+
+
+def check_malloc(malloc: Malloc) -> None:
+    """
+    Errors:
+        ValueError: this machine has no such pool.
+    """
+    fits = malloc is Malloc.system or has_glibc() or not is_here()
+    require(fits, "trainer.malloc", "be system where the C library is not glibc", malloc.value)
 
 
 def device_name(device: Device) -> str:

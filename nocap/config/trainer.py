@@ -26,6 +26,13 @@ class Compile(Enum):
     max = "max"  # regional, its kernels chosen and tuned by timing them, which may take many minutes
 
 
+class Malloc(Enum):
+    """How a process takes memory for its tensors on a CPU."""
+
+    pooled = "pooled"  # what a step has given back is kept for the next one (glibc)
+    system = "system"  # as the C library does by itself
+
+
 class ActivationCheckpointing(Enum):
     """What the forward pass does not keep for the backward pass, which computes it again from the input it
     had."""
@@ -48,6 +55,8 @@ class Trainer:
     precision: Precision
     val_precision: Precision = key(step=False, losses=True)  # the same, in validation
     threads: int = key(ge=1, le=4096)  # CPU threads per worker
+    # of memory on the CPU: it changes speed, and no number. Records of before this key have what was then
+    malloc: Malloc = key(identity=False, default=Malloc.system)
     compile: Compile  # by torch.compile
     # a micro-batch's forward and backward as one launch: for steps whose host is slower than their GPU
     cuda_graphs: bool = False

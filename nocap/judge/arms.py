@@ -16,7 +16,7 @@ from nocap.config.run import keys_that_count
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import OF_A_RUN
 from nocap.store.record import digest
-from nocap.store.runs import UNKNOWN, Found, Record, dig, find_one
+from nocap.store.runs import UNKNOWN, Found, Machine, Record, dig, find_one
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
@@ -41,7 +41,7 @@ class Arm:
         return sorted({run.seed for run in self.runs})
 
     @cached_property
-    def machines(self) -> dict[tuple[str, int], str]:
+    def machines(self) -> dict[Machine, str]:
         return {run.machine: run.machine_name for run in self.runs}
 
     @cached_property
@@ -117,7 +117,7 @@ def swept_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def machines_differ(arm: Arm, base: Arm) -> str | None:
     """Why times of these two cannot be compared; `None` where they can."""
-    if any(fingerprint == UNKNOWN for fingerprint, _ in arm.machines | base.machines):
+    if any(machine.fingerprint == UNKNOWN for machine in arm.machines | base.machines):
         return "no record of the hardware"
     for side, what in ((arm, "its runs"), (base, "the baseline's runs")):
         if len(side.machines) > 1:

@@ -130,7 +130,7 @@ class ComparedArm:
             "params": arm.summary("params") or {},
             **{key: arm.summary(key) for key in ("flops_per_token", "flops_basis", "tokens", "steps")},
             "kernel": arm.summary("kernel") or {},
-            "hardware": sorted({run.machine[0] for run in arm.runs}),
+            "hardware": sorted({run.machine.fingerprint for run in arm.runs}),
             "to_target": self.to_target and {axis: reach.json() for axis, reach in self.to_target.items()},
             "clock_s": self.clock_s,
             "runs": [run.identity for run in arm.all],

@@ -158,7 +158,7 @@ def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
             "val_bytes": n_bytes,
             "val_bytes_reason": reason,
         },
-        "hardware": hardware.describe(t.device, t.threads),
+        "hardware": {**hardware.describe(t.device, t.threads), "malloc": t.malloc.value},
         "versions": {"nocap": __version__, "python": platform.python_version(), **_versions()}
         | {"torch": hardware.torch_build()["version"]},
         "declared": {

@@ -376,7 +376,7 @@ def headline(plan: Plan) -> str:
     and why."""
     t, why = plan.run.trainer, reasons(plan.run)
     where = f"{t.devices} × {hardware.device_name(t.device)}" + (
-        f" with {plural(t.threads, 'thread')}" if t.device is Device.cpu else ""
+        f" with {plural(t.threads, 'thread')}, memory {t.malloc.value}" if t.device is Device.cpu else ""
     )
     chosen = {key: getattr(t, key).value for key in ("precision", "compile")}
     told = [

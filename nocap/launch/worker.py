@@ -35,6 +35,7 @@ from nocap.store.identity import check_source
 from nocap.store.lease import LostError
 from nocap.store.record import Metrics, Row, read_json, write_summary
 from nocap.store.tracking import open_tracker
+from nocap.training import allocator
 from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
@@ -55,6 +56,7 @@ def main() -> NoReturn:
         if not _tell("refused", str(error)):
             print(f"nocap: {error}", file=sys.stderr)
         leave(EXIT_CODES["refused"])
+    allocator.use(run.trainer.malloc)
     status = work(run, run_dir, started=float(os.environ["NOCAP_STARTED"]))
     # A rank that wrote its record has succeeded: any other code would end the rest.
     leave(EXIT_CODES[status] if status in ("failed", "refused") or run.trainer.devices == 1 else 0)

@@ -28,7 +28,7 @@ from nocap.measure.timed import Clock, TimedArm
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.metrics import HELD, PARTS, STEP_PARTS
-from nocap.training import memory
+from nocap.training import allocator, memory
 from nocap.training.ledger import Ledger
 from nocap.training.step import configure_numerics
 
@@ -60,6 +60,7 @@ def profile(
         # CUDA reserves addresses by the terabyte
         with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():
             counted = count(run, vocab_size=run.tokenizer.vocab_size)
+            allocator.use(run.trainer.malloc)
             configure_numerics(run)
             log("measuring the peaks: a large product and a large copy")
             peak = measure_peak(run.trainer.device)

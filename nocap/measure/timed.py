@@ -27,7 +27,7 @@ from nocap.measure.arms import step_config
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
-from nocap.training import memory
+from nocap.training import allocator, memory
 from nocap.training.ledger import Ledger
 from nocap.training.loop import warm_up
 from nocap.training.step import Job, autocast, build, configure_numerics, take_step
@@ -191,6 +191,7 @@ class TimedArm:
         """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and
         measured on CUDA."""
         self.clock, began, before = clock, time.perf_counter(), torch.cuda.memory_allocated()
+        allocator.use(self.run.trainer.malloc)
         configure_numerics(self.run)
         with random_tokens(self.run) as self.job:
             saved_mib = self.build()
@@ -212,6 +213,7 @@ class TimedArm:
     def block(self) -> float:
         """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes
         back what other arms left."""
+        allocator.use(self.run.trainer.malloc)
         configure_numerics(self.run)
         if on_cuda := self.device.type == "cuda":
             others_mib = (torch.cuda.memory_allocated() - self.held) / memory.MIB

@@ -37,9 +37,9 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             "params": run.value("params"),
             **{key: run.number(key) for key in ("flops_per_token", "mfu")},
             "kernel": run.summary["kernel"].get("train"),
-            "devices": run.machine[1],
+            "devices": run.machine.devices,
             "hardware": run.hardware.get("name"),
-            "fingerprint": run.machine[0],
+            "fingerprint": run.machine.fingerprint,
             "folder": str(run.folder),
         }
         for run in records

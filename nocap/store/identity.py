@@ -66,7 +66,7 @@ def config_that_counts(run: Run) -> dict[str, Any]:
 
 
 # Keys of the config whose defaults follow from the machine.
-OF_THE_MACHINE = ("threads", "device", "precision", "val_precision", "compile")
+OF_THE_MACHINE = ("threads", "malloc", "device", "precision", "val_precision", "compile")
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:

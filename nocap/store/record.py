@@ -43,7 +43,7 @@ def _each(shape: Shape, keys: str) -> dict[str, Shape]:
 
 
 _NUMBERS, _TEXTS = {...: float}, {...: str}
-_HARDWARE = _each(str, "fingerprint name host")
+_HARDWARE = _each(str, "fingerprint name host malloc")
 _ASKED = {"at": str, "seeds": [int], "place": int, "length_of": str}
 _ATTEMPT = (
     _each(str, "started host grid")

@@ -38,6 +38,7 @@ LAST = "last"  # the run that was started or gone on with last
 CANDIDATES = 8  # that a message lists
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 UNKNOWN = "unknown"  # a machine
+SYSTEM = "system"  # trainer.malloc of records that do not have it
 # of the clock: what it takes to train a run, and what it learns from
 TRAIN_LINES = ("train", "data", "teacher")
 
@@ -52,6 +53,15 @@ class Curve:
     train_s: list[float | None] = field(default_factory=list)
     val_loss: list[float] = field(default_factory=list)
     val_bpb: list[float | None] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """Where a run was timed, and how its memory was allocated."""
+
+    fingerprint: str  # of the hardware
+    devices: int
+    malloc: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,17 +132,23 @@ class Record:
         return cast(Mapping[str, Any], self.manifest["imported"])
 
     @property
-    def machine(self) -> tuple[str, int]:
-        """Times are comparable where this is equal: the hardware's fingerprint, and how many devices."""
-        return str(self.hardware.get("fingerprint", UNKNOWN)), int(self.number("devices") or 1)
+    def machine(self) -> Machine:
+        """What a run was timed on: times are comparable where it is equal."""
+        return Machine(
+            fingerprint=str(self.hardware.get("fingerprint", UNKNOWN)),
+            devices=int(self.number("devices") or 1),
+            malloc=str(self.hardware.get("malloc", SYSTEM)),
+        )
 
     @property
     def machine_name(self) -> str:
-        fingerprint, devices = self.machine
+        machine = self.machine
         if self.imported:
-            return fingerprint
+            return machine.fingerprint
         host = f" on {self.hardware['host']}" if "host" in self.hardware else ""
-        return f"{devices} × {self.hardware.get('name', 'unknown')}{host} ({fingerprint})"
+        malloc = "" if machine.malloc == SYSTEM else f", {machine.malloc}"
+        name = self.hardware.get("name", "unknown")
+        return f"{machine.devices} × {name}{host} ({machine.fingerprint}{malloc})"
 
     def tokens_hash(self, split: str) -> str:
         """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data
@@ -155,7 +171,7 @@ def measurements(record: Record) -> list[Measurement]:
                     metric=metric,
                     value=value,
                     ending=ending,
-                    where=record.machine[0],
+                    where=record.machine.fingerprint,
                     when=record.started,
                 )
             )

@@ -265,7 +265,7 @@ def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Meas
             metric=METRICS["steps_to_target"],
             value=ends[arm, seed][0],
             ending=ends[arm, seed][1],
-            where=runs[arm, seed].machine[0],
+            where=runs[arm, seed].machine.fingerprint,
             when=runs[arm, seed].started,
         )
         for arm in sides

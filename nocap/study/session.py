@@ -45,6 +45,7 @@ from nocap.model.gpt import build_model
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.metrics import now
 from nocap.store.record import write_json
+from nocap.training import allocator
 
 Seen = dict[str, dict[str, Any]]  # what was measured, as the file has it: name of an arm → key → number
 
@@ -52,6 +53,7 @@ Seen = dict[str, dict[str, Any]]  # what was measured, as the file has it: name 
 def main(path: Path) -> None:
     asked = json.load(sys.stdin)
     runs = {name: compose(overrides) for name, overrides in asked["arms"].items()}
+    allocator.use(next(iter(runs.values())).trainer.malloc)
     measured = KINDS[asked["kind"]](runs, **asked["how"])
     t = next(iter(runs.values())).trainer
     write_json(

@@ -321,7 +321,9 @@ def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> P
     """Rows of these runs, beside those of other machines that are there."""
     rows = _rows(path := Path(plan.study.folder) / ROWS)
     for run, record in records:
-        key, machine, torch = _key(plan, run), record.machine[0], record.parts["environment"]["torch"]
+        key = _key(plan, run)
+        machine = record.machine.fingerprint
+        torch = record.parts["environment"]["torch"]
         kept = {
             "config": {"trainer.steps": record.config["trainer.steps"]},
             "parts": {"environment": {"torch": torch}},
