@@ -69,8 +69,9 @@ def _crossed(cells: Sequence[Cell]) -> dict[str, tuple[int, int]]:
     many combinations of the others each is a mean; nothing where the cells are no crossing of two keys."""
     swept = [key for key in cells[0].plan.swept if key != "seed"]
     levels = {key: {_level(cell, key) for cell in cells} for key in swept}
+    levels = {key: of_key for key, of_key in levels.items() if len(of_key) > 1}
     arms = len({cell.plan.arm for cell in cells})
-    if len(swept) < 2 or math.prod(map(len, levels.values())) != arms:
+    if len(levels) < 2 or math.prod(map(len, levels.values())) != arms:
         return {}
     return {key: (len(of_key) - 1, arms // len(of_key)) for key, of_key in levels.items()}
 

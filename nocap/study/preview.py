@@ -4,7 +4,7 @@ is trained."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
 from nocap.judge.cautious import pooled
 from nocap.judge.claim import Claim
+from nocap.judge.equal_loss import SHARES
 from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable
 from nocap.judge.verdict import width_of
 from nocap.launch.grid import Cell, Grid, key_of
+from nocap.launch.lengths import cost_of
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
@@ -24,7 +26,8 @@ from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
 from nocap.study.foresight import foreseen
 from nocap.study.plan import StudyPlan, compose_trials, shorter
-from nocap.study.tasks import Session, grid_of, sessions, trainings
+from nocap.study.spec import Study
+from nocap.study.tasks import Session, grid_of, length_trainings, sessions, trainings
 from nocap.study.words import expected
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
@@ -126,6 +129,7 @@ def render(plan: StudyPlan) -> str:
         seed: [*trials] for seed in study.tune.seeds
     }
     runs = trainings({**trials, **plan.train, **short}, seeds)
+    lengths = length_trainings(plan, plan.train, study.lengthened)
     numbers = range(1, plan.at.sessions + 1)
     rows = [
         [
@@ -141,7 +145,8 @@ def render(plan: StudyPlan) -> str:
     return "\n".join(
         [
             f"{study.name}, scale {plan.scale}: {study.question}",
-            *([of_grid(grid_of(runs, study.name)), ""] if runs else []),
+            *([of_grid(grid_of([*runs, *lengths], study.name)), ""] if runs else []),
+            *_lengths(plan, study),
             *(
                 [aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"]
                 if rows
@@ -156,6 +161,13 @@ def render(plan: StudyPlan) -> str:
             *(_power(claim, plan, noise) for claim in plan.study.claims),
         ]
     )
+
+
+def _lengths(plan: StudyPlan, study: Study) -> Iterator[str]:
+    """Say what the baselines' other lengths cost, which claims about the time at equal loss need."""
+    for arm, seeds in study.lengthened.items():
+        steps = plan.train[arm].run.trainer.steps
+        yield f"equal loss: {cost_of(arm, steps, len(SHARES) * len(seeds))}"
 
 
 def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
