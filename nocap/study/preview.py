@@ -3,6 +3,7 @@ is trained."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -11,31 +12,39 @@ from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
+from nocap.config.keys import flat
 from nocap.judge.cautious import pooled
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
-from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable
+from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
+from nocap.judge.power import (
+    POWER,
+    NoiseAtEqualLoss,
+    detectable_by_claim,
+    detectable_time,
+    noise_at_equal_loss,
+)
 from nocap.judge.verdict import width_of
 from nocap.launch.grid import Cell, Grid, key_of
-from nocap.launch.lengths import cost_of
+from nocap.launch.lengths import FLAG, cost_of
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
-from nocap.study.foresight import foreseen
+from nocap.study.foresight import foreseen, records_in
 from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
-from nocap.study.tasks import Session, grid_of, length_trainings, sessions, trainings
+from nocap.study.tasks import Session, Training, grid_of, length_trainings, sessions, trainings
 from nocap.study.words import expected
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
 START_S = 1.0  # a guess at the start of a worker, as COLD_S is one at compilation
 
 
-def of_grid(grid: Grid) -> str:
-    """A line an arm, and the sum.
+def of_grid(grid: Grid, *, lengths_by: str | None = FLAG) -> str:
+    """A line an arm, and the sum. `lengths_by`: see `foreseen`.
 
     Errors:
         FailedError: the first arm cannot be timed.
@@ -86,7 +95,7 @@ def of_grid(grid: Grid) -> str:
             *([f"not in it, for its step could not be timed: {', '.join(untimed)}"] if untimed else []),
             "measured: a step of each arm on this machine; nothing was trained",
         ]
-    return "\n".join([*lines, *foreseen(grid)])
+    return "\n".join([*lines, *foreseen(grid, lengths_by=lengths_by)])
 
 
 def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
@@ -145,7 +154,7 @@ def render(plan: StudyPlan) -> str:
     return "\n".join(
         [
             f"{study.name}, scale {plan.scale}: {study.question}",
-            *([of_grid(grid_of([*runs, *lengths], study.name)), ""] if runs else []),
+            *(_runs([*runs, *lengths], study) if runs else []),
             *_lengths(plan, study),
             *(
                 [aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"]
@@ -161,6 +170,11 @@ def render(plan: StudyPlan) -> str:
             *(_power(claim, plan, noise) for claim in plan.study.claims),
         ]
     )
+
+
+def _runs(runs: Sequence[Training], study: Study) -> list[str]:
+    lengths_by = "this study" if study.lengthened else None
+    return [of_grid(grid_of(runs, study.name), lengths_by=lengths_by), ""]
 
 
 def _lengths(plan: StudyPlan, study: Study) -> Iterator[str]:
@@ -182,7 +196,8 @@ def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
 
 
 def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
-    """What a claim expects, and what it can see of a loss with all its seeds."""
+    """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all its
+    seeds."""
     line = (
         f"{claim.id}: {claim.metric} of {claim.arm}, expected "
         f"{expected({**asdict(claim), 'scale': claim.scale.value})}"
@@ -191,6 +206,23 @@ def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
     line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
         width = width_of(METRICS["val_loss"], plan.at.noise.get("val_loss"))
-        visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), width=width)
+        visible = detectable_by_claim(noise * 2**0.5, len(claim.seeds), width=width)
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
+    if claim.at_equal_loss:
+        line += _time_shown(claim, plan)
     return line
+
+
+def _time_shown(claim: Claim, plan: StudyPlan) -> str:
+    """Say which time at equal loss a claim can see, where runs that are there tell its noise."""
+    base = plan.study.against(claim)
+    (run,) = trainings(plan.train, {claim.seeds[0]: [base]})
+    records = records_in(run.plan.run_dir.parents[1])
+    noise = noise_at_equal_loss(records, dict(flat(run.plan.parts["config"])))
+    look = analysis_of(len(claim.seeds))
+    gain = math.inf
+    if isinstance(noise, NoiseAtEqualLoss):
+        gain = detectable_time(noise, analyses()[look - 1], levels=1, look=look)
+    if not math.isfinite(gain):
+        return ""
+    return f"; {1 - gain:.3g} of the baseline's time is shown with a power of {POWER:g}"
