@@ -360,7 +360,7 @@ def _at_equal_loss(
     lost = {seed: why for seed in seeds if (why := _lost(base, seed, evidence)) is not None}
     sound = [seed for seed in seeds if seed not in lost and evidence.runs[arm, seed].status != "diverged"]
     if len(sound) < LEAST_PAIRS:
-        return dict.fromkeys(seeds, TOO_FEW) | lost
+        return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
     lengths = [[*evidence.lengths[base, seed].values()] for seed in sound]
     short = [min(runs, key=steps_of) for runs in lengths]
     long = [max(runs, key=steps_of) for runs in lengths]

@@ -225,4 +225,4 @@ def _time_shown(claim: Claim, plan: StudyPlan) -> str:
         gain = detectable_time(noise, analyses()[look - 1], levels=1, look=look)
     if not math.isfinite(gain):
         return ""
-    return f"; {1 - gain:.3g} of the baseline's time is shown with a power of {POWER:g}"
+    return f"; a time of {1 - gain:.3g} of the baseline's or less is shown with a power of {POWER:g}"

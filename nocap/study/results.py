@@ -16,13 +16,14 @@ from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
 from nocap.judge.interval import LEAST_PAIRS, Estimate
 from nocap.judge.verdict import Gain, Verdict, judge
+from nocap.launch.lengths import others_of
 from nocap.store.identity import git_state
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale, is_log
 from nocap.store.runs import dig
 from nocap.study.conduct import Done
 from nocap.study.evidence import bound, measurements, verdict_of
 from nocap.study.log import Log
-from nocap.study.plan import StudyPlan, other_lengths
+from nocap.study.plan import StudyPlan
 
 Results = dict[str, Any]
 
@@ -176,8 +177,8 @@ def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
     """List the baseline's steps from the shortest, of a claim about the time at equal loss."""
     if not claim.at_equal_loss:
         return None
-    base = plan.train[plan.study.against(claim)]
-    return sorted(arm.run.trainer.steps for arm in (base, *other_lengths(base)))
+    steps = plan.train[plan.study.against(claim)].run.trainer.steps
+    return sorted([steps, *others_of(steps, asked=claim.id)])
 
 
 def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Results]]:
