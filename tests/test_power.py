@@ -171,7 +171,7 @@ def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(t
 def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
     alike(tmp_path, np.random.default_rng(4), lengths=False)
     records = load([tmp_path]).records
-    without = "the baseline does not have three seeds at a shorter and a longer length"
+    without = "the baseline is not there with three seeds at a shorter and a longer length"
     assert noise_at_equal_loss(records, records[0].config) == without
     one = by(records, "gelu4x", 400)
     alone = "no two arms share three seeds with a time a token on one machine"
@@ -212,10 +212,10 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     assert "what 3 seeds can show is not known: no two arms of this model, data, batch" in before.out
     assert here("--multirun", *grid).code == 0
     between = here("--multirun", "--plan", *grid)
-    assert "what 3 seeds can show of the time at equal loss is not known: the baseline does" in between.out
+    assert "what 3 seeds can show of the time at equal loss is not known: the baseline is" in between.out
     assert "at a shorter and a longer length (--equal-loss trains and times them)" in between.out
     assert here("--multirun", "--equal-loss", *grid).code == 0
-    after = here("--multirun", "--plan", *grid, "norm=layernorm,rmsnorm")
+    after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0
     assert re.search(r"seeds +arm by arm +by factor, attention +by factor, norm", after.out)
     rows = [line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +0\.\d+ ", line)]

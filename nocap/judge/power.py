@@ -87,7 +87,7 @@ def noise_at_equal_loss(records: Sequence[Record], config: Mapping[str, Any]) ->
                 slope=float(falls.logarithms.mean()) / math.log(falls.ratio),
                 ends=float(falls.logarithms.std(ddof=1)) / math.sqrt(2),
             )
-    return "the baseline does not have three seeds at a shorter and a longer length"
+    return "the baseline is not there with three seeds at a shorter and a longer length"
 
 
 def _alike(records: Sequence[Record], config: Mapping[str, Any]) -> list[Record]:
