@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from nocap.judge.compare import compare
+from nocap.launch.plan import Result
 from nocap.store.runs import Found, Record, load
 from nocap.study import pages
 from nocap.study.__main__ import main
@@ -305,6 +306,9 @@ def test_a_claim_rests_on_the_baselines_lengths(tmp_path: Path) -> None:
 # --- how it is carried out ----------------------------------------------------------------------------------
 
 
+UNSURE = claim(EQUAL, id="M.unsure", expected=[None, 0.9])
+
+
 def law(run: Training) -> float:
     """By a power law of the steps, with a seed's own noise."""
     steps = run.composed.run.trainer.steps
@@ -316,24 +320,26 @@ def paced(run: Training) -> float:
     return 0.9 + 0.01 * (3 * run.seed % 4 - 1.5) if run.arm == "mqa" else 1.0
 
 
+def of_a_seed(seed: int) -> list[str]:
+    """Its runs, in their order."""
+    return [f"mha, seed {seed}", f"mqa, seed {seed}", *(f"mha, seed {seed}, {n} steps" for n in (8, 17))]
+
+
 def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysis(lab: Lab) -> None:
     """As `--equal-loss` trains them: 0.7 and 1.4 of 12 steps."""
     lab.loss, lab.pace = law, paced
-    unsure = claim(EQUAL, id="M.unsure", expected=[None, 0.9])
-    claims = lab.carry(claims=[EQUAL, unsure], seeds=[0, 1, 2, 3, 4, 5])
+    claims = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
     assert [(claims[name]["word"], claims[name]["n"]) for name in ("M.equal", "M.unsure")] == [
         ("confirmed", 3),
         ("inconclusive", 6),
     ]
-    first = [f"{arm}, seed {seed}" for seed in (0, 1, 2) for arm in ("mha", "mqa")]
-    first += [f"mha, seed {seed}, {steps} steps" for seed in (0, 1, 2) for steps in (8, 17)]
-    then = [f"{arm}, seed {seed}" for seed in (3, 4, 5) for arm in ("mha", "mqa")]
-    then += [f"mha, seed {seed}, {steps} steps" for seed in (3, 4, 5) for steps in (8, 17)]
+    first = [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+    then = [name for seed in (3, 4, 5) for name in of_a_seed(seed)]
     assert lab.tasks == first + then
     lines = [line for line in lab.lines("run") if line["short"]]
     assert {(line["arm"], line["short"]) for line in lines} == {("mha", 8), ("mha", 17)}
     before = lab.log.read_text()
-    again = lab.carry(claims=[EQUAL, unsure], seeds=[0, 1, 2, 3, 4, 5])
+    again = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
     assert (lab.tasks, lab.log.read_text(), again) == (first + then, before, claims)
 
 
@@ -354,14 +360,33 @@ def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_r
     assert beyond["M.equal"]["refused"] == "its loss lies beyond what the baseline reaches in 8 to 17 steps"
 
 
-def test_no_length_is_trained_of_a_baseline_that_diverged(lab: Lab) -> None:
+def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> None:
     lab.pace = paced
-    lab.loss = lambda run: None if (run.arm, run.seed) == ("mha", 1) else law(run)
+    lab.loss = lambda run: None if (run.arm, run.seed, run.short) == ("mha", 1, 0) else law(run)
     claims = lab.carry(claims=[EQUAL], seeds=[0, 1, 2, 3, 4, 5])
     assert claims["M.equal"]["refused"] == "mha diverged, seed 1"
-    assert [task for task in lab.tasks if "steps" in task] == [
-        f"mha, seed {seed}, {steps} steps" for seed in (0, 2) for steps in (8, 17)
-    ]
+    assert claims["M.equal"]["n"] == 3
+    assert lab.tasks == [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+
+
+def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a later analysis, too: the claim goes on no more, and no pair is passed over."""
+    lab.loss, lab.pace = law, paced
+    folder = written(lab.root / "made", study(claims=[UNSURE], seeds=list(range(12))))
+
+    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, Result]:
+        fails = [run for run in runs if (run.short, run.seed) == (17, 4)]
+        lab.train([run for run in runs if run not in fails], label, **more)
+        summary = {"status": "failed", "error": "no room on the disk"}
+        return {run.plan.identity: Result(summary=summary) for run in fails}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nocap.study.conduct.train", train)
+        assert main([str(folder), f"output_dir={lab.root / 'out'}"]) == 1
+    out, err = capsys.readouterr()
+    assert "nocap: mha, seed 4, 17 steps: failed, no room on the disk" in err
+    assert re.search(r"^M\.unsure inconclusive .*\n(.*\n)*?  measured .*, n=3$", out, re.M)
+    assert not any(f"seed {seed}" in task for task in lab.tasks for seed in range(6, 12))
 
 
 def test_runs_whose_time_is_asked_for_are_not_taken_from_another_machine(
@@ -416,6 +441,8 @@ def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
     grid = here("--equal-loss", *words, "trainer.steps=12", "attention=flash,mqa", "seed=0,1,2")
     assert "12 finished; 0 trained now" in grid.out
     assert tree(tmp_path / "outputs" / "runs") == before
+    (own,) = (tmp_path / "outputs" / "grids").glob("made-*")
+    assert "time at equal loss" in here(str(own), module="nocap.compare").out
     compared = here("outputs", "--json", "compared.json", module="nocap.compare")
     assert compared.code == 0
     arms = json.loads((tmp_path / "compared.json").read_text())["arms"]

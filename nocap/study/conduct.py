@@ -117,7 +117,8 @@ def _failures(runs: Sequence[Training], results: Mapping[str, Result]) -> Iterat
     for run in runs:
         result = results.get(run.plan.identity)
         if result is not None and result.status not in (*ENDED, DAMAGED):
-            yield f"{run.arm}, seed {run.seed}: {result.status}, {result.reason}"
+            steps = f", {run.short} steps" if run.short else ""
+            yield f"{run.arm}, seed {run.seed}{steps}: {result.status}, {result.reason}"
 
 
 def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
@@ -307,7 +308,15 @@ class _Conductor:
         asked, needed = sessions(plan, arms), seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
         get = partial(self._trained, between=due, timed=bool(plan.study.lengthened))
-        runs = {(run.arm, run.seed): record for run, record in get(trainings(arms, needed))}
+        runs: dict[tuple[str, int], Record] = {}
+        others: dict[tuple[str, int], dict[int, Record]] = {}
+        # in one grid, whose comparison then tells the time at equal loss, too
+        first = [*trainings(arms, needed), *length_trainings(plan, arms, plan.study.lengthened)]
+        for run, record in get(first):
+            if run.length_of is None:
+                runs[run.arm, run.seed] = record
+            else:
+                others.setdefault((run.arm, run.seed), {})[run.short] = record
         lengths = [dict(zip(short, made, strict=True)) for made in zip(*short.values(), strict=True)]
         shorts: dict[tuple[str, int], dict[int, Record]] = {
             # from one that diverged nothing is learnt
@@ -318,10 +327,6 @@ class _Conductor:
         wanted = [run for made in lengths for run in trainings(made, needed, short=True)]
         for run, record in get([run for run in wanted if (run.arm, run.seed) in shorts]):
             shorts[run.arm, run.seed][run.short] = record
-        others: dict[tuple[str, int], dict[int, Record]] = {}
-        wanted = length_trainings(plan, arms, plan.study.lengthened)
-        for run, record in get([run for run in wanted if (run.arm, run.seed) in shorts]):
-            others.setdefault((run.arm, run.seed), {})[run.short] = record
         self._hold(plan, asked, wait=True)
         files = {
             place: [

@@ -53,10 +53,8 @@ class Evidence:
         return all(steps in self.shorter.get((arm, seed), {}) for steps in wanted)
 
     def has_lengths(self, arm: str, seed: int) -> bool:
-        """Say whether a baseline's other lengths are there; of a run that diverged there are none."""
-        run = self.runs.get((arm, seed))
-        diverged = run is not None and run.status == "diverged"
-        return diverged or len(self.lengths.get((arm, seed), {})) == len(SHARES)
+        """Say whether a baseline's other lengths are there."""
+        return len(self.lengths.get((arm, seed), {})) == len(SHARES)
 
     def used(self, claim: Claim, study: Study) -> Iterator[tuple[str, str, str]]:
         """Name, arm and start of each run and session that a claim rests on."""
