@@ -109,7 +109,8 @@ def test_an_arm_without_noise_has_the_closed_form(tmp_path: Path) -> None:
     assert claimed["measured"]["mid"] == pytest.approx(1.1 / 1.2)
     assert claimed["measured"]["high"] == pytest.approx(1.1 / 1.2)
     assert claimed["word"] == "confirmed"
-    assert (claimed["n"], claimed["per"]) == (3, "seed")
+    assert claimed["n"] == 3
+    assert claimed["per"] == "seed"
     rows = {(m["arm"], m["repeat"]): m["value"] for m in content["measurements"]}
     assert rows == {
         **{("mha", seed): 1.0 for seed in range(3)},
@@ -163,7 +164,8 @@ def test_below_what_was_stated_is_better(
     content = resulted(tmp_path, made(noise=0.0002), claim(EQUAL, expected=expected))
     (claimed,) = content["claims"]
     assert 0.91 < claimed["measured"]["low"] < claimed["measured"]["high"] < 0.925
-    assert (claimed["word"], claimed["reason"]) == (word, why)
+    assert claimed["word"] == word
+    assert claimed["reason"] == why
     # stored results say the same when they are judged anew
     (again,) = judged(content, Log())["claims"]
     assert {**again, "exploratory": None} == claimed
@@ -175,7 +177,9 @@ def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
     )
     content = resulted(tmp_path, made(noise=0.0002), stated)
     (claimed,) = content["claims"]
-    assert (claimed["word"], claimed["reason"], claimed["beyond_bound"]) == ("refuted", "above", True)
+    assert claimed["word"] == "refuted"
+    assert claimed["reason"] == "above"
+    assert claimed["beyond_bound"]
     said = told(tmp_path, content)
     assert "arithmetic allows  at best 0.95 of the baseline's time at equal loss (what was meant)" in said
     assert "expected           0.95 to 0.98 of the baseline's time at equal loss" in said
@@ -190,7 +194,8 @@ def test_a_guard_holds_the_time_at_equal_loss(
     guard = {"metric": "time_at_equal_loss", "scale": "ratio", "margins": {"cpu": 1.01}}
     content = resulted(tmp_path, made(pace=pace, noise=0.0002), claim(LOSS, guards=[guard]))
     (claimed,) = content["claims"]
-    assert (claimed["word"], claimed["reason"]) == (word, reason)
+    assert claimed["word"] == word
+    assert claimed["reason"] == reason
     assert claimed["guards"][0]["measured"]["mid"] == pytest.approx(pace / 1.2, rel=0.01)
     assert "allowed: at most 1.01 of the baseline's time at equal loss" in told(tmp_path, content)
 
@@ -261,7 +266,9 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 ) -> None:
     content = resulted(tmp_path, made(seeds, **how), seeds=seeds)
     (claimed,) = content["claims"]
-    assert (claimed["word"], claimed["reason"], claimed["measured"]) == ("inconclusive", "refused", None)
+    assert claimed["word"] == "inconclusive"
+    assert claimed["reason"] == "refused"
+    assert claimed["measured"] is None
     assert claimed["refused"] == why
     assert re.search(
         rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", told(tmp_path, content), re.M
@@ -273,16 +280,19 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
 @pytest.mark.parametrize("seeds", [3, 6])
 def test_an_arm_that_diverged_is_the_worst(tmp_path: Path, seeds: int) -> None:
     claimed = row(tmp_path, made(seeds, noise=0.0002, change=diverged("swiglu", 1)), seeds=seeds)
-    assert (claimed["word"], claimed["reason"]) == ("refuted", "below")
+    assert claimed["word"] == "refuted"
+    assert claimed["reason"] == "below"
     assert claimed["diverged"] == ["mqa, seed 1"]
-    assert (claimed["refused"], claimed["n"]) == (None, seeds)
+    assert claimed["refused"] is None
+    assert claimed["n"] == seeds
 
 
 def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> None:
     evidence = made(6, noise=0.0002)
     del evidence.lengths["mha", 1][105]  # type: ignore[attr-defined]
     claimed = row(tmp_path, evidence, seeds=6)
-    assert (claimed["word"], claimed["reason"]) == ("inconclusive", "missing")
+    assert claimed["word"] == "inconclusive"
+    assert claimed["reason"] == "missing"
     assert [(each["arm"], each["repeat"]) for each in claimed["missing"]] == [("mha", 1)]
     # three seeds are whole: the first analysis stands, over these alone
     evidence = made(6, noise=0.0002)
@@ -329,10 +339,10 @@ def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysi
     """As `--equal-loss` trains them: 0.7 and 1.4 of 12 steps."""
     lab.loss, lab.pace = law, paced
     claims = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
-    assert [(claims[name]["word"], claims[name]["n"]) for name in ("M.equal", "M.unsure")] == [
-        ("confirmed", 3),
-        ("inconclusive", 6),
-    ]
+    assert claims["M.equal"]["word"] == "confirmed"
+    assert claims["M.equal"]["n"] == 3
+    assert claims["M.unsure"]["word"] == "inconclusive"
+    assert claims["M.unsure"]["n"] == 6
     first = [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
     then = [name for seed in (3, 4, 5) for name in of_a_seed(seed)]
     assert lab.tasks == first + then
@@ -340,7 +350,9 @@ def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysi
     assert {(line["arm"], line["short"]) for line in lines} == {("mha", 8), ("mha", 17)}
     before = lab.log.read_text()
     again = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
-    assert (lab.tasks, lab.log.read_text(), again) == (first + then, before, claims)
+    assert lab.tasks == first + then
+    assert lab.log.read_text() == before
+    assert again == claims
 
 
 def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_refusal(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from statistics import fmean
 from typing import Any
@@ -319,36 +320,34 @@ def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[
     whole = list(takewhile({*own}.intersection(others).__contains__, claim.seeds))
     number = analysis_of(len(whole))
     seeds = whole[: analyses()[number - 1]] if number else claim.seeds
-    logarithms = _at_equal_loss(claim.arm, base, seeds if number else [], evidence)
-    metric = METRICS[AT_EQUAL_LOSS]
+    told = _at_equal_loss(claim.arm, base, seeds if number else [], evidence)
     rows = list[Measurement]()
     for seed in seeds:
         if seed in own:
-            run = evidence.runs[claim.arm, seed]
-            told = Ending.diverged if run.status == "diverged" else logarithms.get(seed, TOO_FEW)
-            rows.append(_told(claim.arm, run, metric, told))
+            rows.append(_of_run(claim.arm, evidence.runs[claim.arm, seed], told.get(seed, TOO_FEW)))
         if seed in others:
-            run = evidence.runs[base, seed]
-            rows.append(_told(base, run, metric, Ending.diverged if run.status == "diverged" else 0.0))
+            rows.append(_of_run(base, evidence.runs[base, seed], 0.0))
     return rows
 
 
 TOO_FEW = f"fewer than {LEAST_PAIRS} seeds have all runs"
 
 
-def _told(arm: str, run: Record, metric: Metric, told: float | str | Ending) -> Measurement:
-    """Return what a run told: a logarithm, why there is none, or that it diverged."""
-    ending = told if isinstance(told, Ending) else Ending.measured
-    return Measurement(
+def _of_run(arm: str, run: Record, told: float | str) -> Measurement:
+    """Return what a run tells: a time's logarithm, or why it tells none."""
+    row = partial(
+        Measurement,
         arm=arm,
         repeat=run.seed,
-        metric=metric,
-        value=math.exp(told) if isinstance(told, float) else None,
-        ending=Ending.refused if isinstance(told, str) else ending,
-        why=told if isinstance(told, str) else "",
+        metric=METRICS[AT_EQUAL_LOSS],
         where=run.machine[0],
         when=run.started,
     )
+    if run.status == "diverged":
+        return row(value=None, ending=Ending.diverged)
+    if isinstance(told, str):
+        return row(value=None, ending=Ending.refused, why=told)
+    return row(value=math.exp(told))
 
 
 def _at_equal_loss(

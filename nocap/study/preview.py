@@ -150,6 +150,7 @@ def render(plan: StudyPlan) -> str:
         for session in sessions(part, plan.train)
     ]
     noise = sigma((run.arm, record) for run in runs if run.arm in plan.train and (record := run.record()))
+    there = records_in(plan.folder.parents[2]) if study.lengthened else []
     last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
     return "\n".join(
         [
@@ -167,7 +168,7 @@ def render(plan: StudyPlan) -> str:
                 else []
             ),
             f"\nsigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}",
-            *(_power(claim, plan, noise) for claim in plan.study.claims),
+            *(_power(claim, plan, noise, there) for claim in plan.study.claims),
         ]
     )
 
@@ -195,9 +196,9 @@ def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
     return noise.sd if noise is not None and noise.df >= LEAST_PAIRS else None
 
 
-def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
+def _power(claim: Claim, plan: StudyPlan, noise: float | None, there: Sequence[Record]) -> str:
     """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all its
-    seeds."""
+    seeds. `there`: runs that may tell the noise of the latter."""
     line = (
         f"{claim.id}: {claim.metric} of {claim.arm}, expected "
         f"{expected({**asdict(claim), 'scale': claim.scale.value})}"
@@ -209,16 +210,15 @@ def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
         visible = detectable_by_claim(noise * 2**0.5, len(claim.seeds), width=width)
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
     if claim.at_equal_loss:
-        line += _time_shown(claim, plan)
+        line += _time_shown(claim, plan, there)
     return line
 
 
-def _time_shown(claim: Claim, plan: StudyPlan) -> str:
-    """Say which time at equal loss a claim can see, where runs that are there tell its noise."""
+def _time_shown(claim: Claim, plan: StudyPlan, there: Sequence[Record]) -> str:
+    """Say which time at equal loss a claim can see; nothing where no runs tell its noise."""
     base = plan.study.against(claim)
     (run,) = trainings(plan.train, {claim.seeds[0]: [base]})
-    records = records_in(run.plan.run_dir.parents[1])
-    noise = noise_at_equal_loss(records, dict(flat(run.plan.parts["config"])))
+    noise = noise_at_equal_loss(there, dict(flat(run.plan.parts["config"])))
     look = analysis_of(len(claim.seeds))
     gain = math.inf
     if isinstance(noise, NoiseAtEqualLoss):
