@@ -39,6 +39,7 @@ class Lab:
     root: Path
     loss: Callable[[Training], float | None] = lambda run: 3.0 + 0.001 * run.seed  # null: it diverges
     speed: Callable[[str, int], float] = lambda arm, number: 1000.0 * (1.25 if arm == "mqa" else 1) + number
+    pace: Callable[[Training], float] | None = None  # µs a token of a run; None: no record has it
     train_s: float = 0.0  # of a run
     host: str = "here"  # this machine's name
     dies_after: float = float("inf")  # of so many tasks: the process is killed when the next one begins
@@ -122,8 +123,9 @@ class Lab:
                         run.composed.run.trainer.steps,
                         hardware.describe(run.composed.run.trainer.device, 1),
                     )
+                    more = {"token_us": self.pace(run), "tokens": 512 * steps} if self.pace else {}
                     trained = record(
-                        run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine
+                        run.arm, seed, steps, self.loss(run), started=self.now(), hardware=machine, **more
                     )
                     self._clock.value += self.train_s
                     made.run_dir.mkdir(parents=True)

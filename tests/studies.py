@@ -49,6 +49,14 @@ RACE = {
     "target": "baseline",
 }
 STEPS = {**RACE, "id": "M.steps", "metric": "steps_to_target"}
+EQUAL = {
+    **LOSS,
+    "id": "M.equal",
+    "statement": "one key/value head takes less time for its loss",
+    "metric": "time_at_equal_loss",
+    "scale": "ratio",
+    "expected": [None, 0.98],
+}
 STUDY: Json = {
     "question": "Does one key/value head do?",
     "method": "Made for a test.",

@@ -1,5 +1,5 @@
-"""What a grid can show, before it is trained: against other simulated tables and a noncentral t, the noise
-against its formula, and what `--plan` says."""
+"""What a grid or a study can show, before it is trained: against other simulated tables and a noncentral t,
+the noise against its formula, and what `--plan` says."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nocap.judge import interval
+from nocap.judge.cautious import Declared
 from nocap.judge.interval import of_arms
-from nocap.judge.power import detectable, noise_of
-from nocap.store.runs import load
+from nocap.judge.power import (
+    NoiseAtEqualLoss,
+    detectable,
+    detectable_by_claim,
+    detectable_time,
+    noise_at_equal_loss,
+    noise_of,
+)
+from nocap.judge.verdict import width_of
+from nocap.store.metrics import METRICS
+from nocap.store.runs import Record, load
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_compare import gelu3x, write_run
@@ -41,6 +52,133 @@ def test_of_one_arm_it_is_that_of_a_noncentral_t(seeds: int) -> None:
 
 def test_two_seeds_show_nothing() -> None:
     assert detectable(0.01, 2, arms=1) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("n", "known"), [(3, None), (6, None), (3, Declared(sd=1.0, df=8, source="made"))], ids=str
+)
+def test_a_claim_shows_its_least_gain_in_four_of_five_analyses(n: int, known: Declared | None) -> None:
+    """By its own interval at its look, with the noise that was declared."""
+    width = width_of(METRICS["val_loss"], known)
+    least = detectable_by_claim(1.0, n, width=width)
+    pairs = least + np.random.default_rng(5).normal(size=(4000, n))
+    halves = [width(float(row.std(ddof=1)), n, interval.analysis_of(n)) for row in pairs]
+    assert np.mean(pairs.mean(axis=1) > halves) == pytest.approx(0.8, abs=0.03)
+
+
+# --- the time at equal loss ---------------------------------------------------------------------------------
+
+
+def test_of_a_slope_that_is_known_it_is_that_of_a_noncentral_t() -> None:
+    """Then a seed's logarithm has the noise of its pace, and that of its loss over the slope."""
+    noise = NoiseAtEqualLoss(loss=0.001, pace=0.03, slope=-0.1, ends=1e-9)
+    spread = math.hypot(0.03, 0.001 / 0.1)
+    for seeds in (3, 6):
+        least = -math.log(1 - detectable_time(noise, seeds, levels=1))
+        power = stats.nct.sf(stats.t.ppf(0.975, seeds - 1), seeds - 1, least / spread * math.sqrt(seeds))
+        assert power == pytest.approx(0.8, abs=0.04)
+    stricter = -math.log(1 - detectable_time(noise, 6, levels=1, look=2))
+    power = stats.nct.sf(stats.t.ppf(1 - 0.025 / 4, 5), 5, stricter / spread * math.sqrt(6))
+    assert power == pytest.approx(0.8, abs=0.04)
+
+
+def z_by_hand(losses: np.ndarray, pace: np.ndarray, short: np.ndarray, long: np.ndarray) -> np.ndarray:
+    """z of arms beside the first one, as docs/statistics.md has it: logarithms (arms, seeds) and (seeds,)."""
+    slope = (long - short) / math.log(2)
+    b = slope.mean()
+    d = losses - losses[0]
+    m = d.mean(axis=1, keepdims=True) / b
+    return pace - pace[0] - m - (d - m * slope) / b
+
+
+@pytest.mark.parametrize(("levels", "others", "seeds"), [(3, 1, 4), (2, 3, 3)], ids=["by arm", "by factor"])
+def test_the_least_gain_in_time_is_shown_in_four_of_five_grids(levels: int, others: int, seeds: int) -> None:
+    """Whole grids with a gain of the first level's: half of it in its pace, half in its loss."""
+    noise = NoiseAtEqualLoss(loss=0.002, pace=0.01, slope=-0.1, ends=0.0015)
+    gain = -math.log(1 - detectable_time(noise, seeds, levels=levels, others=others))
+    rng = np.random.default_rng(9)
+    shown = 0
+    for _ in range(1000):
+        losses = rng.normal(0, noise.loss / math.sqrt(2), (levels + 1, others, seeds))
+        pace = rng.normal(0, noise.pace / math.sqrt(2), (levels + 1, others, seeds))
+        losses[1] += noise.slope * gain / 2  # worth so many more steps
+        pace[1] -= gain / 2
+        short, long = (
+            noise.slope * math.log(share) + rng.normal(0, noise.ends, seeds) for share in (0.7, 1.4)
+        )
+        z = z_by_hand(losses.reshape(-1, seeds), pace.reshape(-1, seeds), short, long)
+        by_level = z.reshape(levels + 1, others, seeds).mean(axis=1)
+        first = of_arms((by_level[1:] - by_level[0]).tolist())[0]
+        shown += first.high < 0
+    assert shown / 1000 == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("noise", "seeds"),
+    [
+        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.1), 3),  # whose slope is seldom known
+        (NoiseAtEqualLoss(loss=0.3, pace=0.01, slope=-0.1, ends=0.001), 3),  # whose arms lie beyond the ends
+        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=0.1, ends=0.001), 3),  # whose loss rises
+        (NoiseAtEqualLoss(loss=0.001, pace=0.01, slope=-0.1, ends=0.001), 2),
+    ],
+)
+def test_a_table_that_is_refused_shows_nothing(noise: NoiseAtEqualLoss, seeds: int) -> None:
+    assert detectable_time(noise, seeds, levels=1) == math.inf
+
+
+def alike(root: Path, rng: np.random.Generator, *, lengths: bool = True) -> None:
+    """Four seeds of two arms with their times, and of the baseline at half and at twice the steps."""
+    for seed in range(4):
+        for make, level in ((write_run, 3.3), (gelu3x, 3.32)):
+            make(
+                root,
+                seed=seed,
+                loss=level + rng.normal(0, 0.01),
+                config={"trainer.steps": 400},
+                speed=1000 * math.exp(rng.normal(0, 0.02)),
+            )
+        for steps in (200, 800) if lengths else ():
+            loss = 3.3 * (steps / 400) ** -0.1 + rng.normal(0, 0.01)
+            write_run(root, seed=seed, loss=loss, config={"trainer.steps": steps}, swept=("trainer.steps",))
+
+
+def by(records: list[Record], words: str, steps: int) -> list[Record]:
+    """Those of an arm, by their seeds."""
+    own = [record for record in records if words in record.name and record.config["trainer.steps"] == steps]
+    return sorted(own, key=lambda record: record.seed)
+
+
+def logs(records: list[Record], metric: str) -> np.ndarray:
+    return np.log([record.value(metric) for record in records])
+
+
+def test_the_noise_of_a_time_is_that_of_paces_losses_and_the_baselines_lengths(tmp_path: Path) -> None:
+    alike(tmp_path, np.random.default_rng(4))
+    records = load([tmp_path]).records
+    base = by(records, "gelu4x", 400)
+    arm = by(records, "gelu3x", 400)
+    noise = noise_at_equal_loss(records, {**base[0].config, "seed": 0})
+    assert isinstance(noise, NoiseAtEqualLoss)
+    pace = logs(base, "token_us") - logs(arm, "token_us")
+    assert noise.pace == pytest.approx(pace.std(ddof=1))
+    losses = logs(base, "val_loss") - logs(arm, "val_loss")
+    assert noise.loss == pytest.approx(losses.std(ddof=1), rel=0.01)
+    falls = logs(by(records, "gelu4x", 800), "val_loss") - logs(by(records, "gelu4x", 200), "val_loss")
+    assert noise.slope == pytest.approx(falls.mean() / math.log(4))
+    assert noise.ends == pytest.approx(falls.std(ddof=1) / math.sqrt(2))
+
+
+def test_what_is_missing_for_it_is_said(tmp_path: Path) -> None:
+    alike(tmp_path, np.random.default_rng(4), lengths=False)
+    records = load([tmp_path]).records
+    without = "the baseline is not there with three seeds at a shorter and a longer length"
+    assert noise_at_equal_loss(records, records[0].config) == without
+    one = by(records, "gelu4x", 400)
+    alone = "no two arms share three seeds with a time a token on one machine"
+    assert noise_at_equal_loss(one, one[0].config) == alone
+
+
+# --- the noise of losses, and the command -------------------------------------------------------------------
 
 
 def test_the_noise_is_that_of_pairs_of_runs_alike(tmp_path: Path) -> None:
@@ -73,7 +211,11 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     before = here("--multirun", "--plan", *grid)
     assert "what 3 seeds can show is not known: no two arms of this model, data, batch" in before.out
     assert here("--multirun", *grid).code == 0
-    after = here("--multirun", "--plan", *grid, "norm=layernorm,rmsnorm")
+    between = here("--multirun", "--plan", *grid)
+    assert "what 3 seeds can show of the time at equal loss is not known: the baseline is" in between.out
+    assert "at a shorter and a longer length (--equal-loss trains and times them)" in between.out
+    assert here("--multirun", "--equal-loss", *grid).code == 0
+    after = here("--multirun", "--plan", *grid, "norm=rmsnorm,layernorm")
     assert after.code == 0
     assert re.search(r"seeds +arm by arm +by factor, attention +by factor, norm", after.out)
     rows = [line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +0\.\d+ ", line)]
@@ -82,3 +224,8 @@ def test_plan_says_what_the_grid_can_show(here: Door) -> None:
     assert least == sorted(least, reverse=True)
     assert all(float(row[2]) < float(row[1]) for row in rows)
     assert "from 3 pairs of such runs" in after.out
+    assert "gains in the time at equal loss that are shown in 80% of grids" in after.out
+    assert re.search(r"^noise: \d+\.\d% of the time a token between two arms of one seed; ", after.out, re.M)
+    gains = [line.split() for line in after.out.splitlines() if re.match(r" +(3|6|12) +(\d+\.\d%|–) ", line)]
+    assert [row[0] for row in gains] == ["3", "6", "12"]
+    assert all(len(row) == 4 for row in gains)

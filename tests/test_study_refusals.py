@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nocap.study.__main__ import main
-from tests.studies import LOSS, RACE, SPEED, STUDY, at, claim, study, written
+from tests.studies import EQUAL, LOSS, RACE, SPEED, STUDY, at, claim, study, written
 
 OVERRIDES = STUDY["overrides"]
 STEPS_TO_LOSS = claim(LOSS, metric="steps_to_target", scale="ratio", expected=[1.0, None], target="5.6")
@@ -164,6 +164,53 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         "values must be plain, got the interpolation",
     ),
 ]
+# of the time at equal loss
+STUDIES += [
+    (
+        {"claims": [EQUAL], **arm("mqa", "attention=mqa", "trainer.steps=24")},
+        "arm mqa: trainer.steps must be the baseline's (mha: 12) for a claim about time_at_equal_loss",
+    ),
+    (
+        {"claims": [EQUAL], "overrides": [*OVERRIDES, "trainer.steps=1"]},
+        "trainer.steps must be 2 or more with a claim about time_at_equal_loss, got 1",
+    ),
+    (
+        {"claims": [claim(EQUAL, scale="difference")]},
+        "claim M.equal: scale must be ratio for time_at_equal_loss, got difference",
+    ),
+    (
+        {"claims": [claim(EQUAL, scale="value")]},
+        "claim M.equal: scale must be ratio for time_at_equal_loss, got value",
+    ),
+    (
+        {"claims": [claim(EQUAL, expected=[0.9, None])]},
+        "claim M.equal: expected must have a high end, above 1 for what is worse",
+    ),
+    ({"claims": [claim(EQUAL, expected=[0.0, 0.9])]}, "expected must be above 0 for a ratio"),
+    (
+        {"claims": [claim(EQUAL, target="baseline")]},
+        "target must be baseline for a claim about time or steps",
+    ),
+    (
+        {"claims": [claim(EQUAL, mechanism={"rule": "flops", "formula": "f"})]},
+        "claim M.equal: mechanism.rule must be given for time_at_equal_loss: arithmetic bounds a step",
+    ),
+    (
+        {
+            "claims": [
+                claim(
+                    LOSS,
+                    guards=[{"metric": "time_at_equal_loss", "scale": "difference", "margins": {"cpu": 0.1}}],
+                )
+            ]
+        },
+        "guard time_at_equal_loss.scale must be ratio for time_at_equal_loss, got difference",
+    ),
+    (
+        {"claims": [EQUAL], "scales": at(train=[])},
+        "scales.cpu.train must be given for claim M.equal, about time_at_equal_loss, got none",
+    ),
+]
 TRIALS = [["optimizer.lr=1e-3"], ["optimizer.lr=3e-3"]]
 SEARCHES: list[tuple[dict[str, Any], str]] = [
     (
@@ -193,6 +240,10 @@ SEARCHES: list[tuple[dict[str, Any], str]] = [
         "mqa, trial 2: data.train_tokens must be",
     ),
 ]
+LONGER = {
+    "claims": [EQUAL],
+    "tune": {"seeds": [3], "trials": {"mha": TRIALS, "mqa": [*TRIALS[:1], ["trainer.steps=24"]]}},
+}
 WORDS: list[tuple[tuple[str, ...], str]] = [
     (("scale=gpu",), "nocap: scale must be one of the study's cpu, got gpu"),
     (("scales=cpu",), "nocap: scales is no key of options (did you mean scale?)"),
@@ -205,6 +256,11 @@ WORDS: list[tuple[tuple[str, ...], str]] = [
 CASES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     *((changed, (), reason) for changed, reason in STUDIES),
     *(({"tune": tune}, (), reason) for tune, reason in SEARCHES),
+    (
+        LONGER,
+        (),
+        "arm mqa, trial 2: trainer.steps must be the baseline's (mha: 12) for a claim about time_at",
+    ),
     *(({}, given, reason) for given, reason in WORDS),
 ]
 

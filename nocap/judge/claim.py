@@ -2,7 +2,8 @@
 `judge.verdict`.
 
 An effect is always a gain: as a ratio, how many times better than the baseline the arm is; as a difference,
-by how much. 1.25 is 25% more tokens/s, or a step in 80% of the time. A guard's margin is how much worse the
+by how much. 1.25 is 25% more tokens/s, or a step in 80% of the time. Only what is a ratio to the baseline's
+by itself, the time at equal loss, is stated as it is: 0.94 is a gain. A guard's margin is how much worse the
 arm may be. A study has scales of its own (`cpu`, `gpu`), and each has its own margins.
 """
 
@@ -19,6 +20,7 @@ from nocap.judge.interval import LEAST_PAIRS
 from nocap.store.metrics import HELD, METRICS, PARTS, Better, Metric, Scale, is_log
 
 TO_TARGET = ("time_to_target_s", "steps_to_target")
+AT_EQUAL_LOSS = "time_at_equal_loss"
 BASELINE = "baseline"  # the one target
 TEXTS = ("id", "statement", "source", "arm")  # of a claim
 Check = tuple[bool, str, str, Any]  # whether it holds, key, rule and value
@@ -46,6 +48,12 @@ class Guard:
                 self.metric,
             ),
             (self.scale is not Scale.value, ".scale", "be ratio or difference", self.scale.value),
+            (
+                self.scale is Scale.ratio or not METRICS[self.metric].relative,
+                ".scale",
+                f"be ratio for {self.metric}",
+                self.scale.value,
+            ),
             (bool(self.margins), ".margins", "name a scale of the study, as in {cpu: 0.02}", self.margins),
             *(
                 (least <= margin < math.inf, f".margins.{name}", limit, margin)
@@ -172,6 +180,11 @@ class Claim:
         """Whether it is about the shortest schedule that ends at one loss."""
         return any(metric.name in TO_TARGET for metric in self.metrics)
 
+    @property
+    def at_equal_loss(self) -> bool:
+        """Say whether it needs the baseline's other lengths."""
+        return any(metric.name == AT_EQUAL_LOSS for metric in self.metrics)
+
     def __post_init__(self) -> None:
         check_metric(f"claim {self.id}: metric", self.metric)
         for ok, key, rule, value in [*self._rules(), *self._rules_of_expected()]:
@@ -198,6 +211,12 @@ class Claim:
                 f"be value for {self.metric}",
                 self.scale.value,
             ),
+            (
+                self.scale is Scale.ratio or not METRICS[self.metric].relative,
+                "scale",
+                f"be ratio for {self.metric}",
+                self.scale.value,
+            ),
             (not plain or not self.baseline, "baseline", "be left out for a value", self.baseline),
             (self.baseline != self.arm, "baseline", "be another arm", self.baseline),
             (
@@ -212,6 +231,12 @@ class Claim:
                 rule is Rule.given or self.scale is Scale.ratio,
                 "mechanism.rule",
                 "be given but for a ratio",
+                rule.value,
+            ),
+            (
+                rule is Rule.given or not METRICS[self.metric].relative,
+                "mechanism.rule",
+                f"be given for {self.metric}: arithmetic bounds a step, not what it learns",
                 rule.value,
             ),
             (self.target == (BASELINE if self.races else None), "target", needed, self.target),
@@ -239,15 +264,22 @@ class Claim:
         )
         log, plain = is_log(METRICS[self.metric], self.scale), self.scale is Scale.value
         positive = "be above 0 for a ratio, a speed or a time"
+        relative = METRICS[self.metric].relative
         return [
             (len(given) == 2 and bool(ends), key, "be [low, high], one of them may be null", given),
             (all(map(math.isfinite, ends)), key, "be finite numbers or null", given),
             (not log or min(ends, default=1) > 0, key, positive, given),
             (len(ends) != 2 or ends[0] < ends[1], key, "hold something: low below high", given),
             (
-                plain or not given or given[0] is not None,
+                plain or relative or not given or given[0] is not None,
                 key,
                 "have a low end, below no change for what is worse",
+                given,
+            ),
+            (
+                not relative or not given or given[-1] is not None,
+                key,
+                "have a high end, above 1 for what is worse: it is the time over the baseline's",
                 given,
             ),
             (not log or bound is None or bound > 0, "mechanism.bound", positive, bound),

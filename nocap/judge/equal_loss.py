@@ -33,6 +33,7 @@ from nocap.judge.pace import Paces, less
 SHARES = (0.7, 1.4)  # of the baseline's steps
 STEPS = "trainer.steps"
 WIDEST = 0.5  # half width of the slope's interval, of the slope: beyond that it is not known
+NO_SLOPE = "how fast the baseline's loss falls with its steps is not known well enough"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +110,24 @@ def slopes(short: Array, long: Array, *, ratio: float) -> Array:
     return falls
 
 
+def is_known(slope: Array) -> bool:
+    """Say whether the baseline's slope is known well enough, from that of each seed."""
+    estimate = of_pairs(slope.tolist())
+    return estimate.high < 0 and estimate.half_width <= WIDEST * abs(estimate.mid)
+
+
+def is_between(arm: Array, short: Array, long: Array) -> bool:
+    """Say whether the mean of an arm's losses lies between those of the baseline's ends."""
+    return bool(long.mean() <= arm.mean() <= short.mean())
+
+
 def times(arm: Array, base: Array, slope: Array, pace: Array) -> Array:
-    """Return z of each seed, whose mean is the logarithm of the time at equal loss. Losses of the arm and the
-    baseline at its own length, `slope` of `slopes`; `pace`: the logarithm of the times' ratio; (seeds,)."""
+    """Return z of each seed, whose mean is the logarithm of the time at equal loss. Losses of the arm (…,
+    seeds) and the baseline at its own length, `slope` of `slopes`, both (seeds,); `pace`: the logarithm of
+    the times' ratio, as the arm's losses."""
     d = np.log(arm) - np.log(base)
     b = slope.mean()
-    worth = d.mean() / b
+    worth = d.mean(axis=-1, keepdims=True) / b
     z: Array = pace - worth - (d - worth * slope) / b
     return z
 
@@ -168,7 +181,7 @@ class EqualLoss:
         if not self.paces.known(arm, self.base, self.seeds):
             return self.paces.refusal(arm, self.base) or "its time a token is not known for each seed"
         own = self._losses(arm)
-        if not self._losses(self.long).mean() <= own.mean() <= self._losses(self.short).mean():
+        if not is_between(own, self._losses(self.short), self._losses(self.long)):
             steps = " to ".join(f"{steps:,}" for steps in (self.lengths[0], self.lengths[-1]))
             return f"its loss lies beyond what the baseline reaches in {steps} steps"
         pace = less(self._times(arm), self._times(self.base))
@@ -187,10 +200,7 @@ class EqualLoss:
         have = [set(self.seeds) <= arm.values[self.metric].keys() for arm in (self.short, self.long)]
         if len(self.seeds) < LEAST_PAIRS or not all(have):
             return f"the baseline's other lengths do not have {LEAST_PAIRS} seeds or more of the table's"
-        slope = of_pairs(self._slopes.tolist())
-        if slope.high >= 0 or slope.half_width > WIDEST * abs(slope.mid):
-            return "how fast the baseline's loss falls with its steps is not known well enough"
-        return None
+        return None if is_known(self._slopes) else NO_SLOPE
 
     @cached_property
     def _slopes(self) -> Array:

@@ -370,13 +370,6 @@ def seeds_to_show(estimate: Estimate, *, look: int) -> int | None:
     )
 
 
-def minimum_detectable(sd: float, n: int, *, width: Width = half_width) -> float:
-    """The least effect that n pairs with this spread show with a power of 0.9."""
-    look = max(analysis_of(n), 1)
-    size = analyses()[look - 1]
-    return width(sd, size, look) + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
-
-
 def batches_above(values: Sequence[float], bar: float) -> bool:
     """Whether every batch of four shows a mean above the bar by itself: the lower end of its plain 95%
     t-interval. Among 200 proposals without an effect one passes four batches in at most 5% of campaigns, also

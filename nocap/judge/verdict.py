@@ -8,7 +8,8 @@ nothing was stated: better, worse, or no difference shown.
 Pairs are analysed at 3, 6, 12, … and at no other number (`interval.analyses`); between these the last one
 stands. Each pair gives the least and the most that its gain can be. They differ where an arm's shortest
 schedule reaches the target: its steps are at most that. A diverged run counts as infinitely bad. A diverged
-baseline says nothing about the arm.
+baseline says nothing about the arm. Nor does what is there and was refused: it makes the claim inconclusive,
+with the reason.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from nocap.config.keys import require
 from nocap.judge import cautious
 from nocap.judge.cautious import CLOCK_BIAS, Declared
 from nocap.judge.claim import TO_TARGET, Claim
+from nocap.judge.equal_loss import NO_SLOPE
 from nocap.judge.interval import (
     LEAST_PAIRS,
     PAIRS,
@@ -55,6 +57,7 @@ class Reason(Enum):
     above = "above"
     guard = "guard"
     missing = "missing"  # a measurement
+    refused = "refused"  # what is there does not tell a gain
     undecided = "undecided"
 
 
@@ -91,18 +94,24 @@ class Gain:
         if self.measured:
             return self._of(self.least)
         low = -math.inf if -math.inf in self.least or len(set(self.least)) == 1 else self._of(self.least).low
-        high = (
-            math.inf
-            if math.inf in self.most
-            else -math.inf
-            if -math.inf in self.most
-            else self._of(self.most).high
-        )
-        # bounds that are equal say nothing of the noise
-        high = math.inf if high > -math.inf and len(set(self.most)) == 1 else high
         return Estimate(
-            mid=math.nan, low=low, high=high, n=len(self.least), method="pairs, some without an end"
+            mid=math.nan,
+            low=low,
+            high=self._high(),
+            n=len(self.least),
+            method="pairs, some without an end",
         )
+
+    def _high(self) -> float:
+        """Return the upper end where not all pairs are measured."""
+        if math.inf in self.most:
+            return math.inf
+        if -math.inf in self.most:
+            return -math.inf  # whatever the others are
+        # bounds that are equal say nothing of the noise
+        if any(map(math.isnan, self.most)) or len(set(self.most)) == 1:
+            return math.inf
+        return self._of(self.most).high
 
     def _of(self, values: Sequence[float]) -> Estimate:
         """By Student where a seed repeats it, else by the cautious rule; a declared noise narrows either."""
@@ -174,10 +183,16 @@ class Verdict:
     beyond_bound: bool  # above what arithmetic allows: a mistake, or a gain that the bound leaves out
     missing: list[Missing]
     endings: dict[str, list[str]]  # diverged or at_most → which measurements
+    refused: str | None = None  # why what is there tells no gain
 
     @property
     def n(self) -> int:
         return len(self.primary.least)
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether more pairs may decide. Of what was refused they may tell the baseline's slope."""
+        return self.reason is Reason.undecided or self.refused == NO_SLOPE
 
     @property
     def failed(self) -> list[str]:
@@ -224,13 +239,15 @@ def judge(
         ranges = [_range(metric, scale, *pair) for pair in pairs]
         gains.append(_gain(metric, scale, per, ranges, ends, pairs, (noise or {}).get(metric.name)))
     primary, *guards = gains
-    word, reason = (
-        _decide(claim, primary, guards)
-        if all(gain.enough for gain in gains)
-        else (Word.inconclusive, Reason.missing)
-    )
+    refused = next((m.why for m in used if m.ending is Ending.refused), None)
+    if all(gain.enough for gain in gains):
+        word, reason = _decide(claim, primary, guards)
+    else:
+        word, reason = Word.inconclusive, Reason.missing
+    if refused is not None and reason is Reason.undecided:
+        reason = Reason.refused
     bound = claim.mechanism.bound
-    limit = math.inf if bound is None else _scaled(METRICS[claim.metric], claim.scale, bound)
+    limit = math.inf if bound is None else _stated(METRICS[claim.metric], claim.scale, bound)
     return Verdict(
         word=word,
         reason=reason,
@@ -242,9 +259,9 @@ def judge(
             ending.value: list(
                 dict.fromkeys(f"{m.arm}, {m.per.value} {m.repeat}" for m in used if m.ending is ending)
             )
-            for ending in Ending
-            if ending is not Ending.measured
+            for ending in (Ending.at_most, Ending.diverged)
         },
+        refused=refused if reason is Reason.refused else None,
     )
 
 
@@ -347,6 +364,8 @@ def _range(
         return -math.inf if bounded else value, value
     if baseline.value is None:
         return -math.inf, math.inf
+    if arm.ending is Ending.refused:
+        return -math.inf, math.nan  # finite, and not known
     if arm.value is None:
         return -math.inf, -math.inf
     better, worse = (
@@ -366,10 +385,16 @@ def _scaled(metric: Metric, scale: Scale, x: float) -> float:
     return math.log(x)
 
 
+def _stated(metric: Metric, scale: Scale, x: float) -> float:
+    """Return what a claim states as a gain on its scale."""
+    return -_scaled(metric, scale, x) if metric.relative else _scaled(metric, scale, x)
+
+
 def _ends(claim: Claim) -> tuple[float, float]:
-    """An open end is endless."""
-    metric, (low, high) = METRICS[claim.metric], claim.expected
+    """Return the stated gain; an open end is endless."""
+    metric = METRICS[claim.metric]
+    low, high = reversed(claim.expected) if metric.relative else claim.expected
     return (
-        -math.inf if low is None else _scaled(metric, claim.scale, low),
-        math.inf if high is None else _scaled(metric, claim.scale, high),
+        -math.inf if low is None else _stated(metric, claim.scale, low),
+        math.inf if high is None else _stated(metric, claim.scale, high),
     )

@@ -1,4 +1,4 @@
-"""The baseline of a grid at other lengths, for the time at equal loss (`judge.equal_loss`)."""
+"""The baseline of a grid or a study at other lengths, for the time at equal loss (`judge.equal_loss`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.config.plain import to_plain
+from nocap.config.run import Run
 from nocap.judge.equal_loss import SHARES, STEPS
-from nocap.launch.grid import Cell, Grid, replaced
+from nocap.launch.grid import Grid, replaced
 from nocap.store.formats import plural
 
 FLAG = "--equal-loss"
+Compose = Callable[[Sequence[str]], Composed]
 
 
-def cells_of(grid: Grid, compose: Callable[[Sequence[str]], Composed]) -> list[tuple[str, ...]]:
+def cells_of(grid: Grid, compose: Compose) -> list[tuple[str, ...]]:
     """Return the overrides of the cells that train the baseline, which is the first arm, at its other lengths
     with each of its seeds.
 
@@ -22,28 +24,31 @@ def cells_of(grid: Grid, compose: Callable[[Sequence[str]], Composed]) -> list[t
         ValueError: its steps are too few, or swept.
     """
     base = grid.cells[0]
-    steps = base.plan.run.trainer.steps
-    others = _others(steps)
     rule = "be left out where trainer.steps is swept, whose values are other lengths"
     require(STEPS not in grid.swept, FLAG, rule, "given")
-    require(len({*others, steps}) == 3, STEPS, f"be 2 or more with {FLAG}", steps)
-    words = [_at(base, length, compose) for length in others]
+    others = others_of(base.plan.run.trainer.steps, asked=FLAG)
+    words = [words_at(base.overrides, base.plan.run, length, compose) for length in others]
     own = [cell for cell in grid.cells if cell.plan.arm == base.plan.arm]
     return [replaced(cell.overrides, more) for more in words for cell in own]
 
 
-def _others(steps: int) -> list[int]:
-    """Return the other lengths of a schedule of so many steps."""
-    return [round(share * steps) for share in SHARES]
+def others_of(steps: int, *, asked: str) -> list[int]:
+    """Return the other lengths of a schedule of so many steps. `asked`: what asks for them.
+
+    Errors:
+        ValueError: it is too short to have them.
+    """
+    others = [round(share * steps) for share in SHARES]
+    require(len({*others, steps}) == 3, STEPS, f"be 2 or more with {asked}", steps)
+    return others
 
 
-def _at(base: Cell, steps: int, compose: Callable[[Sequence[str]], Composed]) -> list[str]:
-    """Return the overrides that make a cell a whole schedule of so many steps: its counts of steps the same
-    shares of them, where they do not follow by themselves. Whether it is compiled follows from the steps, and
-    stays as it is."""
-    run = base.plan.run
+def words_at(overrides: Sequence[str], run: Run, steps: int, compose: Compose) -> list[str]:
+    """Return the overrides that make the run of `overrides` a whole schedule of so many steps: its counts of
+    steps the same shares of them, where they do not follow by themselves. Whether it is compiled follows from
+    the steps, and stays as it is."""
     words = [f"{STEPS}={steps}", f"trainer.compile={run.trainer.compile.value}"]
-    follows = to_plain(compose(replaced(base.overrides, words)).run)["schedule"]
+    follows = to_plain(compose(replaced(overrides, words)).run)["schedule"]
     for key, value in to_plain(run)["schedule"].items():
         wanted = steps / run.trainer.steps * value if key.endswith("_steps") else None
         if wanted is not None and abs(follows[key] - wanted) > 1:
@@ -53,9 +58,14 @@ def _at(base: Cell, steps: int, compose: Callable[[Sequence[str]], Composed]) ->
 
 def cost(grid: Grid, whole: Grid) -> str:
     """Say before the first run what the other lengths cost."""
-    lengths = " and ".join(f"{steps:,}" for steps in _others(grid.cells[0].plan.run.trainer.steps))
     more = len(whole.cells) - len(grid.cells)
+    return f"equal loss: {cost_of('the baseline', grid.cells[0].plan.run.trainer.steps, more)}"
+
+
+def cost_of(name: str, steps: int, runs: int) -> str:
+    """Say what it costs to train a baseline of so many steps at its other lengths, with so many runs."""
+    lengths = " and ".join(f"{length:,}" for length in others_of(steps, asked=FLAG))
     return (
-        f"equal loss: the baseline also trains for {lengths} steps: {plural(more, 'run')} more, as much as "
+        f"{name} also trains for {lengths} steps: {plural(runs, 'run')} more, as much as "
         f"{sum(SHARES):.1f} arms"
     )

@@ -64,7 +64,10 @@ def extent(x: float, metric: Metric) -> str:
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:
-    """A gain as a change: `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098`; a value as it is."""
+    """A gain as a change: `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098`; a value as it is; `0.94 of
+    the baseline's time at equal loss`."""
+    if metric.relative:
+        return _of_baseline(f"{x:.4g}", metric)
     if is_plain(metric, scale):
         return value(x, metric)
     size, way = _change(x, metric, scale)
@@ -73,9 +76,15 @@ def gain(x: float, metric: Metric, scale: Scale) -> str:
     return f"{size} {way}" if scale is Scale.ratio else f"{way} by {size}"
 
 
+def _of_baseline(drawn: str, metric: Metric) -> str:
+    return f"{drawn} {metric.unit} {metric.title}"
+
+
 def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
     """`1.8% to 13.3% faster`, `0.0552 higher loss to 0.0723 lower loss`; the smaller amount first where both
     lie on one side."""
+    if metric.relative:
+        return _of_baseline(f"{low:.4g} to {high:.4g}", metric)
     if is_plain(metric, scale):
         return f"{amount(low, metric)} to {amount(high, metric)}"
     (least, side), (most, other) = _change(low, metric, scale), _change(high, metric, scale)
@@ -87,15 +96,18 @@ def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
 
 def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
     """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ±
-    0.0047`. Without an interval there is no figure; what was counted has no noise for one. A ratio whose ends
-    lie a factor of ten apart is not known."""
+    0.0047`, `0.94 of the baseline's time at equal loss [0.90, 0.98]`. Without an interval there is no figure;
+    what was counted has no noise for one. A ratio whose ends lie a factor of ten apart is not known."""
     if not math.isfinite(estimate.high - estimate.low):
         return Cell(text=NONE)
+    if scale is Scale.ratio and estimate.high > FAR * estimate.low:
+        return Cell(text="not known")
+    if metric.relative:
+        drawn = ratio(estimate)
+        return replace(drawn, text=_of_baseline(drawn.text, metric))
     text = gain(estimate.mid, metric, scale)
     if estimate.low == estimate.high:
         return Cell(text=text)
-    if scale is Scale.ratio and estimate.high > FAR * estimate.low:
-        return Cell(text="not known")
     if scale is Scale.difference:
         return Cell(text=text, small=f"± {extent(estimate.half_width, metric)}")
     return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
@@ -130,7 +142,8 @@ def as_gain(estimate: Estimate, metric: Metric, scale: Scale) -> Estimate:
 def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) -> str:
     """What a claim expects: `20% to 30% faster`, `at least 20% faster`, `no higher loss`."""
     if low is None or high is None:
-        return limit(high or 0.0 if low is None else low, metric, scale, least=low is not None)
+        least = (low is not None) is not metric.relative
+        return limit(high or 0.0 if low is None else low, metric, scale, least=least)
     unit = f" {metric.unit}" if is_plain(metric, scale) and metric.unit in UNITS else ""
     return f"{between(low, high, metric, scale)}{unit}".replace(".0%", "%")
 
@@ -138,6 +151,8 @@ def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) 
 def limit(x: float, metric: Metric, scale: Scale, *, least: bool) -> str:
     """A gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not
     slower`), or not `least`, or less (`at most 20% faster`, `no gain`)."""
+    if metric.relative:
+        return f"{'at most' if least else 'at least'} {gain(x, metric, scale)}"
     plain, no_change = is_plain(metric, scale), 1.0 if scale is Scale.ratio else 0.0
     if not plain and x == no_change:
         return f"{'not' if metric.loss.startswith('slower') else 'no'} {metric.loss}" if least else "no gain"

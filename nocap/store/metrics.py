@@ -37,6 +37,9 @@ class Scale(Enum):
     value = "value"  # the arm's own number, without a baseline
 
 
+OF_BASELINE = "of the baseline's"  # a unit
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
     name: str  # everywhere: in claims, in columns, in JSON
@@ -50,6 +53,12 @@ class Metric:
     show: Callable[[float | None], str] = three_digits
     path: tuple[str, ...] = ()  # in `summary.json`
     curve: str = ""  # in rows of `metrics.jsonl`, W&B and TensorBoard
+
+    @property
+    def relative(self) -> bool:
+        """Say whether its value is the arm's over the baseline's, as claims state it and tables show it:
+        below 1 is a gain."""
+        return self.unit == OF_BASELINE
 
 
 _LOWER, _HIGHER, _NEITHER = Better
@@ -112,6 +121,15 @@ METRICS: dict[str, Metric] = {
             "faster to the target",
             "slower to the target",
             duration,
+        ),
+        # for the loss that the arm reaches; of a seed by the delta method (`judge.equal_loss`)
+        time_at_equal_loss=(
+            "time at equal loss",
+            OF_BASELINE,
+            _LOWER,
+            _SEED,
+            "less time",
+            "more time",
         ),
     ),
     **_metrics(  # of a run, which is not interleaved with others: no claim may be about these
@@ -253,6 +271,7 @@ class Ending(Enum):
     measured = "measured"
     at_most = "at_most"  # reached its target in its shortest schedule: the value is more than was needed
     diverged = "diverged"
+    refused = "refused"  # it is there, and what it says cannot be told: `why`
 
 
 class Per(Enum):
@@ -286,12 +305,13 @@ class Measurement:
     arm: str
     repeat: int  # the seed of a run, the number of a session, or the round of a bench
     metric: Metric
-    value: float | None  # in the metric's unit; None where the run diverged
+    value: float | None  # in the metric's unit; None where the run diverged, or it is refused
     ending: Ending = Ending.measured
     where: str = ""  # the hardware's fingerprint
     when: str = ""  # ISO 8601
     part: str = ""  # of the step, where a profile measured only that
     per: Per = Per.seed
+    why: str = ""  # it is refused
 
     def json(self) -> dict[str, Any]:
         return {
@@ -301,6 +321,7 @@ class Measurement:
             "unit": self.metric.unit,
             "better": self.metric.better.value,
             **({"part": self.part} if self.part else {}),
+            **({"why": self.why} if self.why else {}),
             "value": self.value,
             "ending": self.ending.value,
             "per": self.per.value,
@@ -309,9 +330,10 @@ class Measurement:
         }
 
     def __post_init__(self) -> None:
+        without = self.ending in (Ending.diverged, Ending.refused)
         require(
-            (self.value is None) == (self.ending is Ending.diverged) and math.isfinite(self.value or 0.0),
+            (self.value is None) == without and math.isfinite(self.value or 0.0),
             f"a measurement of {self.metric.name}",
-            "be a finite number, or null where the run diverged",
+            "be a finite number, or null where the run diverged or it is refused",
             self.value,
         )

@@ -30,7 +30,17 @@ from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
-from nocap.study.tasks import KIND, Session, Training, loss_of, sessions, taken, train, trainings
+from nocap.study.tasks import (
+    KIND,
+    Session,
+    Training,
+    length_trainings,
+    loss_of,
+    sessions,
+    taken,
+    train,
+    trainings,
+)
 
 # of a kind, for the log
 FIGURE = {
@@ -85,7 +95,7 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
             for claim in part.study.claims
             # more seeds say nothing of what is timed
             if "train" in places(claim)
-            and verdicts[claim.id].reason is Reason.undecided
+            and verdicts[claim.id].is_open
             and numbers[claim.id] < most
             and _has_all(evidence, claim, part.study)
         ]
@@ -107,12 +117,17 @@ def _failures(runs: Sequence[Training], results: Mapping[str, Result]) -> Iterat
     for run in runs:
         result = results.get(run.plan.identity)
         if result is not None and result.status not in (*ENDED, DAMAGED):
-            yield f"{run.arm}, seed {run.seed}: {result.status}, {result.reason}"
+            steps = f", {run.short} steps" if run.short else ""
+            yield f"{run.arm}, seed {run.seed}{steps}: {result.status}, {result.reason}"
 
 
 def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
     """Ask whether all runs are there: pairs count in their order, and none is passed over."""
-    return all((arm, seed) in evidence.runs for arm in study.sides(claim) for seed in claim.seeds)
+    whole = all((arm, seed) in evidence.runs for arm in study.sides(claim) for seed in claim.seeds)
+    base = study.against(claim)
+    return whole and (
+        not claim.at_equal_loss or all(evidence.has_lengths(base, seed) for seed in claim.seeds)
+    )
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
@@ -234,11 +249,18 @@ class _Conductor:
             ]
         return trials
 
-    def _trained(self, runs: Sequence[Training], between: Callable[[], None] = lambda: None) -> Records:
+    def _trained(
+        self,
+        runs: Sequence[Training],
+        between: Callable[[], None] = lambda: None,
+        *,
+        timed: bool = False,
+    ) -> Records:
         """Runs with a result, after those that had none were trained. A seed of which none is there may be
-        another machine's."""
+        another machine's, unless the runs' own times are asked for (`timed`), which do not travel."""
         begun = {run.seed for run in runs if outcome(run.plan) is not None}
-        rows = taken(self.plan, [run for run in runs if run.seed not in begun], read(self.path))
+        free = [run for run in runs if run.seed not in begun and not timed]
+        rows = taken(self.plan, free, read(self.path))
         own = [run for run in runs if run.seed not in {run.seed for run, _ in rows}]
         try:
             if self.run:
@@ -285,7 +307,16 @@ class _Conductor:
         short = {name: shorter(plan, arms[name]) for name in plan.study.racing if name in arms}
         asked, needed = sessions(plan, arms), seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
-        runs = {(run.arm, run.seed): record for run, record in self._trained(trainings(arms, needed), due)}
+        get = partial(self._trained, between=due, timed=bool(plan.study.lengthened))
+        runs: dict[tuple[str, int], Record] = {}
+        others: dict[tuple[str, int], dict[int, Record]] = {}
+        # in one grid, whose comparison then tells the time at equal loss, too
+        first = [*trainings(arms, needed), *length_trainings(plan, arms, plan.study.lengthened)]
+        for run, record in get(first):
+            if run.length_of is None:
+                runs[run.arm, run.seed] = record
+            else:
+                others.setdefault((run.arm, run.seed), {})[run.short] = record
         lengths = [dict(zip(short, made, strict=True)) for made in zip(*short.values(), strict=True)]
         shorts: dict[tuple[str, int], dict[int, Record]] = {
             # from one that diverged nothing is learnt
@@ -294,7 +325,7 @@ class _Conductor:
             if record.status != "diverged"
         }
         wanted = [run for made in lengths for run in trainings(made, needed, short=True)]
-        for run, record in self._trained([run for run in wanted if (run.arm, run.seed) in shorts], due):
+        for run, record in get([run for run in wanted if (run.arm, run.seed) in shorts]):
             shorts[run.arm, run.seed][run.short] = record
         self._hold(plan, asked, wait=True)
         files = {
@@ -313,7 +344,12 @@ class _Conductor:
         }
         composed["train"] = {name: [arm, *short.get(name, ())] for name, arm in arms.items()}
         return Evidence(
-            runs=runs, shorter=shorts, damaged=frozenset(self.damaged), sessions=files, arms=composed
+            runs=runs,
+            shorter=shorts,
+            lengths=others,
+            damaged=frozenset(self.damaged),
+            sessions=files,
+            arms=composed,
         )
 
     def _hold(self, plan: StudyPlan, asked: Sequence[Session], *, wait: bool) -> None:

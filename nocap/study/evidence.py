@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
 from nocap.config.compose import Composed
-from nocap.judge.claim import TO_TARGET, Claim, Rule
+from nocap.judge.arms import Arm
+from nocap.judge.claim import AT_EQUAL_LOSS, TO_TARGET, Claim, Rule
+from nocap.judge.equal_loss import SHARES, EqualLoss
+from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
+from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
@@ -30,6 +36,8 @@ class Evidence:
     runs: Mapping[tuple[str, int], Record] = field(default_factory=dict)  # (arm, seed)
     # (arm, seed) → steps → the run of so many
     shorter: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
+    # (baseline, seed) → steps → the run of so many, for the time at equal loss
+    lengths: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
     # place → files, in order of their numbers
     sessions: Mapping[str, Sequence[Json]] = field(default_factory=dict)
     # place → arm → as it was composed, shorter ones too
@@ -46,6 +54,10 @@ class Evidence:
         wanted = [composed.run.trainer.steps for composed in self.arms.get("train", {}).get(arm, ())[1:]]
         return all(steps in self.shorter.get((arm, seed), {}) for steps in wanted)
 
+    def has_lengths(self, arm: str, seed: int) -> bool:
+        """Say whether a baseline's other lengths are there."""
+        return len(self.lengths.get((arm, seed), {})) == len(SHARES)
+
     def used(self, claim: Claim, study: Study) -> Iterator[tuple[str, str, str]]:
         """Name, arm and start of each run and session that a claim rests on."""
         for (arm, seed), run in self.runs.items() if "train" in places(claim) else ():
@@ -53,6 +65,10 @@ class Evidence:
                 yield f"{arm}, seed {seed}", arm, run.started
                 for steps, short in self.shorter.get((arm, seed), {}).items() if claim.races else ():
                     yield f"{arm}, seed {seed}, {steps} steps", arm, short.started
+        for (arm, seed), runs in self.lengths.items() if claim.at_equal_loss else ():
+            if arm == study.against(claim) and seed in claim.seeds:
+                for steps, run in runs.items():
+                    yield f"{arm}, seed {seed}, {steps} steps", arm, run.started
         for place in sorted(places(claim)):
             for arm in study.sides(claim):
                 for session, _ in self.of_arm(place, arm):
@@ -150,6 +166,8 @@ def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measure
             rows += (
                 steps if metric.name == "steps_to_target" else _times(claim, metric, sides, steps, evidence)
             )
+        elif metric.name == AT_EQUAL_LOSS:
+            rows += times_at_equal_loss(claim, study, evidence)
         else:
             keys = [(arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in evidence.runs]
             rows += [
@@ -286,3 +304,87 @@ def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list
 
 def steps_of(run: Record) -> int:
     return int(run.config["trainer.steps"])
+
+
+# --- time at equal loss -------------------------------------------------------------------------------------
+
+
+def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
+    """Return the arm's time over the baseline's for the loss that the arm reaches, seed by seed, and the
+    baseline's, which is 1. They are over the seeds of the last analysis for which all runs are there: what a
+    seed tells depends on the others. Without these, what is there tells nothing, and what is missing has no
+    row."""
+    base = study.against(claim)
+    own = [seed for seed in claim.seeds if (claim.arm, seed) in evidence.runs]
+    others = [seed for seed in claim.seeds if (base, seed) in evidence.runs]
+    others = [seed for seed in others if evidence.has_lengths(base, seed)]
+    whole = list(takewhile({*own}.intersection(others).__contains__, claim.seeds))
+    number = analysis_of(len(whole))
+    seeds = whole[: analyses()[number - 1]] if number else claim.seeds
+    told = _at_equal_loss(claim.arm, base, seeds if number else [], evidence)
+    rows = list[Measurement]()
+    for seed in seeds:
+        if seed in own:
+            rows.append(_of_run(claim.arm, evidence.runs[claim.arm, seed], told.get(seed, TOO_FEW)))
+        if seed in others:
+            rows.append(_of_run(base, evidence.runs[base, seed], 0.0))
+    return rows
+
+
+TOO_FEW = f"fewer than {LEAST_PAIRS} seeds have all runs"
+
+
+def _of_run(arm: str, run: Record, told: float | str) -> Measurement:
+    """Return what a run tells: a time's logarithm, or why it tells none."""
+    row = partial(
+        Measurement,
+        arm=arm,
+        repeat=run.seed,
+        metric=METRICS[AT_EQUAL_LOSS],
+        where=run.machine.fingerprint,
+        when=run.started,
+    )
+    if run.status == "diverged":
+        return row(value=None, ending=Ending.diverged)
+    if isinstance(told, str):
+        return row(value=None, ending=Ending.refused, why=told)
+    return row(value=math.exp(told))
+
+
+def _at_equal_loss(
+    arm: str, base: str, seeds: Sequence[int], evidence: Evidence
+) -> Mapping[int, float | str]:
+    """Return the logarithm of each seed's time at equal loss, or why there is none."""
+    lost = {seed: why for seed in seeds if (why := _lost(base, seed, evidence)) is not None}
+    sound = [seed for seed in seeds if seed not in lost and evidence.runs[arm, seed].status != "diverged"]
+    if len(sound) < LEAST_PAIRS:
+        return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
+    lengths = [[*evidence.lengths[base, seed].values()] for seed in sound]
+    short = [min(runs, key=steps_of) for runs in lengths]
+    long = [max(runs, key=steps_of) for runs in lengths]
+    of_base = _arm(base, [evidence.runs[base, seed] for seed in sound])
+    worth = EqualLoss(
+        base=of_base,
+        short=_arm(base, short),
+        long=_arm(base, long),
+        metric="val_loss",
+        seeds=sound,
+        look=analysis_of(len(seeds)),
+        paces=Paces(timing=None),
+    )
+    row = worth.row(_arm(arm, [evidence.runs[arm, seed] for seed in sound]))
+    if isinstance(row, str):
+        return dict.fromkeys(sound, row) | lost
+    return dict(zip(sound, row.by_seed, strict=True)) | lost
+
+
+def _lost(base: str, seed: int, evidence: Evidence) -> str | None:
+    """Say which run of a baseline diverged with a seed; `None`: none did."""
+    if evidence.runs[base, seed].status == "diverged":
+        return f"{base} diverged, seed {seed}"
+    gone = [steps for steps, run in evidence.lengths[base, seed].items() if run.status == "diverged"]
+    return f"{base} diverged, seed {seed}, {gone[0]} steps" if gone else None
+
+
+def _arm(name: str, runs: Sequence[Record]) -> Arm:
+    return Arm(id=name, label=name, config=runs[0].config, runs=tuple(runs), diverged=())

@@ -408,6 +408,8 @@ def _unit(row: Row) -> str:
         return metric.title if metric.unit in metric.title else f"{metric.title}, {metric.unit}"
     if scale is Scale.difference:
         return f"{metric.title}: {metric.gain}, {metric.unit}; right is better"
+    if metric.relative:
+        return "time over the baseline's at equal loss; left is less"
     fast = metric.gain.startswith("faster") or metric.gain == "less time"
     return (
         "times as fast as the baseline; right is faster"

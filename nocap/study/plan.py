@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nocap.config.compose import Composed, as_in, parsed
+from nocap.config.compose import Composed, as_in, composed, parsed
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Trainer
+from nocap.judge.claim import AT_EQUAL_LOSS
+from nocap.judge.equal_loss import STEPS
+from nocap.launch.lengths import others_of, words_at
 from nocap.launch.plan import Datasets, dataset_of
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
@@ -86,7 +89,28 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     )
     for arm in study.racing:
         shorter(plan, train[arm])  # checked
+    _check_lengths(plan)
     return plan
+
+
+def _check_lengths(plan: StudyPlan) -> None:
+    """Refuse claims about the time at equal loss whose baseline has no other lengths, or other steps than an
+    arm or a trial of it.
+
+    Errors:
+        ValueError: the first such claim's; the arm or trial is named.
+    """
+    study = plan.study
+    for arm in study.lengthened:
+        other_lengths(plan.train[arm])
+    for claim in study.claims:
+        if claim.at_equal_loss:
+            base = study.against(claim)
+            steps = plan.train[base].run.trainer.steps
+            sides = {arm: plan.train[arm] for arm in study.sides(claim)}
+            for name, made in {**sides, **compose_trials(study, sides)}.items():
+                rule = f"be the baseline's ({base}: {steps}) for a claim about {AT_EQUAL_LOSS}"
+                require(made.run.trainer.steps == steps, f"arm {name}: {STEPS}", rule, made.run.trainer.steps)
 
 
 # --- arms ---------------------------------------------------------------------------------------------------
@@ -180,4 +204,17 @@ def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
             [*arm.overrides, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"],
         )
         for n in counts
+    ]
+
+
+def other_lengths(arm: Composed) -> list[Composed]:
+    """Return a baseline's shorter and its longer schedule, as `--equal-loss` trains them in a grid.
+
+    Errors:
+        ValueError: it is too short to have them.
+    """
+    steps = arm.run.trainer.steps
+    return [
+        more(arm, *words_at(arm.overrides, arm.run, length, composed))
+        for length in others_of(steps, asked=f"a claim about {AT_EQUAL_LOSS}")
     ]

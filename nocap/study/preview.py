@@ -3,36 +3,48 @@ is trained."""
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
+from nocap.config.keys import flat
 from nocap.judge.cautious import pooled
 from nocap.judge.claim import Claim
-from nocap.judge.interval import LEAST_PAIRS, POWER, analysis_of, minimum_detectable
+from nocap.judge.equal_loss import SHARES
+from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
+from nocap.judge.power import (
+    POWER,
+    NoiseAtEqualLoss,
+    detectable_by_claim,
+    detectable_time,
+    noise_at_equal_loss,
+)
 from nocap.judge.verdict import width_of
 from nocap.launch.grid import Cell, Grid, key_of
+from nocap.launch.lengths import FLAG, cost_of
 from nocap.launch.plan import outcome
 from nocap.report.table import Column, Table, aligned
 from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
-from nocap.study.foresight import foreseen
+from nocap.study.foresight import foreseen, records_in
 from nocap.study.plan import StudyPlan, compose_trials, shorter
-from nocap.study.tasks import Session, grid_of, sessions, trainings
+from nocap.study.spec import Study
+from nocap.study.tasks import Session, Training, grid_of, length_trainings, sessions, trainings
 from nocap.study.words import expected
 
 OVERHEAD = 1.15  # validation and checkpoints beside the steps
 START_S = 1.0  # a guess at the start of a worker, as COLD_S is one at compilation
 
 
-def of_grid(grid: Grid) -> str:
-    """A line an arm, and the sum.
+def of_grid(grid: Grid, *, lengths_by: str | None = FLAG) -> str:
+    """A line an arm, and the sum. `lengths_by`: see `foreseen`.
 
     Errors:
         FailedError: the first arm cannot be timed.
@@ -83,7 +95,7 @@ def of_grid(grid: Grid) -> str:
             *([f"not in it, for its step could not be timed: {', '.join(untimed)}"] if untimed else []),
             "measured: a step of each arm on this machine; nothing was trained",
         ]
-    return "\n".join([*lines, *foreseen(grid)])
+    return "\n".join([*lines, *foreseen(grid, lengths_by=lengths_by)])
 
 
 def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
@@ -126,6 +138,7 @@ def render(plan: StudyPlan) -> str:
         seed: [*trials] for seed in study.tune.seeds
     }
     runs = trainings({**trials, **plan.train, **short}, seeds)
+    lengths = length_trainings(plan, plan.train, study.lengthened)
     numbers = range(1, plan.at.sessions + 1)
     rows = [
         [
@@ -137,11 +150,13 @@ def render(plan: StudyPlan) -> str:
         for session in sessions(part, plan.train)
     ]
     noise = sigma((run.arm, record) for run in runs if run.arm in plan.train and (record := run.record()))
+    there = records_in(plan.folder.parents[2]) if study.lengthened else []
     last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
     return "\n".join(
         [
             f"{study.name}, scale {plan.scale}: {study.question}",
-            *([of_grid(grid_of(runs, study.name)), ""] if runs else []),
+            *(_runs([*runs, *lengths], study) if runs else []),
+            *_lengths(plan, study),
             *(
                 [aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"]
                 if rows
@@ -153,9 +168,21 @@ def render(plan: StudyPlan) -> str:
                 else []
             ),
             f"\nsigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}",
-            *(_power(claim, plan, noise) for claim in plan.study.claims),
+            *(_power(claim, plan, noise, there) for claim in plan.study.claims),
         ]
     )
+
+
+def _runs(runs: Sequence[Training], study: Study) -> list[str]:
+    lengths_by = "this study" if study.lengthened else None
+    return [of_grid(grid_of(runs, study.name), lengths_by=lengths_by), ""]
+
+
+def _lengths(plan: StudyPlan, study: Study) -> Iterator[str]:
+    """Say what the baselines' other lengths cost, which claims about the time at equal loss need."""
+    for arm, seeds in study.lengthened.items():
+        steps = plan.train[arm].run.trainer.steps
+        yield f"equal loss: {cost_of(arm, steps, len(SHARES) * len(seeds))}"
 
 
 def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
@@ -169,8 +196,9 @@ def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
     return noise.sd if noise is not None and noise.df >= LEAST_PAIRS else None
 
 
-def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
-    """What a claim expects, and what it can see of a loss with all its seeds."""
+def _power(claim: Claim, plan: StudyPlan, noise: float | None, there: Sequence[Record]) -> str:
+    """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all its
+    seeds. `there`: runs that may tell the noise of the latter."""
     line = (
         f"{claim.id}: {claim.metric} of {claim.arm}, expected "
         f"{expected({**asdict(claim), 'scale': claim.scale.value})}"
@@ -179,6 +207,22 @@ def _power(claim: Claim, plan: StudyPlan, noise: float | None) -> str:
     line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
         width = width_of(METRICS["val_loss"], plan.at.noise.get("val_loss"))
-        visible = minimum_detectable(noise * 2**0.5, len(claim.seeds), width=width)
+        visible = detectable_by_claim(noise * 2**0.5, len(claim.seeds), width=width)
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
+    if claim.at_equal_loss:
+        line += _time_shown(claim, plan, there)
     return line
+
+
+def _time_shown(claim: Claim, plan: StudyPlan, there: Sequence[Record]) -> str:
+    """Say which time at equal loss a claim can see; nothing where no runs tell its noise."""
+    base = plan.study.against(claim)
+    (run,) = trainings(plan.train, {claim.seeds[0]: [base]})
+    noise = noise_at_equal_loss(there, dict(flat(run.plan.parts["config"])))
+    look = analysis_of(len(claim.seeds))
+    gain = math.inf
+    if isinstance(noise, NoiseAtEqualLoss):
+        gain = detectable_time(noise, analyses()[look - 1], levels=1, look=look)
+    if not math.isfinite(gain):
+        return ""
+    return f"; a time of {1 - gain:.3g} of the baseline's or less is shown with a power of {POWER:g}"

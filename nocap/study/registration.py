@@ -9,6 +9,7 @@ from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
+from nocap.judge.equal_loss import SHARES
 from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
@@ -36,13 +37,15 @@ def _registration(plan: StudyPlan, claim: Claim) -> Registration:
     study, at, used = plan.study, plan.at, places(claim)
     seeds, metrics = study.seeds, {metric.name for metric in claim.metrics}
     in_turn = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
-    measured = {
+    measured: dict[str, Any] = {
         "arms": [_side(plan, arm, used) for arm in study.sides(claim)],
         "metric": [claim.metric, claim.parts, claim.of, claim.scale.value, claim.target],
         "lengths": at.lengths if claim.races else None,
         "curve": at.curve if "curve" in used else None,
         "decode": asdict(at.decode) if at.decode and "decoding" in used else None,
     }
+    if claim.at_equal_loss:
+        measured["equal_loss"] = SHARES
     decides = {
         "ends": [claim.expected, claim.two_sided],
         "guards": sorted(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
@@ -14,8 +14,9 @@ from nocap.config.compose import Composed
 from nocap.config.keys import require
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Guard, Mechanism
-from nocap.judge.interval import LEAST_PAIRS
+from nocap.judge.interval import LEAST_PAIRS, Estimate
 from nocap.judge.verdict import Gain, Verdict, judge
+from nocap.launch.lengths import others_of
 from nocap.store.identity import git_state
 from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale, is_log
 from nocap.store.runs import dig
@@ -102,6 +103,7 @@ def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Results:
         "exploratory": stands.exploratory,
         "notes": stands.notes,
         "where": _where(claim, plan),
+        "lengths": _lengths(claim, plan),
     }
 
 
@@ -138,6 +140,7 @@ def verdict_json(
             for missing in verdict.missing
         ],
         **verdict.endings,
+        "refused": verdict.refused,
         "more": verdict.more(),
     }
 
@@ -147,7 +150,7 @@ def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
     lower end is kept, `least`. `noise`: where it was used."""
     interval = gain.interval() if gain.enough else None
     used = noise[gain.metric.name].json() if interval and interval.method.endswith("declared") else None
-    shown = interval.exp() if interval and is_log(gain.metric, gain.scale) else interval
+    shown = interval and _shown(interval, gain)
     ends = (
         {"mid": shown.mid, "low": shown.low, "high": shown.high}
         if shown and math.isfinite(shown.mid)
@@ -161,6 +164,21 @@ def _gain(gain: Gain, noise: Mapping[str, Declared]) -> Results:
         "measured": ends,
         "least": shown.low if shown and interval and not ends and math.isfinite(interval.low) else None,
     }
+
+
+def _shown(interval: Estimate, gain: Gain) -> Estimate:
+    """Return a gain's interval as it is told: of what is a ratio to the baseline's, that ratio."""
+    if gain.metric.relative:
+        interval = replace(interval, mid=-interval.mid, low=-interval.high, high=-interval.low)
+    return interval.exp() if is_log(gain.metric, gain.scale) else interval
+
+
+def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
+    """List the baseline's steps from the shortest, of a claim about the time at equal loss."""
+    if not claim.at_equal_loss:
+        return None
+    steps = plan.train[plan.study.against(claim)].run.trainer.steps
+    return sorted([steps, *others_of(steps, asked=claim.id)])
 
 
 def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Results]]:
@@ -203,6 +221,7 @@ def judged(results: Results, log: Log) -> Results:
                 value=row["value"],
                 ending=Ending(row["ending"]),
                 per=Per(row["per"]),
+                why=row.get("why", ""),
             )
             for row in results["measurements"]
             if row["claim"] == claim["id"]

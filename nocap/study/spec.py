@@ -149,6 +149,16 @@ class Study:
         """The arms that are trained at several lengths: those that race to one loss."""
         return list(dict.fromkeys(arm for claim in self.claims if claim.races for arm in self.sides(claim)))
 
+    @property
+    def lengthened(self) -> dict[str, list[int]]:
+        """Return the baselines of claims about the time at equal loss, which are trained at two other lengths
+        too, each with the seeds of these claims."""
+        seeds = dict[str, list[int]]()
+        for claim in self.claims:
+            if claim.at_equal_loss:
+                seeds.setdefault(self.against(claim), []).extend(claim.seeds)
+        return {arm: list(dict.fromkeys(some)) for arm, some in seeds.items()}
+
 
 def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str]) -> list[str]:
     """The study's, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""

@@ -39,7 +39,7 @@ from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import Curve, Record, read
 from nocap.study.log import Log
-from nocap.study.plan import StudyPlan
+from nocap.study.plan import StudyPlan, other_lengths
 from nocap.study.registration import content_of
 from nocap.study.spec import engine_of
 
@@ -67,7 +67,8 @@ class Training:
     seed: int
     composed: Composed  # with the seed
     plan: Plan
-    short: int = 0  # the steps of a shorter schedule
+    short: int = 0  # the steps of a schedule of another length; 0: it has the arm's own
+    length_of: str | None = None  # the arm, as records name it, whose loss at another length it is to show
 
     def record(self) -> Record | None:
         """Of a run that finished or diverged.
@@ -108,6 +109,23 @@ def trainings(
     return runs
 
 
+def length_trainings(
+    plan: StudyPlan, arms: Mapping[str, Composed], seeds: Mapping[str, Sequence[int]]
+) -> list[Training]:
+    """Return the runs of the baselines at their other lengths. `seeds`: baseline → its seeds.
+
+    Errors:
+        ValueError: a run that cannot be planned.
+    """
+    runs = list[Training]()
+    for name, of_arm in seeds.items():
+        own = trainings({name: arms[name]}, {of_arm[0]: [name]})
+        for length in other_lengths(arms[name]):
+            made = trainings({name: length}, {seed: [name] for seed in of_arm}, short=True)
+            runs += [replace(run, length_of=own[0].plan.arm) for run in made]
+    return runs
+
+
 def grid_of(runs: Sequence[Training], label: str) -> Grid:
     """Runs as the cells of a grid, where two arms may be the same run."""
     overrides = [run.composed.overrides for run in runs]
@@ -120,7 +138,12 @@ def grid_of(runs: Sequence[Training], label: str) -> Grid:
         Cell(
             overrides=run.composed.overrides,
             label=f"{label} {run.arm} {f'steps={run.short} ' if run.short else ''}seed={run.seed}",
-            plan=replace(run.plan, grid=name, swept=swept, asked=asked[run.plan.arm]),
+            plan=replace(
+                run.plan,
+                grid=name,
+                swept=swept,
+                asked=replace(asked[run.plan.arm], length_of=run.length_of),
+            ),
         )
         for run in runs
         if distinct[run.plan.identity] is run

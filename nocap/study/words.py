@@ -13,7 +13,7 @@ from nocap.judge.interval import Estimate
 from nocap.judge.verdict import Word
 from nocap.report import words
 from nocap.report.table import one_line
-from nocap.store.formats import NONE, plural, shorten
+from nocap.store.formats import NONE, listed, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Per, Scale, part_title
 from nocap.study.spec import Study
 
@@ -69,7 +69,11 @@ def guard(effect: Json) -> str:
     """How much better or worse the arm is, beside how much worse it may be, and the declared noise that this
     rests on."""
     metric, scale = _of(effect)
-    worst = 1 / effect["margin"] if scale is Scale.ratio else -effect["margin"]
+    worst = -effect["margin"]
+    if metric.relative:
+        worst = effect["margin"]
+    elif scale is Scale.ratio:
+        worst = 1 / effect["margin"]
     return (
         f"{metric.title}: {measured(effect)}, allowed: "
         f"{words.limit(worst, metric, scale, least=True)}{noise(effect)}"
@@ -144,10 +148,19 @@ class Row:
 
     @property
     def where(self) -> str:
-        """The claim's shapes, each arm's own."""
-        return "; its loss at ".join(
+        """The claim's shapes, each arm's own, and the baseline's other lengths."""
+        shapes = "; its loss at ".join(
             ", against ".join(map(_shape, shapes)) for shapes in self.claim["where"].values()
         )
+        if not (lengths := self.claim.get("lengths")):
+            return shapes
+        return f"{shapes}; the baseline's ends after {listed(f'{steps:,}' for steps in lengths)} steps"
+
+    @property
+    def expected(self) -> str:
+        """What was expected of what is measured, which a ratio to the baseline's names itself."""
+        stated = expected(self.claim)
+        return stated if METRICS[self.claim["metric"]].relative else f"{self.measures}: {stated}"
 
     @property
     def verdict(self) -> str:
@@ -168,6 +181,8 @@ class Row:
                 f"{n} {word}" for n, word in ((damaged, "damaged"), (len(said) - damaged, "missing")) if n
             ]
             return f"{', '.join(counts)} ({shorten(said, most=2)})"
+        if reason == "refused":
+            return str(claim["refused"])
         if reason == "undecided":
             more = " and ".join(plural(n, f"more {unit}") for unit, n in (claim["more"] or {}).items())
             return next(iter(self.endings), f"{more or 'no affordable number of pairs'} would decide")
@@ -199,7 +214,7 @@ class Row:
         return {
             "claim": str(claim["id"]),
             "statement": str(claim["statement"]),
-            "expected": f"{self.measures}: {expected(claim)}",
+            "expected": self.expected,
             "arithmetic allows": f"{allowed(claim)} ({claim['bound_formula']})",
             "measured": measured(claim),
             "guards": "; ".join(map(guard, claim["guards"])),

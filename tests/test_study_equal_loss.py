@@ -1,0 +1,468 @@
+"""A study's claim about the time at equal loss: against the comparison of the same runs and a closed form,
+what makes it inconclusive, what it trains and when, and how it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nocap.judge.compare import compare
+from nocap.launch.plan import Result
+from nocap.store.runs import Found, Record, load
+from nocap.study import pages
+from nocap.study.__main__ import main
+from nocap.study.conduct import Done
+from nocap.study.evidence import Evidence, measurements
+from nocap.study.log import Log
+from nocap.study.plan import StudyPlan, prepare
+from nocap.study.registration import Provenance, registrations
+from nocap.study.results import judged, results
+from nocap.study.tasks import ROWS, Training
+from tests import test_equal_loss
+from tests.conftest import Door
+from tests.lab import Lab, lab
+from tests.studies import EQUAL, LOSS, SPEED, STUDY, Json, at, claim, loaded, study, tree, written
+
+__all__ = ["lab"]
+MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "a"}
+STANDS = Provenance(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=None, notes=[])
+STEPS = test_equal_loss.STEPS
+ENDS = (105, 210)
+PLANS: dict[str, StudyPlan] = {}
+B = -0.1  # a loss of 2.3·(steps/150)^B
+Changed = Callable[[Record], Record]
+
+
+def base_law(steps: float) -> float:
+    return 2.3 * (steps / STEPS) ** B
+
+
+def made(
+    seeds: int = 3,
+    *,
+    worth: float = 1.2,
+    pace: float = 1.1,
+    noise: float = 0.0,
+    change: Changed = lambda each: each,
+) -> Evidence:
+    """Runs of two arms: mqa's losses are those of the baseline with `worth` times the steps, and its tokens
+    take `pace` times as long."""
+    rng = np.random.default_rng(3)
+
+    def run(mlp: str, seed: int, loss: float, *, steps: int = STEPS, token_us: float = 1.0) -> Record:
+        spread = rng.normal(0, noise)
+        kept = test_equal_loss.record("flash", mlp, seed, loss + spread, steps=steps, pace=token_us)
+        return change(kept)
+
+    runs = dict[tuple[str, int], Record]()
+    lengths = dict[tuple[str, int], dict[int, Record]]()
+    for seed in range(seeds):
+        wobble = 1 + rng.normal(0, noise)
+        runs["mha", seed] = run("gelu4x", seed, base_law(STEPS))
+        runs["mqa", seed] = run("swiglu", seed, base_law(worth * STEPS), token_us=pace * wobble)
+        lengths["mha", seed] = {n: run("gelu4x", seed, base_law(n), steps=n) for n in ENDS}
+    return Evidence(runs=runs, lengths=lengths)
+
+
+def planned(folder: Path, claims: Sequence[Json], seeds: int) -> StudyPlan:
+    """Compose a study's arms, once for all tests that ask the same."""
+    key = json.dumps([*claims, seeds])
+    if key not in PLANS:
+        made_study = loaded(folder, study(claims=[*claims], seeds=list(range(seeds))))
+        PLANS[key] = prepare(made_study, "cpu", output_dir="outputs")
+    return PLANS[key]
+
+
+def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) -> Json:
+    """The results of a study with these claims, M.equal by default."""
+    plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
+    stands = {each.id: STANDS for each in plan.study.claims}
+    content = results(Done(part=plan, evidence=evidence, stands=stands), hardware=MACHINE, command="made")
+    json.dumps(content, allow_nan=False)
+    return content
+
+
+def row(tmp_path: Path, evidence: Evidence, **more: Any) -> Json:
+    (claimed,) = resulted(tmp_path, evidence, **more)["claims"]
+    return claimed  # type: ignore[no-any-return]
+
+
+def told(tmp_path: Path, content: Json) -> str:
+    """What a terminal shows."""
+    return pages.render(content, loaded(tmp_path / "made", study(claims=[EQUAL])))
+
+
+# --- the estimate -------------------------------------------------------------------------------------------
+
+
+def test_an_arm_without_noise_has_the_closed_form(tmp_path: Path) -> None:
+    """It is worth 1.2 times the steps, each of which takes 1.1 times as long."""
+    content = resulted(tmp_path, made())
+    (claimed,) = content["claims"]
+    assert claimed["measured"]["mid"] == pytest.approx(1.1 / 1.2)
+    assert claimed["measured"]["high"] == pytest.approx(1.1 / 1.2)
+    assert claimed["word"] == "confirmed"
+    assert claimed["n"] == 3
+    assert claimed["per"] == "seed"
+    rows = {(m["arm"], m["repeat"]): m["value"] for m in content["measurements"]}
+    assert rows == {
+        **{("mha", seed): 1.0 for seed in range(3)},
+        **{("mqa", seed): pytest.approx(1.1 / 1.2) for seed in range(3)},
+    }
+
+
+def asked_for(record: Record, seeds: int, *, at: str) -> Record:
+    """The record, with what its command asked of its arm."""
+    asked = {"at": at, "seeds": list(range(seeds))}
+    attempts = [{**attempt, "asked": asked} for attempt in record.manifest["attempts"]]
+    return replace(record, manifest={**record.manifest, "attempts": attempts})
+
+
+def in_two_looks(record: Record) -> Record:
+    """Of a study that analysed three seeds and then six."""
+    first = record.seed < 3
+    return asked_for(record, 3 if first else 6, at=f"2026-11-2{1 if first else 2}T12:00:00+00:00")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "change", "look"), [(3, lambda each: each, 1), (6, in_two_looks, 2)], ids=["3", "6"]
+)
+def test_it_is_the_comparisons_of_the_same_runs(
+    tmp_path: Path, seeds: int, change: Changed, look: int
+) -> None:
+    evidence = made(seeds, noise=0.002, change=change)
+    records = [*evidence.runs.values(), *(run for some in evidence.lengths.values() for run in some.values())]
+    comparison = compare(Found(records=records), baseline="gelu4x")
+    (ratio,) = [each.equal_loss.ratio for each in comparison.arms if each.equal_loss is not None]
+    claimed = row(tmp_path, evidence, seeds=seeds)
+    assert comparison.look == claimed["analysis"] == look
+    assert claimed["measured"]["mid"] == pytest.approx(ratio.mid, rel=1e-12)
+    assert claimed["measured"]["low"] == pytest.approx(ratio.low, rel=1e-12)
+    assert claimed["measured"]["high"] == pytest.approx(ratio.high, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("expected", "word", "why"),
+    [
+        ([None, 0.98], "confirmed", None),
+        ([0.9, 0.95], "confirmed", None),
+        ([0.95, 0.98], "exceeded", None),
+        ([None, 0.9], "refuted", "below"),
+        ([None, 0.917], "inconclusive", "undecided"),
+    ],
+)
+def test_below_what_was_stated_is_better(
+    tmp_path: Path, expected: list[float | None], word: str, why: str | None
+) -> None:
+    content = resulted(tmp_path, made(noise=0.0002), claim(EQUAL, expected=expected))
+    (claimed,) = content["claims"]
+    assert 0.91 < claimed["measured"]["low"] < claimed["measured"]["high"] < 0.925
+    assert claimed["word"] == word
+    assert claimed["reason"] == why
+    # stored results say the same when they are judged anew
+    (again,) = judged(content, Log())["claims"]
+    assert {**again, "exploratory": None} == claimed
+
+
+def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
+    stated = claim(
+        EQUAL, expected=[0.95, 0.98], two_sided=True, mechanism={"bound": 0.95, "formula": "what was meant"}
+    )
+    content = resulted(tmp_path, made(noise=0.0002), stated)
+    (claimed,) = content["claims"]
+    assert claimed["word"] == "refuted"
+    assert claimed["reason"] == "above"
+    assert claimed["beyond_bound"]
+    said = told(tmp_path, content)
+    assert "arithmetic allows  at best 0.95 of the baseline's time at equal loss (what was meant)" in said
+    assert "expected           0.95 to 0.98 of the baseline's time at equal loss" in said
+    assert ": better than stated: " in said
+
+
+@pytest.mark.parametrize(("pace", "word", "reason"), [(1.1, "confirmed", None), (1.3, "refuted", "guard")])
+def test_a_guard_holds_the_time_at_equal_loss(
+    tmp_path: Path, pace: float, word: str, reason: str | None
+) -> None:
+    """It may be 1% worse."""
+    guard = {"metric": "time_at_equal_loss", "scale": "ratio", "margins": {"cpu": 1.01}}
+    content = resulted(tmp_path, made(pace=pace, noise=0.0002), claim(LOSS, guards=[guard]))
+    (claimed,) = content["claims"]
+    assert claimed["word"] == word
+    assert claimed["reason"] == reason
+    assert claimed["guards"][0]["measured"]["mid"] == pytest.approx(pace / 1.2, rel=0.01)
+    assert "allowed: at most 1.01 of the baseline's time at equal loss" in told(tmp_path, content)
+
+
+# --- how it is told -----------------------------------------------------------------------------------------
+
+
+def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: Path) -> None:
+    content = resulted(tmp_path, made(noise=0.002))
+    measured = content["claims"][0]["measured"]
+    mid, low, high = (f"{measured[key]:.2f}" for key in ("mid", "low", "high"))
+    words = f"{mid} of the baseline's time at equal loss [{low}, {high}]"
+    assert f"measured           {words}, n=3" in told(tmp_path, content)
+    assert "expected           at most 0.98 of the baseline's time at equal loss" in told(tmp_path, content)
+    assert "; the baseline's ends after 8, 12 and 17 steps" in told(tmp_path, content)
+    made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
+    pages.write(made_study, tmp_path / "made", content)
+    assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
+    pages.write_board(tmp_path)
+    assert f"| {words}, n=3 |" in (tmp_path / "README.md").read_text()
+    board = (tmp_path / "board.html").read_text()
+    assert "time over the baseline&#39;s at equal loss; left is less" in board
+
+
+# --- what makes it inconclusive -----------------------------------------------------------------------------
+
+
+def on_another_machine(each: Record) -> Record:
+    hardware = {"name": "b", "fingerprint": "b"}
+    return replace(each, summary={**each.summary, "hardware": hardware}) if "swiglu" in each.arm else each
+
+
+def untimed(each: Record) -> Record:
+    return replace(each, summary={**each.summary, "token_us": None}) if "swiglu" in each.arm else each
+
+
+def flat(each: Record) -> Record:
+    """The baseline learns nothing more after 105 steps."""
+    loss = 2.3 + 0.001 * (each.seed % 3) * (-1) ** (each.config["trainer.steps"] // 105)
+    return replace(each, summary={**each.summary, "val_loss": loss}) if each.length_of else each
+
+
+def diverged(arm: str, seed: int, steps: int = STEPS) -> Changed:
+    def change(each: Record) -> Record:
+        here = (each.config["mlp.kind"], each.seed, each.config["trainer.steps"]) == (arm, seed, steps)
+        return replace(each, status="diverged") if here else each
+
+    return change
+
+
+REFUSED: dict[str, tuple[Json, str]] = {
+    "beyond the ends": ({"worth": 2.0}, "its loss lies beyond what the baseline reaches in 105 to 210 steps"),
+    "a flat baseline": (
+        {"change": flat},
+        "how fast the baseline's loss falls with its steps is not known well enough",
+    ),
+    "another machine": ({"change": on_another_machine}, "other hardware: 1 × b (b); the baseline: 1 × a (a)"),
+    "no time": ({"change": untimed}, "a record has no time a token"),
+    "a baseline that diverged": ({"change": diverged("gelu4x", 1)}, "mha diverged, seed 1"),
+    "a length that diverged": ({"change": diverged("gelu4x", 1, 210)}, "mha diverged, seed 1, 210 steps"),
+}
+
+
+@pytest.mark.parametrize(("how", "why"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_what_it_cannot_say_is_refused_with_the_reason(
+    tmp_path: Path, seeds: int, how: Json, why: str
+) -> None:
+    content = resulted(tmp_path, made(seeds, **how), seeds=seeds)
+    (claimed,) = content["claims"]
+    assert claimed["word"] == "inconclusive"
+    assert claimed["reason"] == "refused"
+    assert claimed["measured"] is None
+    assert claimed["refused"] == why
+    assert re.search(
+        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", told(tmp_path, content), re.M
+    )
+    (again,) = judged(content, Log())["claims"]
+    assert {**again, "exploratory": None} == claimed
+
+
+@pytest.mark.parametrize("seeds", [3, 6])
+def test_an_arm_that_diverged_is_the_worst(tmp_path: Path, seeds: int) -> None:
+    claimed = row(tmp_path, made(seeds, noise=0.0002, change=diverged("swiglu", 1)), seeds=seeds)
+    assert claimed["word"] == "refuted"
+    assert claimed["reason"] == "below"
+    assert claimed["diverged"] == ["mqa, seed 1"]
+    assert claimed["refused"] is None
+    assert claimed["n"] == seeds
+
+
+def test_what_is_missing_is_named_and_no_seed_is_passed_over(tmp_path: Path) -> None:
+    evidence = made(6, noise=0.0002)
+    del evidence.lengths["mha", 1][105]  # type: ignore[attr-defined]
+    claimed = row(tmp_path, evidence, seeds=6)
+    assert claimed["word"] == "inconclusive"
+    assert claimed["reason"] == "missing"
+    assert [(each["arm"], each["repeat"]) for each in claimed["missing"]] == [("mha", 1)]
+    # three seeds are whole: the first analysis stands, over these alone
+    evidence = made(6, noise=0.0002)
+    del evidence.runs["mqa", 4]  # type: ignore[attr-defined]
+    three = made(3, noise=0.0002)
+    claimed = row(tmp_path, evidence, seeds=6)
+    assert claimed["measured"] == row(tmp_path, three)["measured"]
+
+
+def test_a_claim_rests_on_the_baselines_lengths(tmp_path: Path) -> None:
+    made_study = loaded(tmp_path / "made", study(claims=[EQUAL, LOSS]))
+    equal, loss = made_study.claims
+    evidence = made()
+    names = {name for name, *_ in evidence.used(equal, made_study)}
+    both = {f"{arm}, seed {seed}" for arm in ("mha", "mqa") for seed in range(3)}
+    assert names == both | {f"mha, seed {seed}, {steps} steps" for seed in range(3) for steps in ENDS}
+    assert {name for name, *_ in evidence.used(loss, made_study)} == both
+    assert {m.metric.name for m in measurements(equal, made_study, evidence)} == {"time_at_equal_loss"}
+
+
+# --- how it is carried out ----------------------------------------------------------------------------------
+
+
+UNSURE = claim(EQUAL, id="M.unsure", expected=[None, 0.9])
+
+
+def law(run: Training) -> float:
+    """By a power law of the steps, with a seed's own noise."""
+    steps = run.composed.run.trainer.steps
+    return 3.0 * (steps / 12) ** -0.1 + 0.001 * (7 * run.seed % 5)
+
+
+def paced(run: Training) -> float:
+    """mqa takes 0.9 of the time, give or take 1%."""
+    return 0.9 + 0.01 * (3 * run.seed % 4 - 1.5) if run.arm == "mqa" else 1.0
+
+
+def of_a_seed(seed: int) -> list[str]:
+    """Its runs, in their order."""
+    return [f"mha, seed {seed}", f"mqa, seed {seed}", *(f"mha, seed {seed}, {n} steps" for n in (8, 17))]
+
+
+def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysis(lab: Lab) -> None:
+    """As `--equal-loss` trains them: 0.7 and 1.4 of 12 steps."""
+    lab.loss, lab.pace = law, paced
+    claims = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
+    assert claims["M.equal"]["word"] == "confirmed"
+    assert claims["M.equal"]["n"] == 3
+    assert claims["M.unsure"]["word"] == "inconclusive"
+    assert claims["M.unsure"]["n"] == 6
+    first = [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+    then = [name for seed in (3, 4, 5) for name in of_a_seed(seed)]
+    assert lab.tasks == first + then
+    lines = [line for line in lab.lines("run") if line["short"]]
+    assert {(line["arm"], line["short"]) for line in lines} == {("mha", 8), ("mha", 17)}
+    before = lab.log.read_text()
+    again = lab.carry(claims=[EQUAL, UNSURE], seeds=[0, 1, 2, 3, 4, 5])
+    assert lab.tasks == first + then
+    assert lab.log.read_text() == before
+    assert again == claims
+
+
+def test_more_seeds_are_trained_for_a_slope_that_is_not_known_and_for_no_other_refusal(lab: Lab) -> None:
+    lab.pace = paced
+
+    def unsteady(run: Training) -> float:
+        wild = 0.08 * (-1) ** run.seed if run.short == 17 and run.seed < 3 else 0.0
+        return law(run) + wild
+
+    lab.loss = unsteady
+    claims = lab.carry(claims=[EQUAL], seeds=list(range(12)))
+    assert claims["M.equal"]["n"] == 6
+    assert claims["M.equal"]["refused"] is None
+    lab.loss = lambda run: law(run) - (1.0 if run.arm == "mqa" else 0.0)
+    beyond = lab.carry("elsewhere", "elsewhere/made", claims=[EQUAL], seeds=list(range(12)))
+    assert beyond["M.equal"]["n"] == 3
+    assert beyond["M.equal"]["refused"] == "its loss lies beyond what the baseline reaches in 8 to 17 steps"
+
+
+def test_a_baseline_that_diverged_ends_the_study_with_the_reason(lab: Lab) -> None:
+    lab.pace = paced
+    lab.loss = lambda run: None if (run.arm, run.seed, run.short) == ("mha", 1, 0) else law(run)
+    claims = lab.carry(claims=[EQUAL], seeds=[0, 1, 2, 3, 4, 5])
+    assert claims["M.equal"]["refused"] == "mha diverged, seed 1"
+    assert claims["M.equal"]["n"] == 3
+    assert lab.tasks == [name for seed in (0, 1, 2) for name in of_a_seed(seed)]
+
+
+def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a later analysis, too: the claim goes on no more, and no pair is passed over."""
+    lab.loss, lab.pace = law, paced
+    folder = written(lab.root / "made", study(claims=[UNSURE], seeds=list(range(12))))
+
+    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, Result]:
+        fails = [run for run in runs if (run.short, run.seed) == (17, 4)]
+        lab.train([run for run in runs if run not in fails], label, **more)
+        summary = {"status": "failed", "error": "no room on the disk"}
+        return {run.plan.identity: Result(summary=summary) for run in fails}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nocap.study.conduct.train", train)
+        assert main([str(folder), f"output_dir={lab.root / 'out'}"]) == 1
+    out, err = capsys.readouterr()
+    assert "nocap: mha, seed 4, 17 steps: failed, no room on the disk" in err
+    assert re.search(r"^M\.unsure inconclusive .*\n(.*\n)*?  measured .*, n=3$", out, re.M)
+    assert not any(f"seed {seed}" in task for task in lab.tasks for seed in range(6, 12))
+
+
+def test_runs_whose_time_is_asked_for_are_not_taken_from_another_machine(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.loss, lab.pace = law, paced
+    folder = written(lab.root / "made", study(claims=[EQUAL]))
+    words = [str(folder), f"output_dir={lab.root / 'out'}"]
+    assert main([*words, "--rows"]) == 0
+    assert len((folder / ROWS).read_text().splitlines()) == 12
+    tasks, lab.host = lab.tasks, "there"
+    (lab.root / "out").rename(lab.root / "gone")
+    assert main(words) == 0
+    assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
+    assert capsys.readouterr().out.count("M.equal confirmed") == 2
+
+
+def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_were(lab: Lab) -> None:
+    both = registrations(lab.plan(claims=[EQUAL, SPEED, LOSS]))
+    alone = registrations(lab.plan(claims=[SPEED, LOSS]))
+    assert {name: both[name] for name in alone} == alone
+    changed = registrations(lab.plan(claims=[claim(EQUAL, expected=[None, 0.9])]))["M.equal"]
+    assert changed.subject == both["M.equal"].subject
+    assert changed.hash != both["M.equal"].hash
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nocap.study.registration.SHARES", (0.5, 2.0))
+        assert registrations(lab.plan(claims=[EQUAL]))["M.equal"].subject != both["M.equal"].subject
+
+
+@pytest.mark.slow
+def test_from_a_file_to_a_verdict_and_the_grid_that_asks_the_same(
+    tmp_path: Path, here: Door, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The grid with `--equal-loss` finds all of its cells trained, and says the same."""
+    words = [*STUDY["overrides"], "trainer.val_every=0", "trainer.checkpoint_every=0"]
+    content = study(claims=[EQUAL], overrides=words, scales=at(train=["trainer.steps=12"]))
+    written(tmp_path / "made", content)
+    planned = here("made", "scale=cpu", "--plan", module="nocap.study")
+    assert "12 cells, 0 done, 12 to train" in planned.out
+    assert re.search(r"^made mha steps=8 +3 +0 ", planned.out, re.M)
+    assert re.search(r"^made mha steps=17 +3 +0 ", planned.out, re.M)
+    assert "equal loss: mha also trains for 8 and 17 steps: 6 runs more, as much as 2.1 arms" in planned.out
+    assert "M.equal: time_at_equal_loss of mqa, expected at most 0.98 of the baseline's time" in planned.out
+    done = here("made", "scale=cpu", module="nocap.study")
+    assert done.code == 0
+    before = tree(tmp_path / "outputs" / "runs")
+    (path,) = (tmp_path / "made").glob("results.cpu.*.json")
+    (claimed,) = json.loads(path.read_text())["claims"]
+    assert re.search(r"\d of the baseline's time at equal loss \[\d\.\d+, \d\.\d+\], n=3", done.out)
+    lengths = [record for record in load([tmp_path / "outputs"]).records if record.length_of is not None]
+    assert sorted(record.config["trainer.steps"] for record in lengths) == [8] * 3 + [17] * 3
+    grid = here("--equal-loss", *words, "trainer.steps=12", "attention=flash,mqa", "seed=0,1,2")
+    assert "12 finished; 0 trained now" in grid.out
+    assert tree(tmp_path / "outputs" / "runs") == before
+    (own,) = (tmp_path / "outputs" / "grids").glob("made-*")
+    assert "time at equal loss" in here(str(own), module="nocap.compare").out
+    compared = here("outputs", "--json", "compared.json", module="nocap.compare")
+    assert compared.code == 0
+    arms = json.loads((tmp_path / "compared.json").read_text())["arms"]
+    (ratio,) = [arm["equal_loss"]["ratio"] for arm in arms if arm["equal_loss"] is not None]
+    assert claimed["measured"]["mid"] == pytest.approx(ratio["mean"], rel=1e-9)
+    assert claimed["measured"]["low"] == pytest.approx(ratio["low"], rel=1e-9)
+    assert claimed["measured"]["high"] == pytest.approx(ratio["high"], rel=1e-9)
+    again = here("made", "scale=cpu", "--plan", module="nocap.study")
+    assert "12 cells, 12 done, 0 to train" in again.out
+    assert "gains in the time at equal loss that are shown in 80% of grids" in again.out
+    assert re.search(r"M\.equal: .*; a time of 0\.\d+ of the baseline's or less is shown", again.out)
