@@ -437,7 +437,7 @@ def attentions(root: Path, *names: str, mlps: tuple[str, ...] = ("gelu4x",), swe
         (("flash", "mha"), ""),  # the kernel is all that differs
         (
             ("mha", "gqa"),
-            "gqa: another kernel came with what was swept (fused); its control is mha with "
+            "gqa: kernel differs: materialized and fused; the control is mha with "
             "attention.kernel=fused: no arm here",
         ),
     ],
@@ -468,8 +468,8 @@ def test_the_control_of_a_swept_kernel_is_named_where_it_is_an_arm(tmp_path):
     control = next(arm for arm in content["arms"] if arm["label"] == "mha gelu4x")
     (line,) = [line for line in content["problems"] if "control" in line]
     assert line == (
-        "mha gelu3x: another kernel came with what was swept (materialized); its control is flash gelu4x "
-        f"with attention.kernel=materialized: mha gelu4x (--baseline {control['arm']})"
+        "mha gelu3x: kernel differs: fused and materialized; the control is flash gelu4x with "
+        f"attention.kernel=materialized: mha gelu4x (--baseline {control['arm']})"
     )
 
 

@@ -555,7 +555,7 @@ def _doubts(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
                 f"{arm.label}: differs from what it is compared with in its {spoilt} too; no verdict unless "
                 f"declared (--allow {spoilt})"
             )
-        yield from _came_along(arm, row.against or arm, arms)
+        yield from _came_along(arm, row.against or arm)
         if arm.diverged and arm.runs:
             seeds = shorten(str(run.seed) for run in arm.diverged)
             yield (
@@ -572,6 +572,7 @@ def _doubts(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
                 f"{arm.label}: {len(arm.runs)} runs of {len(arm.seeds)} seeds; a seed that ran twice "
                 "counts once, with its mean"
             )
+    yield from _controls(rows)
     others = [(row.arm, row.against) for row in rows if row.against is not None]
     if apart := [arm.label for arm, base in others if _one_after_the_other(arm, base)]:
         yield (
@@ -583,16 +584,29 @@ def _doubts(rows: Sequence[ComparedArm], *, allow: Collection[str]) -> Iterator[
         yield f"runs of several versions of torch: {', '.join(sorted(torches))}"
 
 
-def _came_along(arm: Arm, base: Arm, arms: Sequence[Arm]) -> Iterator[str]:
-    """Say what differs beside the change and yet confounds nothing: a kernel that was swept with it, and
-    steps that one budget of time ended."""
-    if (control := kernel_control(arm, base, arms)) is not None:
+def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
+    """Say which arms have another kernel because that came with what was swept, and what their control is."""
+    arms = [row.arm for row in rows]
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        base = row.against or row.arm
+        control = kernel_control(row.arm, base, arms)
+        if control is None:
+            continue
         setting_, there = control
         with_it = f"{there.label} (--baseline {there.id})" if there is not None else "no arm here"
-        yield (
-            f"{arm.label}: another kernel came with what was swept ({', '.join({*kernels(arm).values()})}); "
-            f"its control is {base.label} with {setting_}: {with_it}"
-        )
+        told = f"kernel differs: {_kernel(base)} and {_kernel(row.arm)}; the control"
+        labels.setdefault(f"{told} is {base.label} with {setting_}: {with_it}", []).append(row.label)
+    for line, some in labels.items():
+        yield f"{shorten(some)}: {line}"
+
+
+def _kernel(arm: Arm) -> str:
+    return ", ".join({*kernels(arm).values()})
+
+
+def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
+    """Say that an equal time of training ended runs of other steps."""
     steps = {run.summary.get("steps") for run in (*arm.runs, *base.runs)}
     if len(steps) > 1 and None not in steps and equal_time(arm, base):
         budget = max(arm.values["train_s"].values())
