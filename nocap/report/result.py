@@ -51,6 +51,7 @@ KEPT = ("options", "measured", "git", "versions", "imported")
 INPUTS = ("question", "records", "reading")  # from which all else follows
 BESIDE = ("kind", "judge", "date", "command", *INPUTS, "sha256")  # what the comparison itself does not say
 DOUBTS = ("problems", "not_compared")
+NAMES = ("source", "versions")  # whose keys are names
 IDENTITY = re.compile(r"[\w-]+")
 SHOWN = 80  # characters of a value in a line
 
@@ -129,17 +130,29 @@ def _row(record: Record) -> Json:
     attempts = [
         {key: attempt.get(key) for key in ("started", "swept", "asked")} for attempt in manifest["attempts"]
     ]
+    parts = {key: part for key, part in record.parts.items() if key != "config"}  # it is there, flat
+    kept = {key: manifest[key] for key in KEPT if manifest[key]}
+    ended = {key: value for key, value in summary.items() if key not in ("error", "tracker")}
+    hardware = {key: value for key, value in record.hardware.items() if key != "host"}
     row = {
         **asdict(record),
         "folder": record.folder.name,
-        "parts": {key: part for key, part in record.parts.items() if key != "config"},  # it is there, flat
-        "manifest": {key: manifest[key] for key in KEPT if manifest[key]}
-        | {"data": shards, "attempts": attempts},
-        "summary": {key: value for key, value in summary.items() if key not in ("error", "tracker")}
-        | {"hardware": {key: value for key, value in record.hardware.items() if key != "host"}},
+        "parts": _tame(parts),
+        "manifest": {**_tame(kept), "data": shards, "attempts": attempts},
+        "summary": {**ended, "hardware": hardware},
     }
     cut: Json = _plain(redact(row))
     return cut
+
+
+def _tame(facts: Mapping[str, Any]) -> Json:
+    """Return facts whose names of modules and packages have no secret either: somebody else named them."""
+    tamed = dict(facts)
+    for key in NAMES:
+        if facts.get(key):
+            names = redact(list(facts[key]))
+            tamed[key] = dict(zip(names, facts[key].values(), strict=True))
+    return tamed
 
 
 def _record(row: Json) -> Record:
