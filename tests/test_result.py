@@ -1,4 +1,5 @@
-"""An entry: what `nocap.export entry` writes, `nocap.compare --verify` judges anew, and finds every edit."""
+"""A result: `nocap.compare --json` writes it, `nocap.compare FILE.json` judges it again and finds every edit,
+and joins several."""
 
 from __future__ import annotations
 
@@ -17,16 +18,18 @@ from typing import Any
 
 import pytest
 
-from nocap import api, compare, export
+from nocap import api, compare
+from nocap.judge.compare import Comparison
 from nocap.judge.compare import compare as compared
-from nocap.report import entry
-from nocap.store.record import write_summary
+from nocap.report import markdown, result
+from nocap.store.record import write_json, write_summary
 from nocap.store.runs import Curve, Found, Record
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
 from tests.made_grid import EVIL, made
 from tests.test_compare import refusal, write_run
+from tests.test_equal_loss import grid as grid_with_lengths
 
 Json = dict[str, Any]
 
@@ -65,36 +68,59 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def original(outputs: Path) -> Path:
-    folder = outputs.parent / "original"
-    assert export.main(["entry", str(outputs), "-o", str(folder), "--target", "3.5"]) == 0
-    return folder
+    path = outputs.parent / "original.json"
+    assert compare.main([str(outputs), "--json", str(path), "--target", "3.5"]) == 0
+    return path
 
 
 @pytest.fixture
-def folder(original: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(original, tmp_path / "copy")
+def file(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(original, tmp_path / "result.json"))
 
 
-def content_of(folder: Path) -> Json:
-    content: Json = json.loads((folder / "entry.json").read_text())
+def content_of(path: Path) -> Json:
+    content: Json = json.loads(path.read_text())
     return content
 
 
-def written(content: Json | str, folder: Path) -> None:
-    (folder / "entry.json").write_text(content if isinstance(content, str) else json.dumps(content))
+def written(content: Json | str, path: Path) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def file_of(comparison: Comparison, path: Path) -> Path:
+    """Write a comparison's file, as the command does."""
+    write_json(path, result.content(result.bare(comparison), command="python -m nocap.compare runs"))
+    return path
+
+
+def of_file(content: Json) -> Json:
+    """What a file says: all but what it follows from, and when."""
+    return {key: value for key, value in content.items() if key not in result.BESIDE}
 
 
 def sealed(content: Json) -> Json:
-    """As somebody writes it who knows how its digest is made."""
-    rows = json.dumps(content["runs"], sort_keys=True).encode()
-    return {**content, "sha256": {**content["sha256"], "runs": hashlib.sha256(rows).hexdigest()}}
+    """As somebody writes it who knows how its digests are made."""
+    digests = {
+        part: hashlib.sha256(json.dumps(content[part], sort_keys=True).encode()).hexdigest()
+        for part in content["sha256"]
+    }
+    return {**content, "sha256": digests}
 
 
-def verify(folder: Path, *words: str) -> tuple[int, list[str]]:
-    said = answer(lambda: compare.main(["--verify", str(folder), *words]))
+def judge(*words: object) -> tuple[int, list[str]]:
+    """Judge files again: the exit code, and the lines that begin with the name of one, or the refusal."""
+    said = answer(lambda: compare.main([str(word) for word in words]))
     assert said.crash is None, said.trace
     assert not CONTROL.search(said.out + said.err)
-    return said.code, [*said.out.splitlines(), *said.err.splitlines()]
+    if said.code == 2:
+        return said.code, said.err.splitlines()
+    lines = said.out.split("\n\n")[-1].splitlines()
+    return said.code, [line for line in lines if not line.startswith("written: ")]
+
+
+def follows(path: Path, rows: int) -> str:
+    return f"{path}: what it says follows from its {rows} rows"
 
 
 # --- the same -----------------------------------------------------------------------------------------------
@@ -111,105 +137,257 @@ def verify(folder: Path, *words: str) -> tuple[int, list[str]]:
     ],
     ids=str,
 )
-def test_an_entry_says_what_compare_says_and_says_it_again(
-    outputs: Path, tmp_path: Path, words: list[str]
+def test_a_file_says_what_the_runs_say_and_says_it_again(
+    outputs: Path, tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert export.main(["entry", str(outputs), "-o", str(tmp_path / "entry"), *words]) == 0
-    assert compare.main([str(outputs), "--json", str(tmp_path / "compared.json"), *words]) == 0
-    content, expected = content_of(tmp_path / "entry"), json.loads((tmp_path / "compared.json").read_text())
-    told = content["comparison"]
+    path, again = tmp_path / "result.json", tmp_path / "again.json"
+    assert compare.main([str(outputs), "--json", str(path), *words]) == 0
+    printed = capsys.readouterr().out.replace(" on secret-host", "").removesuffix(f"written: {path}\n")
+    told = content_of(path)
     assert len({arm["difference"]["outcome"] for arm in told["arms"] if arm["difference"]}) >= 2
-    del expected["runs"]
-    assert told == json.loads(json.dumps(expected).replace(" on secret-host", ""))
-    code, (line,) = verify(tmp_path / "entry")
-    assert (code, "says the same" in line) == (0, True)
+    assert compare.main([str(path), "--json", str(again)]) == 0
+    out = capsys.readouterr().out
+    assert out == f"{printed}\n{follows(path, len(told['records']))}\nwritten: {again}\n"
+    for content in (told, content_of(again)):
+        del content["command"], content["date"]
+        assert content["kind"] == "comparison"
+    again_told = content_of(again)
+    for key in told:
+        assert again_told[key] == told[key]
 
 
-def test_what_an_entry_holds(original: Path, outputs: Path) -> None:
-    content, page = content_of(original), (original / "entry.md").read_text()
-    run = content["runs"][0]
+@pytest.mark.parametrize("how", [{}, {"cautious": True}], ids=str)
+def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(tmp_path: Path, how: Json) -> None:
+    """Of the records as they are, which are not cut."""
+    fresh = compared(grid_with_lengths().found, baseline="flash gelu4x", **how)
+    assert fresh.factors is not None
+    assert {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss} >= {"better"}
+    _check_same(fresh, tmp_path / "result.json")
+
+
+def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(tmp_path: Path) -> None:
+    loaded = grid_with_lengths().found
+    diverged = []
+    for run in loaded.records:
+        if run.arm == "nano-flash-gelu4x":
+            status = "diverged" if run.seed == 1 else "finished"
+            other = replace(
+                run,
+                identity=f"{run.identity}x",
+                arm="nano-mqa-gelu4x",
+                name=run.name.replace("flash", "mqa"),
+                config={**run.config, "model.n_layer": 9},
+                status=status,
+                summary={**run.summary, "status": status},
+            )
+            diverged.append(other)
+    fresh = compared(Found(records=[*loaded.records, *diverged]), against="previous")
+    assert [row.arm.id for row in fresh.arms if row.arm.diverged] == ["nano-mqa-gelu4x"]
+    _check_same(fresh, tmp_path / "result.json")
+
+
+def _check_same(fresh: Comparison, path: Path) -> None:
+    content = content_of(file_of(fresh, path))
+    expected = json.loads(json.dumps(fresh.json()))
+    for key, value in expected.items():
+        assert content[key] == value
+    again = result.read(path)
+    assert again.follows() == [follows(path, len(fresh.records))]
+    assert json.loads(json.dumps(again.comparison.json())) == expected
+
+
+def test_what_a_file_holds(original: Path, outputs: Path) -> None:
+    content = content_of(original)
+    run = content["records"][0]
     (record,) = (outputs / "runs").glob(f"*-{run['identity']}")
-    summary, manifest = (
-        json.loads((record / f"{name}.json").read_text()) for name in ("summary", "manifest")
-    )
-    assert [run["summary"][key] for key in ("sha256", "val_loss")] == [summary["sha256"], summary["val_loss"]]
+    summary = json.loads((record / "summary.json").read_text())
+    manifest = json.loads((record / "manifest.json").read_text())
+    assert run["summary"]["sha256"] == summary["sha256"]
+    assert run["summary"]["val_loss"] == summary["val_loss"]
     assert run["curve"]["step"] == [0, 100, 200, 300, 400]
     assert run["parts"] == {key: part for key, part in manifest["parts"].items() if key != "config"}
-    assert (content["judge"][:6], content["command"][:29]) == ("nocap ", "python -m nocap.export entry ")
-    assert "secret-host" not in page + json.dumps(content)
-    for line in ("| gqa gelu4x | 3 |", f"--verify {original}", *content["comparison"]["problems"]):
-        assert line in page
+    assert content["judge"].startswith("nocap ")
+    assert content["command"] == f"python -m nocap.compare {outputs} --json {original} --target 3.5"
+    assert content["question"]["target"] == 3.5
+    assert "secret-host" not in json.dumps(content)
 
 
-def test_a_verified_entry_is_a_comparison_like_any_other(folder: Path, outputs: Path) -> None:
-    files = [f"--{kind}={folder}/a.{kind}" for kind in ("json", "csv", "html")]
-    assert verify(folder, *files)[0] == 0
-    assert json.loads((folder / "a.json").read_text())["runs"] == [
+def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path) -> None:
+    files = [f"--{kind}={tmp_path}/a.{kind}" for kind in ("json", "csv", "html", "markdown")]
+    assert judge(file, *files) == (0, [follows(file, 19)])
+    assert content_of(tmp_path / "a.json")["runs"] == [
         {**run, "hardware": {key: value for key, value in run["hardware"].items() if key != "host"}}
         for run in json.loads(json.dumps(api.compare(outputs, target=3.5)["runs"]))
     ]
-    assert len((folder / "a.csv").read_text().splitlines()) == 20
-    assert "gqa" in (folder / "a.html").read_text()
+    assert len((tmp_path / "a.csv").read_text().splitlines()) == 20
+    assert "gqa" in (tmp_path / "a.html").read_text()
+    page = (tmp_path / "a.markdown").read_text()
+    for line in ("| gqa gelu4x | 3 |", f"python -m nocap.compare {file}", *content_of(file)["problems"]):
+        assert line in page
 
 
-def test_an_entry_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
-    """Such have no parts, a manifest that says where they are from, and a config that names the arm."""
-    mark = {"format": "csv", "seed": "name", "hardware": None}
-    records = [
-        Record(
-            folder=Path(f"logs/{arm}-{seed}.log"),
-            identity=f"{arm}-{seed}",
-            name=arm,
-            arm=arm,
-            seed=seed,
-            status="finished",
-            started="",
-            config={"arm": arm},
-            parts={},
-            manifest={"attempts": [{}], "imported": mark},
-            summary={"val_loss": loss + seed / 1000, "steps": 10},
-            curve=Curve(
+def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> None:
+    said = answer(lambda: compare.main([str(outputs), "--json", "-"]))
+    path = written(said.out, tmp_path / "results.mine.json")  # no study's results, though it is called so
+    assert judge(path) == (0, [follows(path, 19)])
+
+
+def test_what_was_said_when_the_runs_were_read_is_said_again(outputs: Path, tmp_path: Path) -> None:
+    whole = shutil.copytree(outputs, tmp_path / "outputs")
+    broken = next((whole / "runs").glob("gpt2-mqa-gelu4x-s2-*"))
+    (broken / "summary.json").write_text("{")
+    path = tmp_path / "result.json"
+    assert compare.main([str(whole), "--json", str(path)]) == 0
+    content = content_of(path)
+    assert list(content["reading"]["unreadable"]) == [broken.name]
+    assert any("1 run left out (gpt2-other" in line for line in content["problems"])
+    assert judge(path) == (0, [follows(path, 18)])
+    again = api.compare(path)
+    assert again["problems"] == content["problems"]
+    assert again["not_compared"] == content["not_compared"]
+
+
+def of_logs(arms: tuple[tuple[str, float], ...], seeds: range, *, named: bool = True) -> Found:
+    """Records that logs are made into: they have no parts, a manifest that says where they are from, and a
+    config that names the arm."""
+    mark = {"format": "csv", "seed": "name" if named else None, "hardware": None}
+    records = []
+    for arm, loss in arms:
+        for seed in seeds:
+            end = loss + math.sin(seed) / 1000
+            curve = Curve(
                 step=[0, 10],
                 tokens=[0, 0],
                 train_s=[0.0, 1.0],
-                val_loss=[11.0, loss + seed / 1000],
+                val_loss=[11.0, end],
                 val_bpb=[None, None],
-            ),
-        )
-        for arm, loss in (("base", 3.3), ("idea", 3.2))
-        for seed in range(4)
-    ]
-    comparison = compared(entry.bare(Found(records=records)))
-    entry.write(comparison, tmp_path, allow=[], command="python -m nocap.export entry logs")
-    again, lines = entry.verify(tmp_path)
-    assert lines == []
-    assert again.json() == comparison.json()
-    assert [run.manifest["imported"] for run in again.records] == [mark] * 8
-    assert [row.difference.outcome.value for row in again.arms if row.difference] == ["better"]
+            )
+            record = Record(
+                folder=Path(f"logs/{arm}-{seed}.log"),
+                identity=f"{arm}-{seed}",
+                name=f"{arm}/{seed}",
+                arm=arm,
+                seed=seed if named else -1 - len(records),
+                status="finished",
+                started="",
+                config={"arm": arm},
+                parts={},
+                manifest={"attempts": [{}], "imported": mark},
+                summary={"val_loss": end, "steps": 10},
+                curve=curve,
+            )
+            records.append(record)
+    return Found(records=records)
+
+
+TWO = (("base", 3.3), ("idea", 3.2))
+
+
+def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
+    comparison = compared(of_logs(TWO, range(4)))
+    again = result.read(file_of(comparison, tmp_path / "result.json"))
+    assert again.follows() == [follows(tmp_path / "result.json", 8)]
+    assert again.comparison.json() == comparison.json()
+    assert [run.manifest["imported"]["format"] for run in again.comparison.records] == ["csv"] * 8
+    assert [row.difference.outcome.value for row in again.comparison.arms if row.difference] == ["better"]
 
 
 def test_what_people_name_does_nothing_on_a_page(tmp_path: Path) -> None:
-    hostile = f"{EVIL}\x1b[2J\nsays the same"
+    hostile = f"{EVIL}\x1b[2J\nwhat it says follows"
     records = [replace(run, name=f"{hostile}{run.name}") for run in made(1).records]
-    entry.write(compared(entry.bare(Found(records=records))), tmp_path, allow=[], command=f"x {hostile}")
-    assert not re.search("<img|\x1b", (tmp_path / "entry.md").read_text())
-    assert verify(tmp_path)[0] == 0
-    content = content_of(tmp_path)
-    content["comparison"]["arms"][1]["difference"]["verdict"] = hostile
-    written(content, tmp_path)
-    code, lines = verify(tmp_path)
-    assert (code, [line for line in lines if line.startswith("says the same")]) == (1, [])
+    comparison = compared(Found(records=records))
+    page = markdown.page(comparison, judge=result.judge(), command=f"x {hostile}")
+    assert not re.search("<img|\x1b", page)
+    path = file_of(comparison, tmp_path / "result.json")
+    assert judge(path)[0] == 0
+    content = content_of(path)
+    content["arms"][1]["difference"]["verdict"] = hostile
+    written(content, path)
+    code, lines = judge(path)
+    assert code == 1
+    assert [line for line in lines if line.startswith("what it says follows")] == []
+
+
+# --- another question ---------------------------------------------------------------------------------------
+
+
+def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outputs: Path) -> None:
+    arm_of(content := content_of(file), "mqa gelu4x")["difference"].update(BETTER)
+    written(content, file)
+    words = ["--target=3.31", "--baseline=gqa gelu4x"]
+    anew = f"{file}: asked anew (--baseline, --target): what it says is not checked"
+    again = file.parent / "again.json"
+    assert judge(file, *words, f"--json={again}") == (0, [anew])
+    expected = api.compare(outputs, target=3.31, baseline="gqa gelu4x")
+    told = content_of(again)
+    assert json.loads(json.dumps(told["arms"])) == json.loads(
+        json.dumps(expected["arms"]).replace(" on secret-host", "")
+    )
+    assert told["question"]["target"] == 3.31
+
+
+def test_what_is_not_typed_stays_as_the_file_asks(outputs: Path, tmp_path: Path) -> None:
+    path, again = tmp_path / "result.json", tmp_path / "again.json"
+    words = ["--target=3.5", "--cautious", "--allow=source", "--baseline=mlp.expansion=3"]
+    assert compare.main([str(outputs), *words, f"--json={path}"]) == 0
+    for typed, key, value in (
+        ("--target=3.31", "target", 3.31),
+        ("--no-cautious", "cautious", False),
+        ("--allow=kernel", "allow", ["kernel"]),
+        ("--against=previous", "against", "previous"),
+    ):
+        assert judge(path, typed, f"--json={again}")[0] == 0
+        was, now = content_of(path)["question"], content_of(again)["question"]
+        if key == "against":
+            assert now["against"] == "previous"
+            continue
+        assert now == {**was, key: value}
+
+
+def test_a_chain_is_asked_for_a_baseline_again(outputs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    assert compare.main([str(outputs), "--against=previous", f"--json={path}"]) == 0
+    code, lines = judge(path, "--baseline=gqa gelu4x")
+    assert code == 2
+    assert "--baseline must be left out with --against previous" in lines[0]
+    assert judge(path, "--baseline=gqa gelu4x", "--against=baseline")[0] == 0
+
+
+def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
+    content = content_of(file)
+    run_of(content)["summary"].update(val_loss=3.27)
+    written(content, file)
+    again = file.parent / "again.json"
+    code, lines = judge(file, "--target=3.31", f"--json={again}")
+    assert code == 1
+    assert lines[0].startswith(f"{file}: records: its digest is of something else")
+    assert lines[1].startswith(f"{file}: asked anew (--target)")
+    # who gets the new file hears of it too
+    assert lines[0] in content_of(again)["problems"]
+    assert judge(again)[0] == 0
+
+
+def test_a_program_hears_of_an_edit(file: Path) -> None:
+    content = content_of(file)
+    arm_of(content, "mqa gelu4x")["difference"].update(BETTER)
+    written(content, file)
+    told = api.compare(file)
+    assert [arm["difference"]["verdict"] for arm in told["arms"] if arm["label"] == "mqa gelu4x"] == [
+        "no difference shown"
+    ]
+    (line,) = [line for line in told["problems"] if line.startswith(str(file))]
+    assert 'mqa gelu4x: difference.verdict is "better", by its rows "no difference shown"' in line
 
 
 # --- edits --------------------------------------------------------------------------------------------------
 
 
 def arm_of(content: Json, label: str = "gqa gelu4x") -> Json:
-    return next(arm for arm in content["comparison"]["arms"] if arm["label"] == label)
+    return next(arm for arm in content["arms"] if arm["label"] == label)
 
 
 def run_of(content: Json, words: str = "gqa-gelu4x", seed: int = 1) -> Json:
-    return next(run for run in content["runs"] if run["name"] == f"gpt2-{words}-s{seed}")
+    return next(run for run in content["records"] if run["name"] == f"gpt2-{words}-s{seed}")
 
 
 BETTER = {"outcome": "better", "verdict": "better"}
@@ -226,7 +404,7 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
         ("gqa gelu4x: difference.high is ",),
     ),
     "finding": (
-        lambda c: c["comparison"]["findings"]["found"][0].update(name="mine"),
+        lambda c: c["findings"]["found"][0].update(name="mine"),
         ("comparison: findings.found",),
     ),
     "speed": (
@@ -234,23 +412,23 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
         ("gqa gelu4x: token_us.ratio.mean is 1.2",),
     ),
     "seed out": (
-        lambda c: c["runs"].remove(run_of(c)),
+        lambda c: c["records"].remove(run_of(c)),
         ('gqa gelu4x: difference.verdict is "better", by its rows "no verdict (n=2)"',),
     ),
     "diverged out": (
-        lambda c: c["runs"].remove(run_of(c, "flash-swiglu", 0)),
+        lambda c: c["records"].remove(run_of(c, "flash-swiglu", 0)),
         ("flash swiglu: ", "diverged is [0], by its rows []"),
     ),
     "arm out": (
-        lambda c: c["comparison"]["arms"].remove(arm_of(c, "flash gelu3x")),
+        lambda c: c["arms"].remove(arm_of(c, "flash gelu3x")),
         ("flash gelu3x: ", "comparison: "),
     ),
     "arm twice": (
-        lambda c: c["comparison"]["arms"].insert(1, {**arm_of(c, "mqa gelu4x"), "val_loss": 3.0}),
+        lambda c: c["arms"].insert(1, {**arm_of(c, "mqa gelu4x"), "val_loss": 3.0}),
         ("comparison: arms",),
     ),
-    "doubts": (lambda c: c["comparison"].update(problems=[]), ("problems: ",)),
-    "left out": (lambda c: c["comparison"].update(not_compared=[]), ("not_compared: ",)),
+    "doubts": (lambda c: c.update(problems=[]), ("problems: ",)),
+    "left out": (lambda c: c.update(not_compared=[]), ("not_compared: ",)),
     "source": (
         lambda c: [
             run_of(c, "flash-gelu4x-lr", seed)["parts"]["source"].update({"nocap.training.loop": "s0"})
@@ -259,7 +437,7 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
         ('lr: difference.verdict is "confounded (source)", by its rows "better"',),
     ),
     "measured": (
-        lambda c: c["comparison"]["measurements"][0].update(value=1.0),
+        lambda c: c["measurements"][0].update(value=1.0),
         ("comparison: measurements",),
     ),
     "baseline": (
@@ -267,58 +445,56 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
         ("flash gelu4x: ", "gqa gelu4x: ", "comparison: baseline"),
     ),
     "told baseline": (
-        lambda c: c["comparison"].update(baseline="another"),
+        lambda c: c.update(baseline="another"),
         ('comparison: baseline is "another"',),
     ),
     "target": (lambda c: c["question"].update(target=3.4), ("gqa gelu4x: to_target",)),
     "copied": (
-        lambda c: c["runs"].append({**run_of(c), "identity": "0123456789ab", "seed": 5}),
+        lambda c: c["records"].append({**run_of(c), "identity": "0123456789ab", "seed": 5}),
         ("gqa gelu4x: ",),
     ),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_each_edit_is_named(folder: Path, edit: str) -> None:
-    content, (change, named) = content_of(folder), EDITS[edit]
-    change(content)
-    edited_rows = content["runs"] != content_of(folder)["runs"]
-    for each, digest_line in ((content, True), (sealed(content), False))[not edited_rows :]:
-        written(each, folder)
-        code, lines = verify(folder)
-        assert code == 1, lines
-        assert any(line.startswith("runs: ") for line in lines) is digest_line
-        assert all(any(words in line for line in lines) for words in named), lines
+def test_each_edit_is_named(file: Path, edit: str) -> None:
+    before, (change, named) = content_of(file), EDITS[edit]
+    change(content := content_of(file))
+    edited = [part for part in before["sha256"] if content[part] != before[part]]
+    written(content, file)
+    code, lines = judge(file)
+    assert code == 1, lines
+    assert all(line.startswith(f"{file}: ") for line in lines)
+    digests = [line.split(": ")[1] for line in lines if "its digest is of something else" in line]
+    assert digests == edited
+    assert all(any(words in line for line in lines) for words in named), lines
+    written(sealed(content), file)
+    code, lines = judge(file)
+    assert code == 1, lines
+    assert not any("its digest is of something else" in line for line in lines)
+    assert all(any(words in line for line in lines) for words in named), lines
 
 
-def test_what_moves_no_word(folder: Path) -> None:
+def test_what_moves_no_word(file: Path) -> None:
     """An edit is named by the digest; another machine may round otherwise; another judge is named where it
     says something else."""
-    content, device = content_of(folder), {"environment": {"device": "another"}}
-    first, *others = content["runs"]
+    content, device = content_of(file), {"environment": {"device": "another"}}
+    first, *others = content["records"]
     shown = arm_of(content)["difference"]
     rounded = {**shown, "low": shown["low"] * (1 + 1e-12), "sd": shown["sd"] + 1e-16}
-    found = next(each for each in content["comparison"]["findings"]["found"] if each["name"] == "gqa gelu4x")
+    found = next(each for each in content["findings"]["found"] if each["name"] == "gqa gelu4x")
     found["difference"].update(rounded)
     content["judge"] = "nocap 7.0 (0123)"
-    for runs, difference, code, line in (
-        ([{**first, "parts": {**first["parts"], **device}}, *others], {}, 1, "runs: "),
-        (content["runs"], rounded, 0, ""),
-        (content["runs"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
+    for records, difference, code, line in (
+        ([{**first, "parts": {**first["parts"], **device}}, *others], {}, 1, "records: "),
+        (content["records"], rounded, 0, ""),
+        (content["records"], {"verdict": "worse"}, 1, "judged by nocap 7.0 (0123), now by nocap"),
     ):
         shown.update(difference)
-        written({**content, "runs": runs}, folder)
-        told, lines = verify(folder)
-        assert (told, line in "\n".join(lines)) == (code, True)
-
-
-def test_an_edited_page_is_named_and_may_be_missing(folder: Path) -> None:
-    page = folder / "entry.md"
-    page.write_text(page.read_text().replace("no difference shown", "better"))
-    code, (line,) = verify(folder)
-    assert (code, line[:10]) == (1, "entry.md: ")
-    page.unlink()
-    assert verify(folder)[0] == 0
+        written({**content, "records": records}, file)
+        told, lines = judge(file)
+        assert told == code
+        assert line in "\n".join(lines)
 
 
 # --- refused ------------------------------------------------------------------------------------------------
@@ -334,63 +510,77 @@ def _with(path: str, value: Any) -> Callable[[Json], str]:
     return text
 
 
-NO_ENTRY: dict[str, tuple[Callable[[Json], str], str]] = {
+NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     "no JSON": (lambda content: "{", "JSON object"),
     "a list": (lambda content: "[]", "JSON object"),
-    "nothing": (lambda content: "{}", "be an entry"),
-    "a study's results": (_with("kind", "study"), "be an entry"),
+    "nothing": (lambda content: "{}", "be a comparison that nocap.compare --json wrote"),
+    "a study's results": (_with("kind", "study"), "be a comparison that nocap.compare --json wrote"),
     "newer": (
-        lambda content: json.dumps({"schema_version": 99, "kind": "entry"}),
+        lambda content: json.dumps({"schema_version": 99, "kind": "comparison"}),
         "schema_version must be at most 1",
     ),
     "a version that is none": (_with("schema_version", "1"), "schema_version must be an integer"),
     "NaN": (_with("question/target", math.nan), "numbers must be finite"),
     "deep": (
-        lambda content: json.dumps({**content, "runs": 0}).replace('"runs": 0', f'"runs": {"[" * 100_000}'),
+        lambda content: json.dumps({**content, "records": 0}).replace(
+            '"records": 0', f'"records": {"[" * 100_000}'
+        ),
         "so deep",
     ),
     "a long number": (
         lambda content: json.dumps(content).replace('"target": 3.5', f'"target": {"9" * 5_000}'),
         "at most 300 digits, got 5000",
     ),
-    "a number that no float holds": (_with("runs/0/summary/val_loss", 10**400), "got 401"),
-    "no rows": (_with("runs", []), "question.baseline"),
-    "rows of texts": (_with("runs", ["x"]), "runs[0] must be an object"),
-    "a row without a curve": (_with("runs/0/curve", {}), "runs[0].curve must have step"),
-    "a curve of another length": (_with("runs/0/curve/step", [1]), "columns of one length"),
-    "a curve with a hole": (_with("runs/0/curve/val_loss/0", None), "TypeError"),
-    "no seed": (_with("runs/0/seed", None), "seed must be an integer"),
-    "a key too many": (_with("runs/0/more", 1), "more"),
+    "a number that no float holds": (_with("records/0/summary/val_loss", 10**400), "got 401"),
+    "no rows": (_with("records", []), "question.baseline"),
+    "rows of texts": (_with("records", ["x"]), "records[0] must be an object"),
+    "a row without a curve": (_with("records/0/curve", {}), "records[0].curve must have step"),
+    "a curve of another length": (_with("records/0/curve/step", [1]), "columns of one length"),
+    "a curve with a hole": (_with("records/0/curve/val_loss/0", None), "TypeError"),
+    "no seed": (_with("records/0/seed", None), "seed must be an integer"),
+    "a key too many": (_with("records/0/more", 1), "more"),
     "a run twice": (
-        lambda content: json.dumps(sealed({**content, "runs": [*content["runs"], content["runs"][0]]})),
+        lambda content: json.dumps(
+            sealed({**content, "records": [*content["records"], content["records"][0]]})
+        ),
         "once each",
     ),
     "a baseline that is no run": (_with("question/baseline", "/**"), "question.baseline"),
     "a target above all losses": (_with("question/target", 1e9), "--target"),
     "an unknown --allow": (_with("question/allow", ["everything"]), "--allow"),
-    "arms of numbers": (_with("comparison/arms", [1]), "comparison.arms[0] must be an object"),
-    "no arms": (_with("comparison/arms", None), "comparison must have arms"),
-    "no digests": (_with("sha256", {}), "sha256 must have runs"),
+    "arms of numbers": (_with("arms", [1]), "arms[0] must be an object"),
+    "no arms": (_with("arms", None), "it must have arms"),
+    "no digests": (_with("sha256", {}), "sha256 must have question"),
+    "an identity that is a pattern": (_with("records/0/identity", "/**"), "an identity must be"),
+    "a baseline that runs": (
+        lambda content: _with("question/baseline", run_of(content, "flash-gelu4x", 9)["identity"])(content),
+        "question.baseline",
+    ),
+    "a baseline of no one's": (_with("question/baseline", None), "question must have baseline"),
+    "caution that is none": (_with("question/cautious", "yes"), "must be true or false"),
+    "a question too many": (_with("question/hope", 1), "hope"),
+    "doubts of numbers": (_with("reading/problems", [1]), "reading.problems[0] must be text"),
 }
 
 
-@pytest.mark.parametrize("case", NO_ENTRY)
-def test_what_is_no_entry_is_refused(folder: Path, case: str) -> None:
-    text, rule = NO_ENTRY[case]
-    written(text(content_of(folder)), folder)
-    code, lines = verify(folder)
+@pytest.mark.parametrize("case", NO_RESULT)
+def test_what_is_no_result_is_refused(file: Path, case: str) -> None:
+    text, rule = NO_RESULT[case]
+    written(text(content_of(file)), file)
+    code, lines = judge(file)
     assert (code, len(lines)) == (2, 1), lines
     assert rule in lines[0]
+    assert str(file) in lines[0]
 
 
-def test_a_folder_without_an_entry_and_a_question_beside_one_are_refused(
-    folder: Path, tmp_path: Path
-) -> None:
-    for there in (tmp_path, tmp_path / "none"):
-        code, (line,) = verify(there)
-        assert (code, "be an entry" in line) == (2, True)
-    for word in ("runs", "--baseline=gqa", "--target=3", "--allow=source", "--group=x"):
-        assert verify(folder, word)[0] == 2
+def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path) -> None:
+    for word in ("--columns=step=iter", "--hardware=H100"):
+        code, (line,) = judge(file, word)
+        assert code == 2
+        assert f"{word.partition('=')[0]} must be of logs, and stand beside some" in line
+    assert judge(tmp_path / "none.json")[0] == 2
+    (tmp_path / "folder.json").mkdir()
+    assert judge(tmp_path / "folder.json")[0] == 2
 
 
 @pytest.mark.parametrize("cases", [16, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
@@ -410,57 +600,293 @@ def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases:
     ]
     (tmp_path / "outside").mkdir()
     for number in range(cases):
-        folder = shutil.copytree(original, tmp_path / str(number))
+        (tmp_path / str(number)).mkdir()
+        file = Path(shutil.copy(original, tmp_path / str(number) / "result.json"))
         how, damage = rng.choice(hows), random.Random(rng.randrange(10**6))
         with chdir(tmp_path), suppress(NOT_DONE):
-            OPERATORS[how](folder.relative_to(tmp_path) / "entry.json", damage)
-        code, lines = verify(folder, "--html", f"{tmp_path}/page.html")
+            OPERATORS[how](file.relative_to(tmp_path), damage)
+        code, lines = judge(file, "--html", f"{tmp_path}/page.html")
         assert code in (0, 1, 2), (how, number)
         assert lines
         codes.add(code)
     assert codes == {0, 1, 2}
 
 
+# --- joined -------------------------------------------------------------------------------------------------
+
+
+def compared_to(path: Path, *words: object) -> Json:
+    assert compare.main([*map(str, words), "--json", str(path)]) == 0
+    return content_of(path)
+
+
+def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
+    """By factor, at equal loss and at one look, value for value."""
+    asked = {"at": "2026-01-01T00:00:00", "seeds": [*range(6)]}
+
+    def of_one_command(run: Record) -> Record:
+        place = ["flash-gelu4x", "flash-swiglu", "gqa-gelu4x", "gqa-swiglu"].index(
+            "-".join(run.arm.split("-")[1:3])
+        )
+        attempts = [{**run.manifest["attempts"][0], "asked": {**asked, "place": place}}]
+        return replace(run, manifest={**run.manifest, "attempts": attempts})
+
+    whole = grid_with_lengths(of_one_command)
+    files = []
+    for number, seeds in enumerate(((0, 1, 2), (3, 4, 5))):
+        half = [run for run in whole.found.records if run.seed in seeds]
+        comparison = compared(Found(records=half), baseline="flash gelu4x")
+        files.append(file_of(comparison, tmp_path / f"{number}.json"))
+    again = compared_to(tmp_path / "joined.json", *files)
+    expected = json.loads(json.dumps(whole.json()))
+    assert expected["by_factor"]
+    assert len(expected["lengths"]) == 2
+    assert {arm["label"] for arm in expected["arms"]} == {arm["label"] for arm in again["arms"]}
+    for arm in expected["arms"]:
+        (other,) = [each for each in again["arms"] if each["arm"] == arm["arm"]]
+        assert {**other, "runs": sorted(other["runs"])} == {**arm, "runs": sorted(arm["runs"])}
+    for key in ("by_factor", "findings", "look", "metric", "baseline", "swept", "confidence"):
+        assert again[key] == expected[key]
+    assert result.read(tmp_path / "joined.json").follows() == [follows(tmp_path / "joined.json", 36)]
+
+
+def halves(tmp_path: Path, *words: str, a: Json | None = None, b: Json | None = None) -> tuple[Path, Path]:
+    """Two people's files of two arms, of three seeds each. `a`, `b`: what their runs have."""
+    files = []
+    for name, seeds, about in (("a", range(3), a or {}), ("b", range(3, 6), b or {})):
+        root = two_arms(tmp_path / name, seeds, **about)
+        files.append(tmp_path / f"{name}.json")
+        assert compare.main([str(root), *words, f"--json={files[-1]}"]) == 0
+    return files[0], files[1]
+
+
+def two_arms(root: Path, seeds: range, **about: Any) -> Path:
+    rng = random.Random(f"{seeds}")
+    config = about.pop("config", {})
+    for seed in seeds:
+        for number, (arm, loss) in enumerate((("flash", 3.3), ("gqa", 3.28))):
+            write_run(
+                root,
+                words=f"gpt2-{arm}-gelu4x",
+                seed=seed,
+                loss=loss + rng.gauss(0, 0.0005),
+                started=f"2026-01-01T00:{seed}{number}:00",
+                config={**config, "attention.n_kv_heads": 12 if arm == "flash" else 4},
+                **about,
+            )
+    return root
+
+
+def test_colleagues_files_are_joined_by_arms_and_seeds(tmp_path: Path) -> None:
+    files = halves(tmp_path)
+    both = tmp_path / "both" / "runs"
+    for name in ("a", "b"):
+        shutil.copytree(tmp_path / name / "runs", both, dirs_exist_ok=True)
+    expected = api.compare(tmp_path / "both")
+    joined = compared_to(tmp_path / "joined.json", *files)
+    for key, value in json.loads(json.dumps(expected)).items():
+        assert joined[key] == value
+    assert [arm["seeds"] for arm in joined["arms"]] == [[*range(6)]] * 2
+    assert judge(*files) == (0, [follows(files[0], 6), follows(files[1], 6)])
+    assert api.compare(files) == expected
+    # files and folders mix, and the order changes nothing
+    for paths in ((files[1], files[0]), (files[0], tmp_path / "b"), (tmp_path / "a", files[1])):
+        again = compared_to(tmp_path / "again.json", *paths)
+        assert again["arms"] == joined["arms"]
+
+
+def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    root = two_arms(tmp_path / "o", range(4))
+    compared_to(first, root)
+    compared_to(second, *(root / "runs").glob("*-s[123]-*"))
+    joined = compared_to(tmp_path / "joined.json", first, second)
+    assert joined["arms"] == content_of(first)["arms"]
+    (line,) = joined["problems"]
+    assert line.startswith(
+        f"{second}: 6 runs of it counted once, for others have them (gpt2-flash-gelu4x-s1-"
+    )
+    assert compared_to(tmp_path / "twice.json", first, first)["problems"] == []
+
+
+def test_a_run_that_ended_otherwise_in_the_other_file_is_named(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    compared_to(first, two_arms(tmp_path / "o", range(3)))
+    run = next((tmp_path / "o" / "runs").glob("gpt2-gqa-gelu4x-s1-*"))
+    summary = json.loads((run / "summary.json").read_text())
+    write_summary(run, {**summary, "val_loss": 3.25})
+    compared_to(second, tmp_path / "o")
+    joined = compared_to(tmp_path / "joined.json", first, second)
+    assert joined["arms"] == content_of(first)["arms"]
+    (line,) = [line for line in joined["problems"] if "ended at" in line]
+    assert line == (
+        f"gpt2-gqa-gelu4x-s1 (identity {run.name[-12:]}) ended at {summary['val_loss']} in {first} and at "
+        f"3.25 in {second}: the first counts"
+    )
+
+
+def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
+    files = halves(tmp_path, a={"speed": 1000.0}, b={"speed": 3000.0, "fingerprint": "bbbb"})
+    joined = compared_to(tmp_path / "joined.json", *files)
+    pace = joined["arms"][1]["token_us"]
+    assert pace["ratio"] is None
+    assert pace["refused"].startswith("its runs are from 2 machines")
+    assert joined["arms"][1]["difference"]["verdict"] == "better"
+    assert [content_of(file)["arms"][1]["token_us"]["refused"] for file in files] == [None, None]
+
+
+# What the runs of the second file have → what the refusal says, and what declares it.
+OTHERS: dict[str, tuple[Json, str, list[str]]] = {
+    "torch": ({"torch": "2.11.0"}, "torch 2.11.0, not 2.13.0 (--allow torch declares it)", ["torch"]),
+    "source": (
+        {"source": "s1"},
+        "source nocap.training.loop s1, not nocap.training.loop s0 (--allow source declares it)",
+        ["source"],
+    ),
+    "data": ({"train": "t1"}, "data t1, not t0 (--allow data declares it)", ["data"]),
+    "validation": (
+        {"val": "v1"},
+        "data.val v1, not v0; data t0v1, not t0v0 (--allow data.val --allow data declares it)",
+        ["data"],
+    ),
+    "kernel": ({"kernel": "math"}, "kernel math, not flash (--allow kernel declares it)", ["kernel"]),
+    "several": (
+        {"torch": "2.11.0", "source": "s1"},
+        "torch 2.11.0, not 2.13.0; source nocap.training.loop s1, not nocap.training.loop s0 "
+        "(--allow torch --allow source declares it)",
+        ["torch", "source"],
+    ),
+    "precision": ({"config": {"trainer.precision": "bf16"}}, "precision bf16, not fp32", []),
+    "val_precision": (
+        {"config": {"trainer.val_precision": "bf16"}},
+        "trainer.val_precision bf16, not fp32 (--allow trainer.val_precision declares it)",
+        ["trainer.val_precision"],
+    ),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_files_that_disagree_are_refused_by_name(tmp_path: Path, other: str) -> None:
+    about, why, allow = OTHERS[other]
+    fp32 = {"config": {"trainer.precision": "fp32"}} if other == "precision" else {}
+    files = halves(tmp_path, a=fp32, b=about)
+    code, lines = judge(*files)
+    assert code == 2
+    assert lines == [f"nocap: {files[1]} must agree with {files[0]}, got {why}"]
+    code, lines = judge(*files, *(f"--allow={key}" for key in allow))
+    assert code == (0 if allow else 2), lines
+
+
+def test_a_declared_difference_is_compared_as_that_of_runs_is(tmp_path: Path) -> None:
+    """Runs of other code are other arms: nobody averages over an edit."""
+    files = halves(tmp_path, b={"source": "s1"})
+    joined = compared_to(tmp_path / "joined.json", *files, "--allow=source")
+    shutil.copytree(tmp_path / "b" / "runs", tmp_path / "a" / "runs", dirs_exist_ok=True)
+    expected = json.loads(json.dumps(api.compare(tmp_path / "a", allow=["source"])))
+    assert joined["arms"] == expected["arms"]
+    assert len(joined["arms"]) == 4
+
+
+QUESTIONS: dict[str, tuple[list[str], list[str], str]] = {
+    "target": (["--target=3.4"], ["--target=3.5"], "--target 3.5, not 3.4"),
+    "no target": (["--target=3.4"], [], "--target none, not 3.4"),
+    "allow": ([], ["--allow=source"], "--allow source, not nothing"),
+    "cautious": ([], ["--cautious"], "--cautious true, not false"),
+    "against": ([], ["--against=previous"], "--against previous, not baseline"),
+    "baseline": (
+        [],
+        ["--baseline=gpt2-gqa-gelu4x-s3"],
+        "--baseline with attention.n_kv_heads=4, not 12",
+    ),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_different_questions_are_refused_by_name_unless_typed(tmp_path: Path, question: str) -> None:
+    one, other, why = QUESTIONS[question]
+    files = []
+    for name, seeds, words in (("a", range(3), one), ("b", range(3, 6), other)):
+        files.append(tmp_path / f"{name}.json")
+        compared_to(files[-1], two_arms(tmp_path / name, seeds), *words)
+    code, lines = judge(*files)
+    assert code == 2
+    rule = f"must ask what {files[0]} asks, or the command line must say it"
+    assert lines == [f"nocap: {files[1]} {rule}, got {why}"]
+    typed = (one or other)[0] if question != "baseline" else "--baseline=flash"
+    code, lines = judge(*files, typed)
+    assert code == 0
+    part = typed.partition("=")[0]
+    assert lines == [f"{file}: asked anew ({part}): what it says is not checked" for file in files]
+
+
+def test_an_edited_file_is_named_among_those_that_are_joined(tmp_path: Path) -> None:
+    files = halves(tmp_path)
+    content = content_of(files[1])
+    content["records"][0]["summary"]["val_loss"] = 3.1
+    written(content, files[1])
+    code, (sound, *lines) = judge(*files)
+    assert code == 1
+    assert sound == follows(files[0], 6)
+    assert lines[0].startswith(f"{files[1]}: records: its digest is of something else")
+    written("{", files[1])
+    code, (line,) = judge(*files)
+    assert code == 2
+    assert str(files[1]) in line
+
+
+def test_logs_are_joined_and_what_names_no_seed_is_paired_with_nothing(tmp_path: Path) -> None:
+    """Though both files count such runs from -1 on."""
+    files = []
+    for name, seeds in (("a", range(3)), ("b", range(3, 6))):
+        loaded = of_logs(TWO, seeds, named=False)
+        files.append(file_of(compared(loaded), tmp_path / f"{name}.json"))
+    joined = compared_to(tmp_path / "joined.json", *files)
+    (difference,) = [arm["difference"] for arm in joined["arms"] if arm["difference"]]
+    whole = compared(of_logs(TWO, range(6), named=False)).json()
+    (expected,) = [arm["difference"] for arm in whole["arms"] if arm["difference"]]
+    assert difference["n"] == expected["n"]
+    assert difference["mean"] == pytest.approx(expected["mean"], abs=1e-12)
+    assert difference["high"] == pytest.approx(expected["high"], abs=1e-12)
+    assert joined["arms"][0]["label"] == "base"
+    own = compared_to(tmp_path / "own.json", two_arms(tmp_path / "o", range(3)))
+    assert own["imported"] is False
+    code, (line,) = judge(files[0], tmp_path / "own.json", "--baseline=base")
+    assert code == 2
+    assert "hold runs of the same trainer" in line
+
+
 # --- the command --------------------------------------------------------------------------------------------
 
 
-def test_runs_that_make_no_entry_leave_none(
+def test_what_makes_no_comparison_leaves_no_file(
     outputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    half, file, taken = write_run(tmp_path, status="running"), tmp_path / "file", tmp_path / "taken"
-    file.write_text("mine")
-    (taken / "entry.json").mkdir(parents=True)
+    half, into = write_run(tmp_path, status="running"), ("--json", tmp_path / "a.json")
     for rule, *words in (
-        ("a comparison needs a finished run", half, "-o", tmp_path / "a"),
-        ("no run was found", "nowhere", "-o", tmp_path / "a"),
-        ("--baseline must name one arm", outputs, "--baseline", "x", "-o", tmp_path / "a"),
-        ("--target must", outputs, "--target", "-1", "-o", tmp_path / "a"),
-        ("-o must be a file that can be written", outputs, "-o", file),
-        ("entry.json", outputs, "-o", taken),
+        ("a comparison needs a finished run", half, *into),
+        ("no run was found", "nowhere", *into),
+        ("--baseline must name one arm", outputs, "--baseline", "x", *into),
+        ("--target must be a loss above 0, got -1.0", outputs, "--target", "-1", *into),
+        ("--json must be a file that can be written", outputs, "--json", tmp_path),
+        ("--markdown must be a file that can be written", outputs, "--markdown", tmp_path),
     ):
-        assert rule in refusal(["entry", *words], capsys, command=export)
-    assert not (tmp_path / "a").exists()
-    assert file.read_text() == "mine"
-    with pytest.raises(SystemExit, match="2"):
-        export.main(["entry", str(outputs)])  # without -o
+        assert rule in refusal([*words], capsys)
+    assert not (tmp_path / "a.json").exists()
 
 
-def test_an_entry_that_is_there_is_replaced_and_a_run_counts_once(outputs: Path, folder: Path) -> None:
-    (folder / "IDEA.md").write_text("mine")
-    runs = [str(run) for run in (outputs / "runs").glob("gpt2-*gelu4x-s*")]
-    assert export.main(["entry", *runs, *runs, "--baseline", "gpt2-flash-gelu4x-s0", "-o", str(folder)]) == 0
-    identities = [run["identity"] for run in content_of(folder)["runs"]]
-    assert len({*identities}) == len(identities) == 10
-    assert verify(folder)[0] == 0
-    assert sorted(path.name for path in folder.iterdir()) == ["IDEA.md", "entry.json", "entry.md"]
+def test_a_file_may_take_its_own_place(file: Path) -> None:
+    before = of_file(content_of(file))
+    assert judge(file, f"--json={file}")[0] == 0
+    assert of_file(content_of(file)) == before
 
 
-def test_a_secret_of_this_machine_is_in_no_entry(
+def test_a_secret_of_this_machine_is_in_no_file(
     outputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOME_TOKEN", "gpt2-flash-swiglu")
-    assert export.main(["entry", str(outputs), "-o", str(tmp_path / "entry")]) == 0
-    for name in ("entry.json", "entry.md"):
-        assert "gpt2-flash-swiglu" not in (tmp_path / "entry" / name).read_text()
+    files = [tmp_path / "a.json", tmp_path / "a.md"]
+    assert compare.main([str(outputs), f"--json={files[0]}", f"--markdown={files[1]}"]) == 0
+    for path in files:
+        assert "gpt2-flash-swiglu" not in path.read_text()
     monkeypatch.delenv("SOME_TOKEN")
-    assert verify(tmp_path / "entry")[0] == 0
+    assert judge(files[0])[0] == 0

@@ -24,7 +24,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,17 +90,10 @@ class Result:
 
     path: Path
     question: Question
-    comparison: Comparison  # worked out of the records
+    comparison: Comparison  # worked out of the records; `edits` are among its problems
     edits: list[str]  # a line for each part that is not what its digest says
     changes: list[str]  # a line for each arm, and for whatever else, of which the file says something else
     judge: str
-
-    @property
-    def found(self) -> Found:
-        """Return the runs, as they go into another comparison: who reads that hears of an edit too."""
-        found = self.comparison.found
-        edited = [f"{self.path}: {line}" for line in self.edits]
-        return replace(found, problems=[*found.problems, *edited])
 
     def follows(self) -> list[str]:
         """Say whether what the file says follows from its records: a line, or one for each difference."""
@@ -223,8 +216,12 @@ def read(path: Path) -> Result:
     check_shape(told, SHAPE, path)
     try:
         question = Question(**told["question"])
-        comparison = ask(_found(told), Question().over(question))
-        changes = list(_changes(told, _plain(comparison.json())))
+        edits = list(_edits(told))
+        # whoever writes what is made of these records says it too
+        edited = [f"{path}: {line}" for line in edits]
+        comparison = ask(_found(told, edited), Question().over(question))
+        heard = {**told, "problems": [*edited, *told["problems"]]}
+        changes = list(_changes(heard, _plain(comparison.json())))
         arms.render(comparison)  # what cannot be shown is none either
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -233,13 +230,13 @@ def read(path: Path) -> Result:
         path=path,
         question=question,
         comparison=comparison,
-        edits=list(_edits(told)),
+        edits=edits,
         changes=changes,
         judge=told["judge"],
     )
 
 
-def _found(told: Json) -> Found:
+def _found(told: Json, edited: Sequence[str]) -> Found:
     rows, reading = told["records"], told["reading"]
     records = {_identity(row): _record(row) for row in rows}
     count = f"{len(rows)} of {len(records)} identities"
@@ -247,7 +244,8 @@ def _found(told: Json) -> Found:
     base = told["question"]["baseline"]
     ended = [name for name, record in records.items() if record.status in ENDED]
     require(base in ended, "question.baseline", "be the identity of a run that has ended", base)
-    return Found(records=[*records.values()], problems=reading["problems"], unreadable=reading["unreadable"])
+    problems = [*reading["problems"], *edited]
+    return Found(records=[*records.values()], problems=problems, unreadable=reading["unreadable"])
 
 
 def _identity(row: Json) -> str:

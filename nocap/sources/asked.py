@@ -80,12 +80,16 @@ def compared(
         shorten(files),
     )
     results = [result.read(path) for path in dict.fromkeys(map(expanded, files))]
-    sides = [Side(name=str(each.path), found=each.found, question=each.question) for each in results]
+    typed = [*question.said, *(["group"] if group else [])]
+    if len(results) == 1 and not others and not typed:
+        return Answer(comparison=results[0].comparison, results=results)
+    sides = [
+        Side(name=str(each.path), found=each.comparison.found, question=each.question) for each in results
+    ]
     if others:
         sides.append(Side(name=shorten(others), found=_load(others, logged)))
     whole = agreed(sides, question)
     found = sides[0].found if len(sides) == 1 else joined(sides, allow=whole.allow or ())
-    typed = [*question.said, *(["group"] if group else [])]
     return Answer(comparison=ask(found, whole, group=group), results=results, typed=typed)
 
 
