@@ -110,7 +110,7 @@ def sealed(content: Json) -> Json:
 
 def judge(*words: object) -> tuple[int, list[str]]:
     """Judge files again: the exit code, and the lines that begin with the name of one, or the refusal."""
-    said = answer(lambda: compare.main([str(word) for word in words]))
+    said = answer(lambda: compare.main([str(word) for word in words]), limit_s=600)
     assert said.crash is None, said.trace
     assert not CONTROL.search(said.out + said.err)
     if said.code == 2:
@@ -227,7 +227,7 @@ def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path)
 
 
 def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> None:
-    said = answer(lambda: compare.main([str(outputs), "--json", "-"]))
+    said = answer(lambda: compare.main([str(outputs), "--json", "-"]), limit_s=600)
     path = written(said.out, tmp_path / "results.mine.json")  # no study's results, though it is called so
     assert judge(path) == (0, [follows(path, 19)])
 
@@ -703,9 +703,7 @@ def test_a_run_that_is_in_both_counts_once(tmp_path: Path) -> None:
     joined = compared_to(tmp_path / "joined.json", first, second)
     assert joined["arms"] == content_of(first)["arms"]
     (line,) = joined["problems"]
-    assert line.startswith(
-        f"{second}: 6 runs of it counted once, for others have them (gpt2-flash-gelu4x-s1-"
-    )
+    assert line.startswith(f"{second}: others have 6 runs of it too, which count once (gpt2-flash-gelu4x-s1-")
     assert compared_to(tmp_path / "twice.json", first, first)["problems"] == []
 
 
@@ -737,29 +735,29 @@ def test_speeds_of_two_machines_are_not_compared(tmp_path: Path) -> None:
 
 # What the runs of the second file have → what the refusal says, and what declares it.
 OTHERS: dict[str, tuple[Json, str, list[str]]] = {
-    "torch": ({"torch": "2.11.0"}, "torch 2.11.0, not 2.13.0 (--allow torch declares it)", ["torch"]),
+    "torch": ({"torch": "2.11.0"}, "torch 2.11.0, not 2.13.0 (to declare it: --allow torch)", ["torch"]),
     "source": (
         {"source": "s1"},
-        "source nocap.training.loop s1, not nocap.training.loop s0 (--allow source declares it)",
+        "source nocap.training.loop s1, not nocap.training.loop s0 (to declare it: --allow source)",
         ["source"],
     ),
-    "data": ({"train": "t1"}, "data t1, not t0 (--allow data declares it)", ["data"]),
+    "data": ({"train": "t1"}, "data t1, not t0 (to declare it: --allow data)", ["data"]),
     "validation": (
         {"val": "v1"},
-        "data.val v1, not v0; data t0v1, not t0v0 (--allow data.val --allow data declares it)",
+        "data.val v1, not v0; data t0v1, not t0v0 (to declare it: --allow data.val --allow data)",
         ["data"],
     ),
-    "kernel": ({"kernel": "math"}, "kernel math, not flash (--allow kernel declares it)", ["kernel"]),
+    "kernel": ({"kernel": "math"}, "kernel math, not flash (to declare it: --allow kernel)", ["kernel"]),
     "several": (
         {"torch": "2.11.0", "source": "s1"},
         "torch 2.11.0, not 2.13.0; source nocap.training.loop s1, not nocap.training.loop s0 "
-        "(--allow torch --allow source declares it)",
+        "(to declare it: --allow torch --allow source)",
         ["torch", "source"],
     ),
     "precision": ({"config": {"trainer.precision": "bf16"}}, "precision bf16, not fp32", []),
     "val_precision": (
         {"config": {"trainer.val_precision": "bf16"}},
-        "trainer.val_precision bf16, not fp32 (--allow trainer.val_precision declares it)",
+        "trainer.val_precision bf16, not fp32 (to declare it: --allow trainer.val_precision)",
         ["trainer.val_precision"],
     ),
 }

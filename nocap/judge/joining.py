@@ -5,9 +5,9 @@ that was declared. What a machine does to a speed is no reason: times of several
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, count
+from itertools import combinations, count
 
 from nocap.config.keys import require
 from nocap.judge.arms import (
@@ -19,6 +19,7 @@ from nocap.judge.arms import (
     group,
     kernels,
     setting,
+    spell,
     swept_keys,
     validation_keys,
     value_of,
@@ -83,22 +84,24 @@ def _asked_otherwise(one: Side, other: Side, typed: Question, *, in_chain: bool)
     assert one.question is not None
     assert other.question is not None
     for part in ("target", "allow", "against", "cautious"):
-        here, there = (_spelled(part, side.question) for side in (one, other))
+        here = _spelled(part, one.question)
+        there = _spelled(part, other.question)
         if here != there and part not in typed.said:
             yield f"--{part} {there}, not {here}"
-    if typed.baseline is None and not in_chain and one.baseline and other.baseline:
-        differ = _settings_differ(one.baseline, other.baseline)
-        if differ:
-            yield f"--baseline with {shorten(differ)}"
+    if typed.baseline is not None or in_chain or one.baseline is None or other.baseline is None:
+        return
+    if differ := _settings_differ(one.baseline, other.baseline):
+        yield f"--baseline with {shorten(differ)}"
 
 
-def _spelled(part: str, question: Question | None) -> str:
+def _spelled(part: str, question: Question) -> str:
+    """Return a part of a question as a person reads it."""
     value = getattr(question, part)
     if part == "allow":
         return ", ".join(sorted(set(value or ()))) or "nothing"
     if value is None:
         return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower()
+    return spell(value)
 
 
 def _settings_differ(here: Record, there: Record) -> list[str]:
@@ -119,29 +122,30 @@ def joined(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
         ValueError: two sides have an arm, or a baseline, with other data, code, torch, precision, kernel,
             steps or validation, which `allow` does not declare; or one has logs and the other nocap's runs.
     """
+    if len(sides) == 1:
+        return sides[0].found
     for here, there in combinations(sides, 2):
         _check_alike(here, there, allow=allow)
-    by_identity = dict[str, tuple[Side, Record]]()
-    lines = dict.fromkeys(line for side in sides for line in side.found.problems)
+    known = dict[str, tuple[Side, Record]]()  # by identity
+    lines = dict[str, None]()
+    unreadable = dict[str, str]()
     for side in sides:
-        twins = [run for run in side.found.records if run.identity in by_identity]
-        lines |= dict.fromkeys(_counted_once(side, twins, by_identity))
+        lines |= dict.fromkeys([*side.found.problems, *_counted_once(side, known)])
+        unreadable |= side.found.unreadable
         for run in side.found.records:
-            by_identity.setdefault(run.identity, (side, run))
-    records = list(_unnamed_apart(run for _, run in by_identity.values()))
-    if not any(run.imported for run in records):
+            known.setdefault(run.identity, (side, run))
+    records = list(_unnamed_apart(run for _, run in known.values()))
+    if not _are_logs(sides[0]):
         records.sort(key=lambda run: run.when)
-    unreadable = {name: why for side in sides for name, why in side.found.unreadable.items()}
     return Found(records=records, problems=list(lines), unreadable=unreadable)
 
 
-def _counted_once(
-    side: Side, twins: Sequence[Record], known: dict[str, tuple[Side, Record]]
-) -> Iterator[str]:
-    """Say which runs of a side are in another one too."""
+def _counted_once(side: Side, known: Mapping[str, tuple[Side, Record]]) -> Iterator[str]:
+    """Say which runs of a side are known from another one."""
+    twins = [run for run in side.found.records if run.identity in known]
     if twins:
         names = shorten(run.folder.name for run in twins)
-        yield f"{side.name}: {plural(len(twins), 'run')} of it counted once, for others have them ({names})"
+        yield f"{side.name}: others have {plural(len(twins), 'run')} of it too, which count once ({names})"
     for run in twins:
         other, first = known[run.identity]
         if not _same_end(run, first):
@@ -165,32 +169,30 @@ def _unnamed_apart(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def _check_alike(here: Side, there: Side, *, allow: Collection[str]) -> None:
-    kinds = [{bool(run.imported) for run in side.found.records} for side in (here, there)]
-    require(
-        kinds[0] == kinds[1],
-        there.name,
-        f"hold runs of the same trainer as {here.name}",
-        "logs of another trainer on one side and nocap's own runs on the other",
-    )
+    """Refuse two sides that disagree, with all that they disagree in."""
+    rule = f"hold runs of the same trainer as {here.name}"
+    got = "logs of another trainer on one side and nocap's own runs on the other"
+    require(_are_logs(here) == _are_logs(there), there.name, rule, got)
     found = {each.key: each for each in _disagreements(here, there, allow=allow)}
-    told = [f"{each.key} {each.there}, not {each.here}" for each in found.values()]
-    flags = [f"--allow {each.key}" for each in found.values() if each.allowed]
-    how = f" ({' '.join(flags)} declares it)" if flags and len(flags) == len(found) else ""
-    require(not told, there.name, f"agree with {here.name}", "; ".join(told) + how)
+    told = "; ".join(f"{each.key} {each.there}, not {each.here}" for each in found.values())
+    if all(each.allowed for each in found.values()):
+        told = f"{told} (to declare it: {' '.join(f'--allow {key}' for key in found)})"
+    require(not found, there.name, f"agree with {here.name}", told)
+
+
+def _are_logs(side: Side) -> bool:
+    return any(run.imported for run in side.found.records)
 
 
 def _disagreements(here: Side, there: Side, *, allow: Collection[str]) -> Iterator[Disagreement]:
     """List what differs between the arms that both have, and between the baselines."""
-    own, theirs = group(here.found.records), group(there.found.records)
-    pairs = [(arm, other) for other in theirs if (arm := _counterpart(other, own)) is not None]
     if here.baseline is not None and there.baseline is not None:
-        yield from _of_validation(here.baseline, there.baseline, allow=allow)
-        precisions = [setting(side.config, PRECISION) for side in (here.baseline, there.baseline)]
-        if precisions[0] != precisions[1]:
-            yield Disagreement(key="precision", here=precisions[0], there=precisions[1], allowed=False)
-        if "torch" not in allow and (differ := _of_torch([here.baseline], [there.baseline])) is not None:
-            yield differ
-    yield from chain.from_iterable(_of_an_arm(arm, other, allow=allow) for arm, other in pairs)
+        yield from _of_baselines(here.baseline, there.baseline, allow=allow)
+    own = group(here.found.records)
+    for other in group(there.found.records):
+        arm = _counterpart(other, own)
+        if arm is not None:
+            yield from _of_an_arm(arm, other, allow=allow)
 
 
 def _counterpart(arm: Arm, others: Sequence[Arm]) -> Arm | None:
@@ -205,49 +207,69 @@ def _key_of(arm: Arm) -> str:
     return arm_key(arm.config, arm.all[0].parts)
 
 
-def _of_validation(here: Record, there: Record, *, allow: Collection[str]) -> Iterator[Disagreement]:
-    """List the keys by which the losses of the two baselines are not comparable."""
+def _of_baselines(here: Record, there: Record, *, allow: Collection[str]) -> Iterator[Disagreement]:
+    """List what makes the losses of two baselines incomparable, though they be of two arms."""
     for key in validation_keys([here, there]):
-        own, theirs = value_of(here, key), value_of(there, key)
-        if own != theirs and not any(covers(each, key) for each in allow):
+        own = value_of(here, key)
+        theirs = value_of(there, key)
+        if own != theirs and not _is_declared(key, allow):
             yield Disagreement(key=key, here=own, there=theirs)
-
-
-def _of_torch(here: Sequence[Record], there: Sequence[Record]) -> Disagreement | None:
-    versions = []
-    for runs in (here, there):
-        known = {str(dig(run.parts, "environment", "torch")).partition("+")[0] for run in runs}
-        versions.append(", ".join(sorted(known)))
-    own, theirs = versions
-    return None if own == theirs else Disagreement(key="torch", here=own, there=theirs)
+    own = setting(here.config, PRECISION)
+    theirs = setting(there.config, PRECISION)
+    if own != theirs:
+        yield Disagreement(key="precision", here=own, there=theirs, allowed=False)
+    own = _torch_of([here])
+    theirs = _torch_of([there])
+    if own != theirs and not _is_declared("torch", allow):
+        yield Disagreement(key="torch", here=own, there=theirs)
 
 
 def _of_an_arm(here: Arm, there: Arm, *, allow: Collection[str]) -> Iterator[Disagreement]:
     """List what makes runs of one arm no repeats of each other."""
-    own, theirs = here.all[0].parts, there.all[0].parts
-    differ = set(confounders(there, here, allowed=allow))
-    differ |= {part for part in ("source", "data") if own.get(part) != theirs.get(part)}
-    for key in sorted(key for key in differ if not any(covers(each, key) for each in allow)):
-        if key == "torch":
-            torch = _of_torch(here.all, there.all)
-            assert torch is not None
-            yield torch
-        else:
-            yield Disagreement(key=key, here=_shown(key, here, there), there=_shown(key, there, here))
+    differ = confounders(there, here, allowed=allow)
+    for part in ("source", "data"):
+        # which `confounders` takes for alike where the modules that both have, or the tokens, are the same
+        apart = here.all[0].parts.get(part) != there.all[0].parts.get(part)
+        if apart and part not in differ and not _is_declared(part, allow):
+            differ.append(part)
+    for key in differ:
+        yield Disagreement(key=key, here=_shown(key, here, there), there=_shown(key, there, here))
+
+
+def _is_declared(key: str, allow: Collection[str]) -> bool:
+    return any(covers(each, key) for each in allow)
 
 
 def _shown(key: str, arm: Arm, other: Arm) -> str:
     """Return what an arm has in a confounder, as a person reads it."""
-    run = arm.all[0]
+    if key == "torch":
+        return _torch_of(arm.all)
     if key == "source":
-        hashes, others = (side.all[0].parts.get("source") or {} for side in (arm, other))
-        modules = sorted(
-            module for module in hashes.keys() | others.keys() if hashes.get(module) != others.get(module)
-        )
-        return f"{modules[0]} {str(hashes.get(modules[0]))[:HASH]}"
+        return _source_of(arm, other)
     if key == "data":
-        tokens, others_tokens = run.tokens_hash("train"), other.all[0].tokens_hash("train")
-        return (tokens if tokens != others_tokens else str(run.parts.get("data")))[:HASH]
+        return _data_of(arm, other)
     if key == "kernel":
         return ", ".join(dict.fromkeys(kernels(arm).values()))
-    return ", ".join(sorted({str(each.summary.get("steps")) for each in arm.runs}))
+    return ", ".join(sorted({str(run.summary.get("steps")) for run in arm.runs}))
+
+
+def _torch_of(runs: Sequence[Record]) -> str:
+    """Return the versions that trained these runs, without what a build adds to them."""
+    versions = {str(dig(run.parts, "environment", "torch")).partition("+")[0] for run in runs}
+    return ", ".join(sorted(versions))
+
+
+def _source_of(arm: Arm, other: Arm) -> str:
+    """Return the first module that the other arm has not the same, with its hash."""
+    own = arm.all[0].parts.get("source") or {}
+    theirs = other.all[0].parts.get("source") or {}
+    differ = [module for module in sorted({**own, **theirs}) if own.get(module) != theirs.get(module)]
+    return f"{differ[0]} {str(own.get(differ[0]))[:HASH]}"
+
+
+def _data_of(arm: Arm, other: Arm) -> str:
+    """Return the hash of its tokens, or where these are the same that of how they were made."""
+    tokens = arm.all[0].tokens_hash("train")
+    if tokens != other.all[0].tokens_hash("train"):
+        return tokens[:HASH]
+    return str(arm.all[0].parts.get("data"))[:HASH]

@@ -26,8 +26,7 @@ class Question:
     def over(self, other: Question) -> Question:
         """Return this question, with what the other one says where this one says nothing. A chain has no one
         baseline: there, that of the other is left out."""
-        own = {name: getattr(self, name) for name in self.said}
-        whole = replace(other, **own)
+        whole = replace(other, **{name: getattr(self, name) for name in self.said})
         if whole.against == PREVIOUS and self.baseline is None:
             return replace(whole, baseline=None)
         return whole

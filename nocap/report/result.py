@@ -116,25 +116,32 @@ def bare(comparison: Comparison) -> Comparison:
 
 
 def _row(record: Record) -> Json:
-    manifest, summary = record.manifest, record.summary
-    shards = {
-        split: [{SEAL: shard.get(SEAL)} for shard in manifest["data"][split]] for split in ("train", "val")
-    }
-    attempts = [
-        {key: attempt.get(key) for key in ("started", "swept", "asked")} for attempt in manifest["attempts"]
-    ]
+    """Return a record as a file has it."""
+    manifest = record.manifest
     parts = {key: part for key, part in record.parts.items() if key != "config"}  # it is there, flat
     kept = {key: manifest[key] for key in KEPT if manifest[key]}
-    ended = {key: value for key, value in summary.items() if key not in ("error", "tracker")}
+    ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
     row = {
         **asdict(record),
         "folder": record.folder.name,
         "parts": _tame(parts),
-        "manifest": {**_tame(kept), "data": shards, "attempts": attempts},
+        "manifest": {
+            **_tame(kept),
+            "data": {split: _cut(manifest["data"][split], SEAL) for split in ("train", "val")},
+            "attempts": _cut(manifest["attempts"], "started", "swept", "asked"),
+        },
         "summary": {**ended, "hardware": hardware},
     }
     cut: Json = _plain(redact(row))
+    return cut
+
+
+def _cut(rows: Sequence[Mapping[str, Any]], *keys: str) -> list[Json]:
+    """Return the rows with these keys alone."""
+    cut = []
+    for row in rows:
+        cut.append({key: row.get(key) for key in keys})
     return cut
 
 
@@ -149,7 +156,8 @@ def _tame(facts: Mapping[str, Any]) -> Json:
 
 
 def _record(row: Json) -> Record:
-    """
+    """Return what a row of a file is of.
+
     Errors:
         ValueError, TypeError: it is no row.
     """
@@ -188,7 +196,8 @@ def content(comparison: Comparison, *, command: str) -> Json:
 def judge() -> str:
     """Return the nocap that judges here. A + says that its code has uncommitted changes."""
     git = git_state() or {}
-    return f"nocap {__version__} ({git.get('commit') or 'no commit'}{'+' if git.get('diff_sha256') else ''})"
+    changed = "+" if git.get("diff_sha256") else ""
+    return f"nocap {__version__} ({git.get('commit') or 'no commit'}{changed})"
 
 
 def _plain(value: Any) -> Any:
@@ -211,8 +220,8 @@ def read(path: Path) -> Result:
     """
     told = read_json(path, dict) or {}
     rule = "be a comparison that nocap.compare --json wrote, with its records"
-    kind = told.get("kind")
-    require(kind == KIND, str(path), rule, f"one of {_show(kind)}" if kind else "none")
+    kind = told.get("kind", "none")
+    require(kind == KIND, str(path), rule, f"the kind {_show(kind)}")
     check_shape(told, SHAPE, path)
     try:
         question = Question(**told["question"])
@@ -224,7 +233,8 @@ def read(path: Path) -> Result:
         changes = list(_changes(heard, _plain(comparison.json())))
         arms.render(comparison)  # what cannot be shown is none either
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        why = f"{what}{error}"
         raise ValueError(f"{path} must {rule}, got {why}") from error
     return Result(
         path=path,
@@ -237,25 +247,30 @@ def read(path: Path) -> Result:
 
 
 def _found(told: Json, edited: Sequence[str]) -> Found:
-    rows, reading = told["records"], told["reading"]
+    """Return the runs of a file. `edited`: what is to be said of it."""
+    rows = told["records"]
     records = {_identity(row): _record(row) for row in rows}
     count = f"{len(rows)} of {len(records)} identities"
     require(len(records) == len(rows), "records", "be there once each", count)
     base = told["question"]["baseline"]
     ended = [name for name, record in records.items() if record.status in ENDED]
     require(base in ended, "question.baseline", "be the identity of a run that has ended", base)
-    problems = [*reading["problems"], *edited]
-    return Found(records=[*records.values()], problems=problems, unreadable=reading["unreadable"])
+    return Found(
+        records=[*records.values()],
+        problems=[*told["reading"]["problems"], *edited],
+        unreadable=told["reading"]["unreadable"],
+    )
 
 
 def _identity(row: Json) -> str:
-    """Return it: no path and no pattern, which would be looked for on the disk."""
+    """Return the identity in a row, which is no path and no pattern: such are looked for on the disk."""
     identity: str = row["identity"]
     require(IDENTITY.fullmatch(identity) is not None, "an identity", "be letters and digits", repr(identity))
     return identity
 
 
 def _edits(told: Json) -> Iterator[str]:
+    """Say which parts are not what their digests say."""
     for part in INPUTS:
         if _sha256(told[part]) != told["sha256"][part]:
             yield f"{part}: its digest is of something else: a part of it was changed, added or taken out"
@@ -264,13 +279,14 @@ def _edits(told: Json) -> Iterator[str]:
 def _changes(told: Json, again: Json) -> Iterator[str]:
     """Say for each arm and run, and for what else there is, what the file says otherwise."""
     said = {key: value for key, value in told.items() if key not in BESIDE}
-    before, after = _parts(said), _parts(again)
+    before = _parts(said)
+    after = _parts(again)
     for part in {**after, **before}:
-        was, now = before.get(part), after.get(part)
-        label = (was or now or NOTHING).label
-        differ = sorted(_differ((was or NOTHING).said, (now or NOTHING).said), key=_rank)
+        was = before.get(part, NOTHING)
+        now = after.get(part, NOTHING)
+        differ = sorted(_differ(was.said, now.said), key=_rank)
         if differ:
-            yield f"{_show(label)}: {shorten(differ)}"
+            yield f"{_show(was.label or now.label)}: {shorten(differ)}"
     for key in DOUBTS:
         lost = [each for each in again[key] if each not in said[key]]
         more = [each for each in said[key] if each not in again[key]]
@@ -305,9 +321,11 @@ def _parts(said: Json) -> dict[tuple[str, str], Part]:
 
 def _differ(told: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
     """Say what is another, but for rounding, by its key."""
-    before, after = (dict(flat(side)) for side in (told, again))
+    before = dict(flat(told))
+    after = dict(flat(again))
     for key in {**after, **before}:
-        was, now = before.get(key), after.get(key)
+        was = before.get(key)
+        now = after.get(key)
         if not _same(was, now):
             yield f"{_show(key)} is {_show(json.dumps(was))}, by its rows {_show(json.dumps(now))}"
 

@@ -50,13 +50,16 @@ class Answer:
     @property
     def lines(self) -> list[str]:
         """Say of each result whether what it says follows from its records."""
-        if not self.typed:
-            return [line for each in self.results for line in each.follows()]
-        anew = f"asked anew ({', '.join(f'--{part}' for part in self.typed)}): what it says is not checked"
-        lines = []
+        lines = list[str]()
         for each in self.results:
-            lines += [f"{each.path}: {line}" for line in (*each.edits, anew)]
+            lines += self._anew(each) if self.typed else each.follows()
         return lines
+
+    def _anew(self, of: Result) -> list[str]:
+        """Say that a result was asked anew, and whether its records were edited."""
+        options = ", ".join(f"--{part}" for part in self.typed)
+        anew = f"asked anew ({options}): what it says is not checked"
+        return [f"{of.path}: {line}" for line in (*of.edits, anew)]
 
 
 def compared(
@@ -69,7 +72,7 @@ def compared(
             or the question has no answer.
     """
     logged = logged or Logged()
-    files = [] if logged.format else [path for path in paths if _is_result(path)]
+    files = [path for path in paths if _is_result(path) and not logged.format]
     others = [path for path in paths if path not in files]
     if not files:
         return Answer(comparison=ask(_load(others, logged), question, group=group))
@@ -80,16 +83,18 @@ def compared(
         shorten(files),
     )
     results = [result.read(path) for path in dict.fromkeys(map(expanded, files))]
-    typed = [*question.said, *(["group"] if group else [])]
+    typed = question.said
+    if group is not None:
+        typed.append("group")
     if len(results) == 1 and not others and not typed:
         return Answer(comparison=results[0].comparison, results=results)
-    sides = [
-        Side(name=str(each.path), found=each.comparison.found, question=each.question) for each in results
-    ]
+    sides = []
+    for each in results:
+        sides.append(Side(name=str(each.path), found=each.comparison.found, question=each.question))
     if others:
         sides.append(Side(name=shorten(others), found=_load(others, logged)))
     whole = agreed(sides, question)
-    found = sides[0].found if len(sides) == 1 else joined(sides, allow=whole.allow or ())
+    found = joined(sides, allow=whole.allow or ())
     return Answer(comparison=ask(found, whole, group=group), results=results, typed=typed)
 
 
