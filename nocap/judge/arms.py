@@ -283,6 +283,21 @@ def covers(allowed: str, key: str) -> bool:
     return key == allowed or key.startswith(f"{allowed}.")
 
 
+def declarable(records: Sequence[Record]) -> list[str]:
+    """List what `allow` can declare of these runs."""
+    return [*validation_keys(records), *CONFOUNDERS]
+
+
+def declaring(records: Sequence[Record], allow: Collection[str]) -> list[str]:
+    """List those of `allow` that declare something of these runs."""
+    known = declarable(records)
+    return [key for key in allow if _names_one(key, known)]
+
+
+def _names_one(key: str, known: Collection[str]) -> bool:
+    return any(covers(key, other) for other in known)
+
+
 def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
     """What differs between two arms besides the config keys that are asked about, and was not declared."""
     changed = set(changes(arm, base))
@@ -401,13 +416,12 @@ def select(
     Errors:
         ValueError: an unknown `allow` or group.
     """
-    measured = validation_keys(runs.records)
-    known = (*measured, *CONFOUNDERS)
+    known = declarable(runs.records)
     for key in allow:
-        require(
-            any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key)
-        )
-    strict = [key for key in measured if not any(covers(allowed, key) for allowed in allow)]
+        require(_names_one(key, known), "--allow", f"be one of {', '.join(known)}", repr(key))
+    strict = [
+        key for key in validation_keys(runs.records) if not any(covers(allowed, key) for allowed in allow)
+    ]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
     for record in runs.records:
         settings = {key: value_of(record, key) for key in strict}

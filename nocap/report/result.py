@@ -25,7 +25,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +123,9 @@ def _row(record: Record) -> Json:
     ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
     row = {
-        **asdict(record),
+        **_plainly(record),
         "folder": record.folder.name,
+        "curve": _plainly(record.curve),
         "parts": _tame(parts),
         "manifest": {
             **_tame(kept),
@@ -135,6 +136,11 @@ def _row(record: Record) -> Json:
     }
     cut: Json = _plain(redact(row))
     return cut
+
+
+def _plainly(of: Record | Curve) -> Json:
+    """Return the fields as they are: `asdict` copies every number of a curve."""
+    return {field.name: getattr(of, field.name) for field in fields(of)}
 
 
 def _cut(rows: Sequence[Mapping[str, Any]], *keys: str) -> list[Json]:
@@ -174,7 +180,7 @@ def content(comparison: Comparison, *, command: str) -> Json:
     """Return what a file has of a comparison of `bare` records."""
     question = comparison.question
     asked = {
-        "question": {**asdict(question), "allow": list(question.allow or ())},
+        "question": asdict(question),
         "records": [_row(record) for record in comparison.records],
         "reading": {
             "problems": comparison.found.problems,
