@@ -23,7 +23,7 @@ from nocap.judge.compare import Comparison
 from nocap.judge.compare import compare as compared
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary
-from nocap.store.runs import Curve, Found, Record
+from nocap.store.runs import Curve, Found, Record, load
 from tests.fuzz.damage import NOT_DONE, OPERATORS
 from tests.fuzz.judge import CONTROL
 from tests.fuzz.process import answer
@@ -183,6 +183,30 @@ def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(tm
             diverged.append(other)
     fresh = compared(Found(records=[*loaded.records, *diverged]), against="previous")
     assert [row.arm.id for row in fresh.arms if row.arm.diverged] == ["nano-mqa-gelu4x"]
+    _check_same(fresh, tmp_path / "result.json")
+
+
+def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path) -> None:
+    """A swept kernel confounds nothing, and validation's precision is no key by which these compare."""
+    for seed in range(3):
+        for kernel, precision in (("flash", "fp32"), ("math", "bf16")):
+            write_run(
+                tmp_path,
+                words=f"gpt2-{kernel}-gelu4x",
+                seed=seed,
+                kernel=kernel,
+                config={
+                    "attention.kernel": kernel,
+                    "attention.n_kv_heads": 12 if kernel == "flash" else 4,
+                    "trainer.val_precision": precision,
+                },
+                options={"attention": kernel},
+                swept=("attention", "seed"),
+                measured=("trainer.val_tokens",),
+                loss=3.3 + seed / 1000 + (kernel == "math") * 0.1,
+            )
+    fresh = compared(load([tmp_path]))
+    assert [row.difference.verdict for row in fresh.arms if row.difference] == ["worse"]
     _check_same(fresh, tmp_path / "result.json")
 
 
@@ -621,17 +645,21 @@ def compared_to(path: Path, *words: object) -> Json:
 
 
 def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
-    """By factor, at equal loss and at one look, value for value."""
-    asked = {"at": "2026-01-01T00:00:00", "seeds": [*range(6)]}
+    """By factor, at equal loss and at the second look, value for value."""
+    places = ["flash-gelu4x", "flash-swiglu", "gqa-gelu4x", "gqa-swiglu"]
 
-    def of_one_command(run: Record) -> Record:
-        place = ["flash-gelu4x", "flash-swiglu", "gqa-gelu4x", "gqa-swiglu"].index(
-            "-".join(run.arm.split("-")[1:3])
-        )
-        attempts = [{**run.manifest["attempts"][0], "asked": {**asked, "place": place}}]
+    def of_two_commands(run: Record) -> Record:
+        first = run.seed < 3
+        asked = {
+            "at": f"2026-01-0{1 if first else 2}T00:00:00",
+            "seeds": [*range(3 if first else 6)],
+            "place": places.index("-".join(run.arm.split("-")[1:3])),
+        }
+        attempts = [{**run.manifest["attempts"][0], "asked": asked}]
         return replace(run, manifest={**run.manifest, "attempts": attempts})
 
-    whole = grid_with_lengths(of_one_command)
+    whole = grid_with_lengths(of_two_commands)
+    assert whole.look == 2
     files = []
     for number, seeds in enumerate(((0, 1, 2), (3, 4, 5))):
         half = [run for run in whole.found.records if run.seed in seeds]
