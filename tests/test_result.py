@@ -30,6 +30,7 @@ from tests.fuzz.process import answer
 from tests.made_grid import EVIL, made
 from tests.test_compare import refusal, write_run
 from tests.test_equal_loss import grid as grid_with_lengths
+from tests.test_timing import timed, timing
 
 Json = dict[str, Any]
 
@@ -163,6 +164,28 @@ def test_words_by_factor_and_at_equal_loss_are_those_of_a_fresh_comparison(tmp_p
     assert fresh.factors is not None
     assert {row.equal_loss.outcome.value for row in fresh.arms if row.equal_loss} >= {"better"}
     _check_same(fresh, tmp_path / "result.json")
+
+
+def test_speeds_of_arms_timed_in_turns_are_in_a_file_too(tmp_path: Path) -> None:
+    """And the newest timing of two files counts for both."""
+    fresh = timed(timing(noise=0.01))
+    assert fresh.timing is not None
+    path = tmp_path / "result.json"
+    _check_same(fresh, path)
+    newer = replace(timing(noise=0.02), started="2026-11-29T10:00:00+00:00")
+    file_of(timed(newer), tmp_path / "newer.json")
+    joined = compared_to(tmp_path / "joined.json", path, tmp_path / "newer.json")
+    assert joined["timing"] == json.loads(json.dumps(newer.json()))
+    assert [each["started"] for each in joined["timings"]] == [newer.started, timing().started]
+    content = content_of(path)
+    next(iter(content["timings"][0]["seconds"].values()))[0] *= 2
+    written(sealed(content), path)
+    code, lines = judge(path)
+    assert code == 1
+    assert any("flash swiglu: token_us.ratio.mean is " in line for line in lines)
+    content["timings"][0]["seconds"]["nano-flash-swiglu"] = [0.0]
+    written(sealed(content), path)
+    assert judge(path)[0] == 2
 
 
 def test_words_of_a_chain_with_a_diverged_arm_are_those_of_a_fresh_comparison(tmp_path: Path) -> None:

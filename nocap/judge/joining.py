@@ -27,7 +27,9 @@ from nocap.judge.arms import (
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
 from nocap.store.formats import plural, shorten
+from nocap.store.metrics import moment
 from nocap.store.runs import Found, Record, dig
+from nocap.store.timing import Timing
 
 PRECISION = "trainer.precision"
 HASH = 12  # characters of a hash in a message
@@ -137,7 +139,15 @@ def joined(sides: Sequence[Side], *, allow: Collection[str]) -> Found:
     records = list(_unnamed_apart(run for _, run in known.values()))
     if not _are_logs(sides[0]):
         records.sort(key=lambda run: run.when)
-    return Found(records=records, problems=list(lines), unreadable=unreadable)
+    return Found(records=records, problems=list(lines), unreadable=unreadable, timings=_timings(sides))
+
+
+def _timings(sides: Sequence[Side]) -> list[Timing]:
+    """List the timings of all sides, each once, the newest first."""
+    timings = list[Timing]()
+    for side in sides:
+        timings += [timing for timing in side.found.timings if timing not in timings]
+    return sorted(timings, key=lambda timing: moment(timing.started) or 0.0, reverse=True)
 
 
 def _counted_once(side: Side, known: Mapping[str, tuple[Side, Record]]) -> Iterator[str]:

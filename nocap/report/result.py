@@ -10,8 +10,9 @@ written and read, and nowhere else.
                 is compared with; whether losses have the cautious interval
     records     one object a run: config, hashes of code and data, environment, summary with the record's
                 digests, curve
+    timings     the arms timed in turns (--time), the newest first
     reading     what was said when the runs were read: `problems` for people, and `unreadable`, by run
-    sha256      digests of question, records and reading
+    sha256      digests of question, records, timings and reading
     and all of `Comparison.json()`, judged from these
 
 A digest shows an edit. Somebody who recomputes all of it is caught only by who has the runs: `summary.sha256`
@@ -43,12 +44,13 @@ from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
 from nocap.store.record import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, Json, Whole, check_shape, read_json
 from nocap.store.runs import Curve, Found, Record
+from nocap.store.timing import Timing
 
 KIND = "comparison"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine
 # of a manifest; `imported` says that it is of another trainer's log
 KEPT = ("options", "measured", "git", "versions", "imported")
-INPUTS = ("question", "records", "reading")  # from which all else follows
+INPUTS = ("question", "records", "timings", "reading")  # from which all else follows
 BESIDE = ("kind", "judge", "date", "command", *INPUTS, "sha256")  # what the comparison itself does not say
 DOUBTS = ("problems", "not_compared")
 NAMES = ("source", "versions")  # whose keys are names
@@ -67,6 +69,10 @@ _RECORD = Whole(
     }
     | {"curve": Whole(_CURVE)}
 )
+_TIMING = Whole(
+    dict.fromkeys(("started", "machine", "machine_name", "clock"), str)
+    | {"seconds": {...: [float]}, "left_out": {...: str}}
+)
 SHAPE = Whole(
     {
         "judge": str,
@@ -74,6 +80,7 @@ SHAPE = Whole(
             {"baseline": str, "target": float, "allow": [str], "against": str, "cautious": bool}
         ),
         "records": [_RECORD],
+        "timings": [_TIMING],
         "reading": Whole({"problems": [str], "unreadable": {...: str}}),
         "arms": [Whole({"arm": str, "label": str})],
         "runs": [Whole({"identity": str, "name": str})],
@@ -182,6 +189,7 @@ def content(comparison: Comparison, *, command: str) -> Json:
     asked = {
         "question": asdict(question),
         "records": [_row(record) for record in comparison.records],
+        "timings": [asdict(timing) for timing in comparison.found.timings],
         "reading": {
             "problems": comparison.found.problems,
             "unreadable": comparison.found.unreadable,
@@ -265,6 +273,7 @@ def _found(told: Json, edited: Sequence[str]) -> Found:
         records=[*records.values()],
         problems=[*told["reading"]["problems"], *edited],
         unreadable=told["reading"]["unreadable"],
+        timings=[Timing(**timing) for timing in told["timings"]],
     )
 
 
