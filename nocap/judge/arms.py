@@ -283,6 +283,10 @@ def covers(allowed: str, key: str) -> bool:
     return key == allowed or key.startswith(f"{allowed}.")
 
 
+def is_declared(key: str, allow: Collection[str]) -> bool:
+    return any(covers(allowed, key) for allowed in allow)
+
+
 def declarable(records: Sequence[Record]) -> list[str]:
     """List what `allow` can declare of these runs."""
     return [*validation_keys(records), *CONFOUNDERS]
@@ -312,7 +316,7 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
         ),
         "steps": lengths_differ(arm, base) and not _is_swept("trainer.steps", "experiment", arm, base),
     }
-    return [key for key in CONFOUNDERS if differs[key] and not any(covers(a, key) for a in allowed)]
+    return [key for key in CONFOUNDERS if differs[key] and not is_declared(key, allowed)]
 
 
 def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
@@ -419,9 +423,7 @@ def select(
     known = declarable(runs.records)
     for key in allow:
         require(_names_one(key, known), "--allow", f"be one of {', '.join(known)}", repr(key))
-    strict = [
-        key for key in validation_keys(runs.records) if not any(covers(allowed, key) for allowed in allow)
-    ]
+    strict = [key for key in validation_keys(runs.records) if not is_declared(key, allow)]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
     for record in runs.records:
         settings = {key: value_of(record, key) for key in strict}
@@ -456,7 +458,7 @@ def _has(records: Sequence[Record], baseline: str) -> bool:
 def declared(records: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
     """Say of each validation key that `allow` declares how the runs differ in it."""
     for key in validation_keys(records):
-        if not any(covers(allowed, key) for allowed in allow):
+        if not is_declared(key, allow):
             continue
         names: dict[str, list[str]] = {}
         for record in records:

@@ -15,8 +15,8 @@ from nocap.judge.arms import (
     arm_key,
     changes,
     confounders,
-    covers,
     group,
+    is_declared,
     kernels,
     setting,
     spell,
@@ -222,7 +222,7 @@ def _of_baselines(here: Record, there: Record, *, allow: Collection[str]) -> Ite
     for key in validation_keys([here, there]):
         own = value_of(here, key)
         theirs = value_of(there, key)
-        if own != theirs and not _is_declared(key, allow):
+        if own != theirs and not is_declared(key, allow):
             yield Disagreement(key=key, here=own, there=theirs)
     own = setting(here.config, PRECISION)
     theirs = setting(there.config, PRECISION)
@@ -230,7 +230,7 @@ def _of_baselines(here: Record, there: Record, *, allow: Collection[str]) -> Ite
         yield Disagreement(key="precision", here=own, there=theirs, allowed=False)
     own = _torch_of([here])
     theirs = _torch_of([there])
-    if own != theirs and not _is_declared("torch", allow):
+    if own != theirs and not is_declared("torch", allow):
         yield Disagreement(key="torch", here=own, there=theirs)
 
 
@@ -240,14 +240,10 @@ def _of_an_arm(here: Arm, there: Arm, *, allow: Collection[str]) -> Iterator[Dis
     for part in ("source", "data"):
         # which `confounders` takes for alike where the modules that both have, or the tokens, are the same
         apart = here.all[0].parts.get(part) != there.all[0].parts.get(part)
-        if apart and part not in differ and not _is_declared(part, allow):
+        if apart and part not in differ and not is_declared(part, allow):
             differ.append(part)
     for key in differ:
         yield Disagreement(key=key, here=_shown(key, here, there), there=_shown(key, there, here))
-
-
-def _is_declared(key: str, allow: Collection[str]) -> bool:
-    return any(covers(each, key) for each in allow)
 
 
 def _shown(key: str, arm: Arm, other: Arm) -> str:
