@@ -24,7 +24,7 @@ from nocap.config import compose as composing
 from nocap.config.outward import visible
 from nocap.config.paths import expanded
 from nocap.config.run import Run
-from nocap.judge import compare as judging
+from nocap.judge.question import Question
 from nocap.report.rows import rows
 from nocap.store import runs
 from nocap.store.runs import find_one
@@ -143,13 +143,14 @@ def compare(
     target: float | None = None,
     allow: Collection[str] = (),
     group: str | None = None,
-    against: str = judging.BASELINE,
-    cautious: bool = False,
+    against: str | None = None,
+    cautious: bool | None = None,
     format: str | None = None,
     columns: str = "",
     hardware: str | None = None,
 ) -> dict[str, Any]:
-    """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes.
+    """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes, without the
+    records, from which such a file is judged again.
 
     `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats
     per token: the time to it is then compared as well. `allow` names differences to compare across: kernel,
@@ -157,26 +158,31 @@ def compare(
     is compared, or that with the id `group`; `problems` names each other one. `against="previous"`
     compares each arm with the one before it in time. `cautious` gives losses the
     wide interval. A path can also be a log of another trainer, or a folder of such, as `format`, `columns`
-    (`"step=iter,arm=attention+mlp"`) and `hardware` say.
+    (`"step=iter,arm=attention+mlp"`) and `hardware` say. Or it is such a file: its records are compared as it
+    asks, but for what is given here, and `problems` names what it says and they do not.
 
     Errors:
-        ValueError: a path holds no run and no log, no arm is the baseline, or there is no such group.
+        ValueError: a path holds no run and no log, no arm is the baseline, there is no such group, or two
+            files cannot be joined.
     """
-    from nocap.sources import logs
-    from nocap.sources.rows import columns_of
+    from nocap.sources.asked import Logged, compared
 
-    found = logs.load(
-        [*map(str, _several(paths))], format=format, columns=columns_of(columns), hardware=hardware
-    )
-    return judging.compare(
-        found,
-        baseline=baseline,
-        target_loss=target,
-        allow=allow,
+    answer = compared(
+        [*map(str, _several(paths))],
+        Question(
+            baseline=baseline,
+            target=target,
+            allow=tuple(allow) or None,
+            against=against,
+            cautious=cautious,
+        ),
         group=group,
-        against=against,
-        cautious=cautious,
-    ).json()
+        logged=Logged(format=format, columns=columns, hardware=hardware),
+    )
+    content = answer.comparison.json()
+    if answer.edited:
+        content["problems"] = [*dict.fromkeys([*content["problems"], *answer.lines])]
+    return content
 
 
 def _several(paths: Paths) -> Iterable[str | Path]:

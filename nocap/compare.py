@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
+import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nocap import outside
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.keys import EXIT_CODES
 from nocap.store.command import command, writing
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
     from nocap.judge.compare import Comparison
-    from nocap.store.runs import Found
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an
@@ -25,42 +25,56 @@ vocabulary and settings. Of several such groups the largest is compared, and a l
 compare that.
 
 A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a
---format of your own. Each folder that holds logs is an arm (docs/logs.md)."""
+--format of your own. Each folder that holds logs is an arm (docs/logs.md).
+
+Or it is a FILE.json that --json wrote: its records are judged again, as the question in it asks, and a line
+says whether what it says follows from them (exit code 1: it does not). Several are joined
+(docs/commands.md)."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _compare, argv, answer="the whole comparison")
+    words = outside.arguments(argv)
+    return command(_parser(), partial(_compare, words), words, answer="the whole comparison with its records")
 
 
-def _compare(options: argparse.Namespace) -> int:
+def _compare(words: list[str], options: argparse.Namespace) -> int:
+    from nocap.judge.question import Question
     from nocap.report.arms import render
+    from nocap.sources.asked import Logged, compared
 
-    comparison, changed = _verify(options) if options.verify else (judge(options), [])
-    if not options.verify:
-        print(render(comparison))
-    _write(comparison, options)
-    return EXIT_CODES["failed" if changed else "finished"]
+    typed = Question(
+        baseline=options.baseline,
+        target=options.target,
+        allow=options.allow,
+        against=options.against,
+        cautious=options.cautious,
+    )
+    logged = Logged(format=options.format, columns=options.columns, hardware=options.hardware)
+    answer = compared(options.paths, typed, group=options.group, logged=logged)
+    print(render(answer.comparison))
+    if answer.lines:
+        print("", *answer.lines, sep="\n")
+    _write(answer.comparison, options, typed=f"python -m nocap.compare {shlex.join(words)}")
+    return EXIT_CODES["failed" if answer.edited else "finished"]
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.compare", description="Compare runs, arm by arm, with intervals.", epilog=FORMS
     )
-    add_question(parser)
+    _add_question(parser)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write one row per run")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write the report: one file that opens offline"
     )
-    verify = (
-        "judge the rows of an entry that nocap.export wrote, and say whether they say the "
-        "same (exit code 1: they do not)"
+    parser.add_argument(
+        "--markdown", type=Path, metavar="FILE", help="write the tables for a pull request or a README"
     )
-    parser.add_argument("--verify", type=Path, metavar="FOLDER", help=verify)
     return parser
 
 
-def add_question(parser: argparse.ArgumentParser) -> None:
-    """What is compared, and how: `nocap.export entry` asks the same."""
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    """What is compared, and how."""
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)"
     )
@@ -72,8 +86,8 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against",
         choices=("baseline", "previous"),
-        default="baseline",
-        help="compare each arm with the baseline, or with the one before it in time, as on a board",
+        help="compare each arm with the baseline (the default), or with the one before it in time, as on a "
+        "board",
     )
     parser.add_argument(
         "--target", type=float, metavar="LOSS", help="also compare the time and steps to this validation loss"
@@ -82,13 +96,13 @@ def add_question(parser: argparse.ArgumentParser) -> None:
         "declare a difference, so that it is compared across: kernel, data, source, torch, "
         "steps or a validation key; can be repeated"
     )
-    parser.add_argument("--allow", action="append", default=[], metavar="KEY", help=allow)
+    parser.add_argument("--allow", action="append", metavar="KEY", help=allow)
     parser.add_argument(
         "--group", metavar="ID", help="compare this group of runs, as the line that left it out names it"
     )
     parser.add_argument(
         "--cautious",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="the wide interval for losses too, which holds under skewed noise and outliers",
     )
     logs = parser.add_argument_group("logs of another trainer")
@@ -110,42 +124,9 @@ def add_question(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def judge(options: argparse.Namespace, *, change: Callable[[Found], Found] = lambda runs: runs) -> Comparison:
-    """Compare the runs of the paths as the options say. `change` is made to these first."""
-    from nocap.judge.compare import compare
-    from nocap.sources import logs
-    from nocap.sources.rows import columns_of
-
-    target, columns = options.target, columns_of(options.columns)
-    runs = change(logs.load(options.paths, format=options.format, columns=columns, hardware=options.hardware))
-    require(target is None or 0 < target < math.inf, "--target", "be a loss above 0", target)
-    return compare(
-        runs,
-        baseline=options.baseline,
-        target_loss=target,
-        allow=options.allow,
-        group=options.group,
-        against=options.against,
-        cautious=options.cautious,
-    )
-
-
-def _verify(options: argparse.Namespace) -> tuple[Comparison, list[str]]:
-    from nocap.report import entry
-    from nocap.report.arms import headline
-
-    add_question(asked := argparse.ArgumentParser())
-    given = [
-        name for name, default in vars(asked.parse_args([])).items() if getattr(options, name) != default
-    ]
-    require(not given, "--verify", "stand without runs and a question: the entry has them", ", ".join(given))
-    comparison, lines = entry.verify(options.verify)
-    print("\n".join(lines) or f"{options.verify}: says the same ({headline(comparison)})")
-    return comparison, lines
-
-
-def _write(comparison: Comparison, options: argparse.Namespace) -> None:
+def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -> None:
     from nocap.report import comparison as report
+    from nocap.report import markdown, result
     from nocap.report.rows import rows, to_csv
 
     if options.csv:
@@ -154,7 +135,12 @@ def _write(comparison: Comparison, options: argparse.Namespace) -> None:
     if options.html:
         with writing("--html", options.html) as path:
             report.write(comparison, path)
-    options.answer(comparison.json())
+    if options.markdown or options.json:
+        bare = result.bare(comparison)
+        if options.markdown:
+            with writing("--markdown", options.markdown) as path:
+                write_text(path, markdown.page(bare, judge=result.judge(), command=typed))
+        options.answer(result.content(bare, command=typed))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
 """`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and
-plain torch. With `entry` as the first word: a comparison of runs that others can check."""
+plain torch."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from functools import partial
 from pathlib import Path
 
-from nocap import compare, outside
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.launch.head import use_copies
@@ -18,10 +15,7 @@ from nocap.store.runs import LAST, find_one
 
 
 def main(argv: list[str] | None = None) -> int:
-    words = outside.arguments(argv)
-    if words[:1] == ["entry"]:
-        return command(_entry_parser(), partial(_entry, words), words[1:])
-    return command(_parser(), _export, words, answer="what the file says of the run")
+    return command(_parser(), _export, argv, answer="what the file says of the run")
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -40,11 +34,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    usage = " ".join(_entry_parser().format_usage().split()[1:])
     parser = argparse.ArgumentParser(
         prog="python -m nocap.export",
         description="Write the model of a run's newest checkpoint, with its config, as one safetensors file.",
-        epilog=f"A comparison of runs that others can check: {usage}",
     )
     parser.add_argument(
         "run",
@@ -56,37 +48,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
     add_outputs(parser)
     add_allow_code(parser)
-    return parser
-
-
-# --- an entry -----------------------------------------------------------------------------------------------
-
-
-def _entry(words: list[str], options: argparse.Namespace) -> int:
-    from nocap.report import entry
-
-    folder = options.output
-    for name in (entry.FILE, entry.PAGE):
-        check_writable("-o", folder / name)
-    comparison = compare.judge(options, change=entry.bare)
-    with writing("-o", folder / entry.FILE):
-        entry.write(
-            comparison, folder, allow=options.allow, command=f"python -m nocap.export {shlex.join(words)}"
-        )
-    return 0
-
-
-def _entry_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m nocap.export entry",
-        description="Write a comparison that others can check with nocap.compare --verify FOLDER: "
-        "entry.json and entry.md.",
-        epilog=compare.FORMS,
-    )
-    compare.add_question(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="where; an entry there is replaced"
-    )
     return parser
 
 

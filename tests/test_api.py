@@ -62,7 +62,10 @@ def test_logs_are_compared_as_the_command_does(tmp_path: Path, here: Door) -> No
     columns = "arm=record,val_loss=loss"
     answer = tmp_path / "answer.json"
     assert here(str(board), "--columns", columns, "--json", str(answer), module="nocap.compare").code == 0
-    assert api.compare(board, columns=columns) == json.loads(answer.read_text())
+    written = json.loads(answer.read_text())
+    compared = api.compare(board, columns=columns)
+    assert compared == {key: written[key] for key in compared}
+    assert api.compare(answer) == compared
 
 
 def test_errors_are_exceptions(tmp_path: Path) -> None:

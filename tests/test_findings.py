@@ -1,4 +1,4 @@
-"""What was found first, and what to run next: in the terminal, on the page, in an entry and in JSON."""
+"""What was found first, and what to run next: in the terminal, on both pages and in JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scipy import stats
 from nocap.judge.compare import Comparison, compare
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
 from nocap.report import comparison as page
-from nocap.report import entry
+from nocap.report import markdown, result
 from nocap.report.arms import headline, next_step, render
 from nocap.store.runs import load
 from tests.test_compare import write_run
@@ -141,15 +141,11 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(tm
     assert f"{headline(comparison)}." in shown
 
 
-def test_an_entry_has_both(tmp_path: Path) -> None:
-    runs(tmp_path, {"base": FLAT, "noisy": NOISY})
-    comparison = compare(entry.bare(load([tmp_path])))
-    entry.write(comparison, tmp_path / "entry", allow=[], command="nocap.export entry")
-    text = (tmp_path / "entry" / entry.PAGE).read_text()
+def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:
+    comparison = runs(tmp_path, {"base": FLAT, "noisy": NOISY})
+    text = markdown.page(comparison, judge=result.judge(), command="python -m nocap.compare runs")
     assert f"# {headline(comparison)}" in text
     assert f"* {next_step(comparison)}" in text
-    _, changed = entry.verify(tmp_path / "entry")
-    assert changed == []
 
 
 def test_what_four_times_the_seeds_would_not_show_asks_for_longer_runs(tmp_path: Path) -> None:

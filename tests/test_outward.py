@@ -158,7 +158,7 @@ def studies(folder: Path, planned: Plan) -> None:
 def comparisons(folder: Path, planned: Plan) -> None:
     # of a nocap that did not redact
     run_dirs = [hostile(folder.parent / "theirs", "r", i, text) for i, text in enumerate(TEXTS)]
-    files = {f"--{suffix}": str(folder / f"out.{suffix}") for suffix in ("json", "csv", "html")}
+    files = {f"--{suffix}": str(folder / f"out.{suffix}") for suffix in ("json", "csv", "html", "markdown")}
     compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
@@ -303,7 +303,7 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
     broken = tmp_path / "runs" / "broken\x1b[2J-00000000000a" / "manifest.json"
     broken.parent.mkdir()
     broken.write_text(EVIL.encode("utf-8", "replace").decode())
-    files = {suffix: tmp_path / f"out.{suffix}" for suffix in ("json", "csv", "html")}
+    files = {suffix: tmp_path / f"out.{suffix}" for suffix in ("json", "csv", "html", "markdown")}
     compare.main([str(tmp_path), *(f"--{suffix}={path}" for suffix, path in files.items())])
     runs.main(["why", *(str(hostile(tmp_path, "plain", seed)) for seed in (4, 5))])
     with pytest.raises(SystemExit, match="2"):

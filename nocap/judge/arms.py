@@ -257,7 +257,7 @@ def _is(value: Any, word: str) -> bool:
 VAL = "data.val"  # which tokens validation reads
 
 
-def _measured(records: Sequence[Record]) -> list[str]:
+def validation_keys(records: Sequence[Record]) -> list[str]:
     """List the keys by which these losses are comparable: those that each record names, and today's for a
     record that names none. Where one differs, two losses measure different things: another group, unless
     declared."""
@@ -267,7 +267,8 @@ def _measured(records: Sequence[Record]) -> list[str]:
     return [*(key for key in keys if not key.endswith(".kind")), VAL]
 
 
-def _setting(record: Record, key: str) -> str:
+def value_of(record: Record, key: str) -> str:
+    """Return what a run has in a key of `validation_keys`."""
     return record.tokens_hash("val")[:12] if key == VAL else setting(record.config, key)
 
 
@@ -280,6 +281,25 @@ EQUAL_TIME = 0.01  # by how much times may differ that one budget ended
 def covers(allowed: str, key: str) -> bool:
     """`data` allows `data.val` too."""
     return key == allowed or key.startswith(f"{allowed}.")
+
+
+def is_declared(key: str, allow: Collection[str]) -> bool:
+    return any(covers(allowed, key) for allowed in allow)
+
+
+def declarable(records: Sequence[Record]) -> list[str]:
+    """List what `allow` can declare of these runs."""
+    return [*validation_keys(records), *CONFOUNDERS]
+
+
+def declaring(records: Sequence[Record], allow: Collection[str]) -> list[str]:
+    """List those of `allow` that declare something of these runs."""
+    known = declarable(records)
+    return [key for key in allow if _names_one(key, known)]
+
+
+def _names_one(key: str, known: Collection[str]) -> bool:
+    return any(covers(key, other) for other in known)
 
 
 def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
@@ -296,7 +316,7 @@ def confounders(arm: Arm, base: Arm, *, allowed: Collection[str]) -> list[str]:
         ),
         "steps": lengths_differ(arm, base) and not _is_swept("trainer.steps", "experiment", arm, base),
     }
-    return [key for key in CONFOUNDERS if differs[key] and not any(covers(a, key) for a in allowed)]
+    return [key for key in CONFOUNDERS if differs[key] and not is_declared(key, allowed)]
 
 
 def _differ(arm: Arm, base: Arm, property_of: Callable[[Record], str]) -> bool:
@@ -395,23 +415,18 @@ def select(
     runs: Found, *, wanted: str | None = None, baseline: str | None = None, allow: Collection[str] = ()
 ) -> Found:
     """The runs of one group, whose losses measure the same: of that with the id `wanted`, else of the largest
-    that has the baseline. What `allow` declares parts no runs. A line names each group left out, and what was
-    declared.
+    that has the baseline. What `allow` declares parts no runs. A line names each group left out.
 
     Errors:
         ValueError: an unknown `allow` or group.
     """
-    measured = _measured(runs.records)
-    known = (*measured, *CONFOUNDERS)
+    known = declarable(runs.records)
     for key in allow:
-        require(
-            any(covers(key, other) for other in known), "--allow", f"be one of {', '.join(known)}", repr(key)
-        )
-    declared = [key for key in measured if any(covers(allowed, key) for allowed in allow)]
-    strict = [key for key in measured if key not in declared]
+        require(_names_one(key, known), "--allow", f"be one of {', '.join(known)}", repr(key))
+    strict = [key for key in validation_keys(runs.records) if not is_declared(key, allow)]
     groups: dict[str, list[Record]] = {}  # by what they measure: the same id whatever other runs there are
     for record in runs.records:
-        settings = {key: _setting(record, key) for key in strict}
+        settings = {key: value_of(record, key) for key in strict}
         own = {key: value for key, value in settings.items() if value != ABSENT}
         groups.setdefault(digest(own)[:6], []).append(record)
     ranked = sorted(
@@ -429,7 +444,7 @@ def select(
         return runs
     chosen = groups[(suitable or ranked)[0]]
     lines = [_left_out(name, groups[name], chosen, strict) for name in ranked if groups[name] is not chosen]
-    return replace(runs, records=chosen, problems=[*runs.problems, *lines, *_declared(declared, chosen)])
+    return replace(runs, records=chosen, problems=[*runs.problems, *lines])
 
 
 def _has(records: Sequence[Record], baseline: str) -> bool:
@@ -440,19 +455,21 @@ def _has(records: Sequence[Record], baseline: str) -> bool:
     return True
 
 
-def _declared(keys: Sequence[str], records: Sequence[Record]) -> Iterator[str]:
-    """A line a key in which the runs differ."""
-    for key in keys:
+def declared(records: Sequence[Record], *, allow: Collection[str]) -> Iterator[str]:
+    """Say of each validation key that `allow` declares how the runs differ in it."""
+    for key in validation_keys(records):
+        if not is_declared(key, allow):
+            continue
         names: dict[str, list[str]] = {}
         for record in records:
-            names.setdefault(_setting(record, key), []).append(record.folder.name)
+            names.setdefault(value_of(record, key), []).append(record.folder.name)
         if len(names) > 1:
             values = (f"{value} in {len(have)} ({shorten(have, most=2)})" for value, have in names.items())
             yield f"declared: {key} is {', '.join(values)}"
 
 
 def _left_out(name: str, other: Sequence[Record], chosen: Sequence[Record], keys: Sequence[str]) -> str:
-    pairs = {key: (_setting(other[0], key), _setting(chosen[0], key)) for key in keys}
+    pairs = {key: (value_of(other[0], key), value_of(chosen[0], key)) for key in keys}
     differ = {key: f"{key} is {value}, not {ours}" for key, (value, ours) in pairs.items() if value != ours}
     names = shorten((record.folder.name for record in other), most=2)
     flags = " ".join(f"--allow {key}" for key in differ)

@@ -1,5 +1,6 @@
 """The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted.
-`Comparison.json()` is what `--json`, trackers and other programs read.
+`Comparison.json()` is what trackers and `nocap.api` get. `--json` writes it with the question and the records
+(`nocap.report.result`), from which it is judged again.
 
     baseline      the arm's id
     target        nats per token, or null
@@ -47,6 +48,8 @@ from nocap.judge.arms import (
     choose_baseline,
     confounders,
     covers,
+    declared,
+    declaring,
     equal_time,
     kernel_control,
     kernels,
@@ -65,6 +68,7 @@ from nocap.judge.findings import Findings, Judged, by_effect, findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.pace import PACE, Paces, Timed
+from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, Kind, moment
@@ -74,7 +78,6 @@ from nocap.store.timing import Timing
 
 # of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
 TIMES = ("tokens_per_s", "step_ms", "model_mib", "train_s")
-BASELINE, PREVIOUS = "baseline", "previous"  # what an arm is compared with
 PEAK_ONLY = "a record has no figure of the model's memory, or only the peak of its process"
 
 
@@ -146,13 +149,29 @@ class Comparison:
     swept: list[str]
     problems: list[str]
     not_compared: list[tuple[str, str]]  # name and status
-    records: list[Record]  # all runs of the group, those that are not compared too
+    found: Found  # all runs of the group, those that are not compared too
+    allow: Collection[str] = ()  # differences that were declared
     against: str = BASELINE  # what each arm is compared with; of PREVIOUS the baseline is the first arm
     factors: Factors | None = None  # None: the arms are no full crossing of keys
     look: int = 1  # how often its arms were looked at, this time included
     cautious: bool = False
     lengths: Sequence[Arm] = ()  # of the baseline, that say what a loss is worth: shorter, longer
     timing: Timing | None = None  # that speeds are of; None: they are the runs' own
+
+    @property
+    def question(self) -> Question:
+        """Return what was asked, with the baseline by the identity of one of its runs."""
+        return Question(
+            baseline=self.baseline.arm.all[0].identity,
+            target=self.target,
+            allow=self.allow,
+            against=self.against,
+            cautious=self.cautious,
+        )
+
+    @property
+    def records(self) -> list[Record]:
+        return self.found.records
 
     @property
     def rows(self) -> list[ComparedArm]:
@@ -245,6 +264,7 @@ def compare(
             before the first step.
     """
     require(against in (BASELINE, PREVIOUS), "--against", f"be {BASELINE} or {PREVIOUS}", against)
+    require(target_loss is None or 0 < target_loss < math.inf, "--target", "be a loss above 0", target_loss)
     stepwise = against == PREVIOUS
     require(
         not stepwise or baseline is None, "--baseline", "be left out with --against previous", repr(baseline)
@@ -301,6 +321,7 @@ def compare(
         swept=swept_keys(arm.config for arm in arms),
         problems=[
             *runs.problems,
+            *declared(runs.records, allow=allow),
             *_doubts(rows, allow=allow),
             *_unpaired(table, pairs),
             *([] if stepwise else _holes(arms, base, table)),
@@ -308,13 +329,31 @@ def compare(
             *_idle_timings(runs.timings, arms, paces),
         ],
         not_compared=_not_compared(runs, [*arms, *lengths]),
-        records=runs.records,
+        found=runs,
+        allow=declaring(runs.records, allow),
         against=against,
         factors=factors,
         look=table.look,
         cautious=cautious,
         lengths=ends or (),
         timing=paces.timing,
+    )
+
+
+def ask(runs: Found, question: Question, *, group: str | None = None) -> Comparison:
+    """Compare what was found as the question says. What it does not say is as `compare` has it.
+
+    Errors:
+        ValueError: as for `compare`.
+    """
+    return compare(
+        runs,
+        baseline=question.baseline,
+        target_loss=question.target,
+        allow=question.allow or (),
+        group=group,
+        against=question.against or BASELINE,
+        cautious=question.cautious is True,
     )
 
 

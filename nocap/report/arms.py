@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nocap.judge.arms import ABSENT, spell
-from nocap.judge.compare import PREVIOUS, ComparedArm, Comparison
+from nocap.judge.compare import ComparedArm, Comparison
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import ORDER, Finding
 from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
 from nocap.judge.pace import PACE
+from nocap.judge.question import PREVIOUS
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import counted, extent, gains, ratio, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten

@@ -103,7 +103,14 @@ SHAPES: dict[str, Shape] = {
     ),
     "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
 }
-_WORDS = {str: "text", int: "an integer", float: "a finite number", dict: "an object", list: "a list"}
+_WORDS = {
+    str: "text",
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def digest(content: object) -> str:
@@ -116,9 +123,9 @@ def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = N
     write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), stage=stage)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in the file, whose keys hold what `SHAPES` has for a file of that name; `None` where there
-    is no file.
+def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
+    """The object in the file, whose keys hold what the shape says, or `SHAPES` for a file of that name;
+    `None` where there is no file.
 
     Errors:
         ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap
@@ -131,7 +138,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must hold a JSON object: {error}") from error
     require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
-    check_shape(content, SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict), path)
+    named = SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict)
+    check_shape(content, named if shape is None else shape, path)
     check_shape(content, {"schema_version": int}, path)
     version = content.get("schema_version") or 0
     require(

@@ -14,5 +14,5 @@ python -m nocap.compare outputs --html report.html --json comparison.json
 python -m nocap.bench --config-dir my_idea --arm attention=flash --arm attention=my_attention --json bench.json $TIMED
 python -m nocap.profile --config-dir my_idea attention=my_attention --json profile.json model=nano
 # docs/nocap-challenge.md
-python -m nocap.export entry outputs -o entry --baseline attention=flash --target 5.7
-python -m nocap.compare --verify entry
+python -m nocap.compare outputs --baseline attention=flash --target 5.5 --json result.json --markdown tables.md
+python -m nocap.compare result.json
