@@ -408,7 +408,7 @@ def test_a_report_is_not_there_while_its_grid_trains(
 
     monkeypatch.setattr("nocap.launch.multirun.Runner.run", run)
     with pytest.raises(KeyboardInterrupt):
-        multirun._trained(grid, None, fail_fast=False, detach=False)
+        multirun._trained(grid, None, fail_fast=False, detach=False, timed=None)
     assert there == [not half_done]
 
 
