@@ -216,7 +216,10 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
 
 def test_measured_memory_equals_what_was_counted():
     run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
-    measured, expected = measure_step(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
+    measured, expected = (
+        measure_step(run, repeats=1, trace=None),
+        count(run, vocab_size=run.tokenizer.vocab_size),
+    )
     tokens = {"embedding", "loss", "other"}  # keep token ids, in a batch's storage
     kept, counted_bytes = (
         {part: n for part, n in ranges.kept.items() if n and part not in tokens}

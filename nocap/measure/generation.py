@@ -70,10 +70,10 @@ class Recompute:
     """
 
     cache_bytes = 0
-    tokens_BT: Tensor
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+        self.tokens_BT = torch.zeros(1, 0, dtype=torch.long)
 
     def rewind(self, length: int) -> None:
         self.tokens_BT = self.tokens_BT[:, :length]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -20,6 +20,7 @@ from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure.groups import grouped, rated, summed
 from nocap.measure.kinds import Of, Subject
+from nocap.measure.mixing import FUSED
 from nocap.measure.parts import Key, of_modules
 from nocap.measure.roofline import Composer, Count, Peak, Work, count, measure_peak, options_ceilings
 from nocap.measure.timed import Clock
@@ -263,9 +264,10 @@ def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: Measu
         whole = counted.work.get(key, Work())
         whole_ms = sum(ms.values())
         works = whole.by_moment()
-        if not (counted.as_run and set(works) <= set(ms)):  # by another kernel: it is all of the longest
-            longest = sorted((each_ms, moment or "") for moment, each_ms in ms.items())[-1][1]
-            works = {longest or None: whole}
+        if FUSED in ms and not counted.as_run:  # counted by a kernel that anything runs
+            works = {FUSED: whole}
+        elif not set(works) <= set(ms):
+            works = {_longest(ms): whole}
         for moment, own_ms in ms.items():
             work = works.get(moment, Work())
             yield {
@@ -276,6 +278,11 @@ def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: Measu
                 "bytes": work.bytes * n,
                 "bound_ms": work.bound_ms(peak) * n,
             }
+
+
+def _longest(ms: Mapping[str | None, float]) -> str | None:
+    (moment, _) = max(ms.items(), key=lambda each: each[1])
+    return moment
 
 
 def _times(part: str, n: int, m: int) -> float:

@@ -245,7 +245,11 @@ def _ceilings(ceilings: Sequence[Json], *, trusted: bool) -> Table:
 
 
 def _largest(profile: Json) -> Iterator[str]:
-    yield "the largest parts, what an option can win at most there, and what measures it"
+    whole = Of(profile["of"]).title
+    yield (
+        f"the largest parts; how much faster the {whole} can be at most with options that make the part "
+        "cheaper; and what measures it"
+    )
     of = Of(profile["of"])
     for number, row in enumerate(profile["largest"], start=1):
         bound = f", {row['of_bound']:.0%} of its bound" if row["of_bound"] else ""

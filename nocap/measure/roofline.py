@@ -224,7 +224,7 @@ def _count(counted: Count, device: str, *, vocab_size: int) -> None:
         with torch.device(device):
             model = build_model(countable, vocab_size=vocab_size)
         if counted.subject.of.generates:
-            _count_text(counted, model.eval(), countable)
+            _count_text(counted, model.eval())
         else:
             _count_forward(counted, model)
     counted.parameters = memory.n_bytes(model.parameters())
@@ -245,9 +245,10 @@ def _count_forward(counted: Count, model: LanguageModel) -> None:
             loss.total.backward()
 
 
-def _count_text(counted: Count, model: LanguageModel, run: Run) -> None:
-    """A prompt, or a token after it."""
-    subject, device = counted.subject, next(model.parameters()).device
+def _count_text(counted: Count, model: LanguageModel) -> None:
+    """A prompt, or a token after it. Whether there is a cache, the run itself says, not what is counted in
+    its place."""
+    run, subject, device = counted.run, counted.subject, next(model.parameters()).device
     prompt = torch.zeros(1, subject.prompt, dtype=torch.long, device=device)
     engine: Engine = Recompute(model)
     if subject.cached:

@@ -103,7 +103,14 @@ SHAPES: dict[str, Shape] = {
     ),
     "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
 }
-_WORDS = {str: "text", int: "an integer", float: "a finite number", dict: "an object", list: "a list"}
+_WORDS = {
+    str: "text",
+    int: "an integer",
+    float: "a finite number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def digest(content: object) -> str:
