@@ -18,7 +18,7 @@ COMMANDS = {
     "runs": "list, show, upload and remove runs",
     "plot": "curves of runs, in the terminal or as a picture",
     "generate": "text from a checkpoint",
-    "profile": "where a step's time and memory go",
+    "profile": "where the time and memory of a step or a text go; two are compared",
     "study": "a question with claims: run what is missing, judge, report",
     "race": "training commands, or refs of a repository, pair by pair until the answer is safe",
     "bench": "which training step is faster on this machine, interleaved",

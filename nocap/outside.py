@@ -354,6 +354,11 @@ def folders() -> list[Path]:
     return [Path(folder) for folder in json.loads(state())["folders"]]
 
 
+def given() -> list[Path]:
+    """List the folders that --config-dir names, without those of installed packages."""
+    return [folder for folder in folders() if folder not in _installed()]
+
+
 def files() -> list[File]:
     """List the files that were chosen, in their order."""
     rows = json.loads(state())["files"]

@@ -1,29 +1,37 @@
-"""`python -m nocap.profile`: where a step's time and memory go, and what each option could win at most."""
+"""`python -m nocap.profile`: where the time and memory of a step, a forward or a text go, what each option
+could win at most, and what changed between two profiles."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nocap import outside
 from nocap.config import entry
 from nocap.config.keys import require
+from nocap.config.paths import STDOUT
+from nocap.measure.difference import GENERATE, differences
+from nocap.measure.kinds import prompt_tokens
+from nocap.measure.largest import Typed, largest, without
 from nocap.store.command import check_writable, command, writing
 
 if TYPE_CHECKING:
+    from nocap.config.compose import Composed
     from nocap.config.run import Run
 
-USAGE = "python -m nocap.profile [flags] [key=value …]"
+USAGE = "python -m nocap.profile [flags] [key=value … | A.json B.json]"
 ABOUT = """Take a training step of this configuration apart, on random tokens: no data and no run folder are
 needed. OVERRIDES are those of nocap.train, whose --help lists them. On a CPU one thread is used unless
-trainer.threads is given."""
+trainer.threads is given. Two files that --json wrote are compared, part by part."""
+REPEATS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
-    return command(_parser(), _profile, argv, answer="the profile")
+    return command(_parser(), _profile, argv, answer="the profile, or what changed,")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -31,54 +39,144 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m nocap.profile", usage=USAGE, description=ABOUT, allow_abbrev=False
     )
     add = parser.add_argument
-    add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration")
-    add("--trace", type=Path, metavar="FILE", help="write the profiled step for Perfetto or chrome://tracing")
-    add("--ceilings", action="store_true", help="also: what each option could win at most")
+    add("overrides", nargs="*", metavar="OVERRIDES", help="the configuration; or two files to compare")
+    add("--forward", action="store_true", help="a forward to the loss alone, without gradients")
+    add(
+        "--generate",
+        action="store_true",
+        help="generating text: a prompt in one pass (prefill), and one token after it",
+    )
+    add("--prompt", type=int, metavar="N", help="beside --generate: tokens (default: half of model.seq_len)")
+    add("--texts", type=int, metavar="N", help="beside --generate: texts decoded together (default: 1)")
+    add(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="write what was profiled (of a text: the token) for Perfetto or chrome://tracing",
+    )
+    add("--ceilings", action="store_true", help="also: a table of what each option could win at most")
     add(
         "--repeats",
         type=int,
-        default=3,
         metavar="N",
-        help="steps timed with and without profiler (default: 3)",
+        help=f"steps timed with and without profiler (default: {REPEATS})",
     )
     return parser
 
 
 def _profile(options: argparse.Namespace) -> int:
-    require(options.repeats >= 1, "--repeats", "be at least 1", options.repeats)
+    files = [Path(word) for word in options.overrides if "=" not in word and not word.startswith("~")]
+    if files:
+        return _compare(files, options)
+    repeats = REPEATS if options.repeats is None else options.repeats
+    require(repeats >= 1, "--repeats", "be at least 1", repeats)
+    require(not (options.forward and options.generate), "--forward", "be left out beside --generate", True)
+    for name in ("prompt", "texts"):
+        given = getattr(options, name)
+        require(options.generate or given is None, f"--{name}", "stand beside --generate", given)
+    texts = 1 if options.texts is None else options.texts
+    require(1 <= texts <= 4096, "--texts", "be from 1 to 4096", texts)
     check_writable("--trace", options.trace)
-    run, compose = _composer(options.overrides)
+    composed, compose = _composer(options.overrides)
+    run = composed.run
     rule = "be 1 for nocap.profile, which takes the step of one rank apart"
     require(run.trainer.devices == 1, "trainer.devices", rule, run.trainer.devices)
+    if options.generate:
+        _check_precision(composed)
+    prompt = prompt_tokens(run, options.prompt) if options.generate else 0
     # before torch: the profiler's library would write on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from nocap.measure.profile import profile
-    from nocap.measure.text import render_profile
+    from nocap.measure.profile import Asked, profiles
+    from nocap.measure.profile_text import render_profiles
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        profiled = profile(
-            run, options.overrides, compose, repeats=options.repeats, trace=trace, ceilings=options.ceilings
+        asked = Asked(
+            generate=options.generate,
+            forward=options.forward,
+            prompt=prompt,
+            texts=texts,
+            repeats=repeats,
+            trace=trace,
+            ceilings=True,
         )
-    print(render_profile(profiled))
-    options.answer(profiled)
+        profiled = profiles(run, options.overrides, compose, asked)
+    typed = _typed(options, composed)
+    for each in profiled.values():
+        each["config_dirs"] = [str(folder) for folder in typed.folders]
+        each["largest"] = largest(each, typed)
+    print(render_profiles(profiled, ceilings=options.ceilings))
+    options.answer(_answer(profiled))
     return 0
 
 
-def _composer(overrides: Sequence[str]) -> tuple[Run, Callable[[Sequence[str]], Run]]:
-    """The run of these overrides, and the run that they make with more of them."""
+def _check_precision(composed: Composed) -> None:
+    """Refuse a precision that is asked for and that no text is generated in.
+
+    Errors:
+        ValueError: it is bf16, by an override or a yaml.
+    """
+    asked = "precision" not in composed.defaults
+    precision = composed.run.trainer.precision.value
+    rule = "be fp32, or left out, beside --generate: nocap.generate computes in fp32"
+    require(not asked or precision == "fp32", "trainer.precision", rule, precision)
+
+
+def _composer(overrides: Sequence[str]) -> tuple[Composed, Callable[[Sequence[str]], Run]]:
+    """The run of these overrides, and what makes the run that they are with more of them."""
     from nocap.config.compose import compose_measured
 
     def composed(more: Sequence[str]) -> Run:
-        # Without those that `more` replaces: the same key, or an option's own keys where the option changes.
-        keys = tuple(
-            start
-            for override in more
-            for start in (override.partition("=")[0] + "=", override.partition("=")[0] + ".")
-        )
-        own = [o for o in overrides if not o.lstrip("+").startswith(keys)]
-        return compose_measured([*own, *more]).run
+        return compose_measured([*without(overrides, more), *more]).run
 
-    return composed([]), composed
+    return compose_measured(overrides), composed
+
+
+def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
+    flags = ["--forward"] if options.forward else []
+    if options.generate:
+        flags.append("--generate")
+    for name in ("prompt", "texts"):
+        if getattr(options, name) is not None:
+            flags += [f"--{name}", str(getattr(options, name))]
+    return Typed(
+        words=options.overrides,
+        choices=composed.choices,
+        flags=flags,
+        folders=outside.given(),
+        json=None if options.json in (None, STDOUT) else options.json,
+    )
+
+
+def _answer(profiled: Mapping[str, dict[str, Any]]) -> Mapping[str, Any]:
+    """The one profile; or both of a text, under their names."""
+    if len(profiled) == 1:
+        (only,) = profiled.values()
+        return only
+    return {"kind": "profile", "of": GENERATE, **profiled}
+
+
+# --- two profiles -------------------------------------------------------------------------------------------
+
+
+def _compare(files: Sequence[Path], options: argparse.Namespace) -> int:
+    from nocap.measure.profile_text import render_differences
+
+    given = ", ".join(str(path) for path in files)
+    require(len(files) == 2, "profiles", "be two files to compare, or key=value overrides", given)
+    words = [word for word in options.overrides if "=" in word or word.startswith("~")]
+    require(not words, "overrides", "be left out beside two profiles", " ".join(words))
+    for name in ("forward", "generate", "prompt", "texts", "trace", "ceilings", "repeats"):
+        value = getattr(options, name)
+        require(value in (None, False), f"--{name}", "be left out beside two profiles", value)
+    found = differences(*files)
+    print(render_differences(found))
+    options.answer(
+        {
+            "kind": "profile_difference",
+            "differences": {difference.of.value: difference.json() for difference in found},
+        }
+    )
+    return 0
 
 
 if __name__ == "__main__":

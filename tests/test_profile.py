@@ -20,11 +20,11 @@ from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure import profile, roofline, text
+from nocap.measure import profile, profile_text, roofline, watch
 from nocap.measure.parts import MARK, Ranges, busy_ms, profiler, read
-from nocap.measure.profile import measure
 from nocap.measure.roofline import Peak, Work, count
 from nocap.measure.timed import attention_ms, exponent, with_window
+from nocap.measure.watch import measure_step
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
@@ -216,7 +216,10 @@ def test_a_recomputed_forward_is_work_of_the_backward(monkeypatch):
 
 def test_measured_memory_equals_what_was_counted():
     run = compose([*NANO, "trainer.batch_tokens=192", "trainer.val_tokens=64", "trainer.grad_clip=null"])
-    measured, expected = measure(run, repeats=1, trace=None), count(run, vocab_size=run.tokenizer.vocab_size)
+    measured, expected = (
+        measure_step(run, repeats=1, trace=None),
+        count(run, vocab_size=run.tokenizer.vocab_size),
+    )
     tokens = {"embedding", "loss", "other"}  # keep token ids, in a batch's storage
     kept, counted_bytes = (
         {part: n for part, n in ranges.kept.items() if n and part not in tokens}
@@ -300,7 +303,7 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     steps = {"plain": {"wall_ms": 20.0, "cpu_ms": 9.0}, "profiled": {"wall_ms": 50.0, "cpu_ms": 50.0}}
     measured = SimpleNamespace(between_ms=38.0, steps=steps, ranges=SimpleNamespace(run=run))
     assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
-    assert profile.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
+    assert watch.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
 
 
 # --- the door -----------------------------------------------------------------------------------------------
@@ -358,7 +361,7 @@ def test_ceilings_and_a_busy_gpu_are_told(profiled):
     row = {"label": "attention=gqa", "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
     for share, hint in ((0.41, True), (0.93, False)):
         step = {**record["step"], "plain": {**record["step"]["plain"], "gpu_busy": share}}
-        said = text.render_profile({**record, "step": step, "ceilings": {"table": [row]}})
+        said = profile_text.render_profile({**record, "step": step, "ceilings": {"table": [row]}})
         assert f"the GPU busy {share:.0%} of it" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
         assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)

@@ -280,7 +280,7 @@ STEPS: dict[str, Step] = {  # 35 minutes at most
     "challenge": Step(limit_s=520, words=challenge, figure=_challenge, skip=no_challenge),
     "resume": Step(limit_s=130, words=checks, figure=_checks),
     "ddp": Step(limit_s=100, words=checks, figure=_checks),
-    "profile": Step(limit_s=90, words=profile, figure=_profile),
+    "profile": Step(limit_s=120, words=profile, figure=_profile),
     "graphs": Step(limit_s=100, words=bench(GRAPHS, 75, SHORT), figure=_bench),
     "compile": Step(limit_s=300, words=bench(WHOLE, 220), figure=_bench),
     "options": Step(limit_s=170, words=bench(OPTIONS, 140), figure=_bench),

@@ -65,11 +65,18 @@ class Recompute:
     saves.
 
     Of both engines: `prefill` starts over with some tokens, and gives the logits (B, V) of the token after
-    them; `decode` takes one more token a sequence, and gives the logits of the token after that.
+    them; `decode` takes one more token a sequence, and gives the logits of the token after that; `rewind`
+    forgets the tokens after the first so many.
     """
+
+    cache_bytes = 0
 
     def __init__(self, model: LanguageModel) -> None:
         self.model = model
+        self.tokens_BT = torch.zeros(1, 0, dtype=torch.long)
+
+    def rewind(self, length: int) -> None:
+        self.tokens_BT = self.tokens_BT[:, :length]
 
     @torch.no_grad()
     def prefill(self, tokens_BT: Tensor) -> Tensor:
@@ -111,6 +118,16 @@ class Cached:
             for mixer, slots in parts
         ]
         self._step = _compiled(weight.device) if compiled else step
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(t.nbytes for layer in self.layers for t in (layer.k_BKSD, layer.v_BKSD))
+
+    def rewind(self, length: int) -> None:
+        """A layer with a window has lost what the forgotten tokens took the place of."""
+        assert length <= self.length
+        self.length = length
+        self.position.fill_(length)
 
     @torch.no_grad()
     def prefill(self, tokens_BT: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Ranges stand around the model's modules, forward by hooks, backward by autograd'
 the model knows of this: hooks are put on its modules, and its mixers wrapped, for as long as a profile lasts.
 From the profiler's events each moment of a step then belongs to one module and direction. On the CPU a row's
 time is wall time without that of the ranges inside it, so the rows add up to the step. On CUDA it is the time
-of the kernels that the row's operations launched; what is left of the step is the device waiting.
+of the kernels that the row's operations launched; what is left of the step is the device waiting. Inside a
+mixer the operations tell its moments (`nocap.measure.mixing`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,9 +26,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from nocap.config.option import Option, declared
 from nocap.config.run import Run
+from nocap.measure.mixing import AROUND, Call, Nodes, operations
 from nocap.model.attention import CausalSelfAttention
 from nocap.model.gpt import GPT, Block, Branch, Head
 from nocap.options.ideas import MODEL_JOINTS, Idea
+
+if TYPE_CHECKING:
+    from nocap.measure.generation import Engine
 
 _BY_NAME = {
     "embedding": "embedding",
@@ -41,6 +46,7 @@ _BY_TYPE: dict[type, str] = {GPT: "embedding", Block: "residual", Branch: "resid
 _IDEAS = ("ideas", "around")
 MARK = "nocap|"  # begins the names of our ranges among the profiler's
 STEP, ACCUMULATE = "step", "gradients"  # paths beside the modules'
+MIXER = "scores"  # the part whose modules are mixers
 
 
 def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None:
@@ -129,6 +135,25 @@ class Ranges:
                         replace(module, "of_qkv", (joined,))
             yield
 
+    @contextmanager
+    def around_engine(self, engine: Engine) -> Iterator[None]:
+        """Watch what decodes text inside the block, beside the model: its trunk and its head without a loss,
+        and what reads and writes the cached keys and values."""
+        model: Any = engine.model
+        places: list[tuple[Any, str, str, str]] = []
+        if isinstance(model, GPT):
+            places = [(model, "trunk", "model", "embedding"), (model.head, "logits", "head", "head")]
+        for i, layer in enumerate(getattr(engine, "layers", ())):
+            mixer = f"blocks.{i}.attention.f.mixer"
+            places += [(layer, "prefill", mixer, "scores"), (layer, "decode", mixer, "scores")]
+        try:
+            for owner, name, path, part in places:
+                vars(owner)[name] = self._watched(path, part, getattr(owner, name))
+            yield
+        finally:
+            for owner, name, *_ in places:
+                vars(owner).pop(name, None)
+
     def _joints(self, path: str, idea: Idea) -> Any:
         """The idea, each of whose joints in this place is one of its moments in the profile."""
         return SimpleNamespace(
@@ -166,6 +191,7 @@ class Ranges:
 BACKWARD = "autograd::engine::evaluate_function: "
 
 Key = tuple[str, str]  # (module path, forward or backward)
+Moments = dict[tuple[str, str, str | None], float]  # (module path, direction, moment of a mixer) → ms
 
 
 BETWEEN: Key = (STEP, "between")  # no module: between the backward's nodes, and around the ranges
@@ -180,25 +206,87 @@ def profiler(*, on_cuda: bool, memory: bool = False) -> profile:
 
 def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> dict[Key, float]:
     """Milliseconds of the one step that `prof` saw. Ranges must be those that watched it."""
+    return of_modules(read_moments(prof, ranges, on_cuda=on_cuda))
+
+
+def of_modules(moments: Moments) -> dict[Key, float]:
+    """The same milliseconds, a mixer's moments together."""
+    ms = defaultdict[Key, float](float)
+    for (path, direction, _), each in moments.items():
+        ms[path, direction] += each
+    return dict(ms)
+
+
+def read_moments(prof: profile, ranges: Ranges, *, on_cuda: bool) -> Moments:
+    """Milliseconds of the one step that `prof` saw, a mixer's by its moments: see `nocap.measure.mixing`."""
     events = [e for e in prof.events() if not e.is_async and e.device_type.name == "CPU"]
     step = next(e for e in events if e.name == MARK + STEP)
-    backward_ends = max(
-        (e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=step.time_range.start
-    )
-    ms = defaultdict[Key, float](float)
+    # without a backward nothing comes after it
+    backward_ends = max((e.time_range.end for e in events if e.name.startswith(BACKWARD)), default=math.inf)
+    roots = [e for e in events if e is step or (e.cpu_parent is None and e.thread != step.thread)]
+    mixers = _Mixers(events, ranges)
+    ms = defaultdict[tuple[str, str, str | None], float](float)
 
-    def visit(event: FunctionEvent, parents: Key) -> None:
+    def visit(event: FunctionEvent, parents: Key, node: str | None) -> None:
         key = _key(event, parents, ranges, backward_ends)
+        path = key[0]
         own_us = event.self_device_time_total if on_cuda else event.self_cpu_time_total
-        ours = key[0] == STEP and event.name.startswith(MARK)
-        ms[BETWEEN if ours else key] += own_us / 1e3
+        ours = path == STEP and event.name.startswith(MARK)
+        if event.name.startswith(BACKWARD):
+            node = mixers.of_node(path, event.sequence_nr)
+        ms[(*(BETWEEN if ours else key), mixers.of_event(event, path) or node)] += own_us / 1e3
         for child in event.cpu_children:
-            visit(child, key)
+            visit(child, key, None if event.name.startswith(MARK) else node)
 
-    for root in events:
-        if root is step or (root.cpu_parent is None and root.thread != step.thread):
-            visit(root, (STEP, "forward"))
-    return ms
+    for root in roots:
+        visit(root, (STEP, "forward"), None)
+    return dict(ms)
+
+
+class _Mixers:
+    """The moments of all mixers of a step."""
+
+    def __init__(self, events: list[FunctionEvent], ranges: Ranges) -> None:
+        self._part = ranges.part
+        self._calls: dict[int, Call] = {}  # id of a mixer's range
+        self._events: dict[int, tuple[Call, str]] = {}  # id of an event inside
+        self._nodes = Nodes()
+        mixers = [e for e in events if self._is_mixer(e.name.removeprefix(MARK)) and e.name.startswith(MARK)]
+        for mixer in sorted(mixers, key=lambda event: event.time_range.start):
+            self._add(mixer)
+
+    def _is_mixer(self, path: str) -> bool:
+        return self._part.get(path) == MIXER
+
+    def _add(self, mixer: FunctionEvent) -> None:
+        call, path = Call(), mixer.name.removeprefix(MARK)
+        self._calls[id(mixer)] = call
+        is_recomputed = _in_backward(mixer)  # its nodes never run
+        for event, added in operations(mixer, call):
+            self._events[id(event)] = call, added
+            if event.sequence_nr >= 0 and not is_recomputed:
+                self._nodes.add(path, event.sequence_nr, call, added)
+
+    def of_event(self, event: FunctionEvent, path: str) -> str | None:
+        """The moment of an event of a mixer's forward; what the range itself takes is around the rest."""
+        if not self._is_mixer(path):
+            return None
+        if (call := self._calls.get(id(event))) is not None:
+            return AROUND if call.is_apart else None
+        call_added = self._events.get(id(event))
+        return call_added[0].moment(call_added[1]) if call_added else None
+
+    def of_node(self, path: str, sequence: int) -> str | None:
+        """The moment of a mixer that made the node."""
+        call_added = self._nodes.begun(path, sequence) if self._is_mixer(path) else None
+        return call_added[0].moment(call_added[1]) if call_added else None
+
+
+def _in_backward(event: FunctionEvent) -> bool:
+    parent = event.cpu_parent
+    while parent is not None and not parent.name.startswith(BACKWARD):
+        parent = parent.cpu_parent
+    return parent is not None
 
 
 def busy_ms(prof: profile) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +24,15 @@ from nocap import outside
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure.parts import STEP, Key, Ranges
+from nocap.launch.plan import check_compiler
+from nocap.measure.generation import Cached, Engine, Recompute, UncachedError
+from nocap.measure.kinds import Of, Subject
+from nocap.measure.mixing import Call, Nodes
+from nocap.measure.parts import MIXER, STEP, Key, Ranges
 from nocap.measure.timed import Clock
 from nocap.model.flops import NotCountedError, component_flops, op_flops, uncounted_explained
 from nocap.model.gpt import build_model
+from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window
 from nocap.store.metrics import MODEL_PARTS, STEP_PARTS
 from nocap.training import memory
@@ -81,6 +87,12 @@ class Op(NamedTuple):
     dtype: str  # bf16 or fp32: whose peak bounds it
     flops: float
     bytes: float
+    mixing: tuple[Call, str] | None = None  # the mixer's call that it is of, and what that said of it
+
+    @property
+    def moment(self) -> str | None:
+        """The moment of a mixer: see `nocap.measure.mixing`."""
+        return None if self.mixing is None else self.mixing[0].moment(self.mixing[1])
 
 
 class Work(list[Op]):
@@ -103,6 +115,13 @@ class Work(list[Op]):
         """The matrix FLOPs alone, at the measured peak."""
         return sum(op.flops / peak.flops[op.dtype] for op in self) * 1e3
 
+    def by_moment(self) -> dict[str | None, Work]:
+        """The same work, a mixer's by its moments."""
+        moments = defaultdict[str | None, Work](Work)
+        for op in self:
+            moments[op.moment].append(op)
+        return moments
+
     @property
     def kinds(self) -> frozenset[tuple[str, str]]:
         """The matrix products' operations and precisions: where they differ, a measured efficiency does not
@@ -111,29 +130,49 @@ class Work(list[Op]):
 
 
 class Count(TorchDispatchMode):
-    """One micro-batch: work by (module path, direction), what each path is and keeps, and the parameters'
-    bytes. While it counts it sees every operation below autograd, forward and backward."""
+    """One micro-batch, or what else the subject is: work by (module path, direction), what each path is and
+    keeps, and the parameters' bytes. While it counts it sees every operation below autograd, forward and
+    backward."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, subject: Subject | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.run, self.ranges, self.parameters = run, Ranges(run), 0
+        self.subject = subject or Subject()
+        self.cache = 0  # bytes of keys and values
+        self.as_run = True  # by the kernels that run; else by others of the same mathematics
         self.not_counted: str | None = None  # why there is no work here
         self.work = defaultdict[Key, Work](Work)
+        self._calls = defaultdict[tuple[str, int], Call](Call)  # of mixers, by path and number
+        self._nodes = Nodes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func.namespace == "prim" or _is_view(func):
+        if func.namespace == "prim":
             return out
         node = torch._C._current_autograd_node()
         # A recomputed forward runs inside a node, with its modules' hooks.
-        path = (
-            self.ranges.here
-            if node is None or self.ranges.here != STEP
-            else self.ranges.node(node._sequence_nr())
-        )
-        self.work[path, "forward" if node is None else "backward"].append(_op(func, args, kwargs, out))
+        in_forward = node is None or self.ranges.here != STEP
+        path = self.ranges.here if in_forward else self.ranges.node(node._sequence_nr())
+        mixing = None
+        if self.ranges.part.get(path) == MIXER:
+            name = func._overloadpacket.__name__
+            mixing = (
+                self._in_mixer(path, name) if in_forward else self._nodes.ended(path, node._sequence_nr())
+            )
+        if not _is_view(func):
+            op = _op(func, args, kwargs, out)._replace(mixing=mixing)
+            self.work[path, "forward" if node is None else "backward"].append(op)
         return out
+
+    def _in_mixer(self, path: str, name: str) -> tuple[Call, str]:
+        """What the mixer's call says of the operation, whose node, if it has one, is the last that was
+        made."""
+        call = self._calls[path, self.ranges.calls[path]]
+        added = call.add(name)
+        if torch._C._current_autograd_node() is None:
+            self._nodes.add(path, torch.autograd._get_sequence_nr() - 1, call, added)  # type: ignore[attr-defined]
+        return call, added
 
     def by_part(self) -> defaultdict[str, Work]:
         merged = defaultdict[str, Work](Work)
@@ -148,28 +187,30 @@ class Count(TorchDispatchMode):
 
     def needed(self) -> float:
         """The share of the computed scores that lies in the window: chunks compute a border that another
-        kernel can skip."""
+        kernel can skip. Of a text it is not known."""
         run, computed = self.run, self.by_part()["scores"].flops
-        if not computed or first_window(run) is None:
+        if not computed or first_window(run) is None or self.subject.of.generates:
             return 1.0
         tokens = run.trainer.micro_batch * run.model.seq_len
         # a model of its own has no such component
         scores = component_flops(run, vocab_size=1).get("scores")
-        return 1.0 if scores is None else min(1.0, scores * tokens / computed)
+        directions = 1 if self.subject.of.trains else 3  # a backward has twice a forward's products
+        return 1.0 if scores is None else min(1.0, scores * tokens / directions / computed)
 
     def held_mib(self) -> float:
-        return (HELD * self.parameters + sum(self.ranges.kept.values())) / memory.MIB
+        held = HELD * self.parameters if self.subject.of.trains else self.parameters
+        return (held + sum(self.ranges.kept.values()) + self.cache) / memory.MIB
 
 
-def count(run: Run, *, vocab_size: int) -> Count:
-    """Count one micro-batch of the run on this machine's device, without allocating it. Where that cannot be
-    done, nothing is counted, and `not_counted` says why."""
-    counted, device = Count(run), run.trainer.device.value
+def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count:
+    """Count one micro-batch of the run on this machine's device, without allocating it; or what else the
+    subject is. Where that cannot be done, nothing is counted, and `not_counted` says why."""
+    counted, device = Count(run, subject), run.trainer.device.value
     try:
         with uncounted_explained():
             _count(counted, device, vocab_size=vocab_size)
     except NotCountedError as error:
-        counted = Count(run)
+        counted = Count(run, subject)
         counted.not_counted = str(error)
     return counted
 
@@ -178,22 +219,55 @@ def _count(counted: Count, device: str, *, vocab_size: int) -> None:
     run = counted.run
     # FlexAttention compiles itself and cannot be faked
     countable = run.varied(attention=run.attention.countable())
+    counted.as_run = countable.attention == run.attention
     with FakeTensorMode():
         with torch.device(device):
             model = build_model(countable, vocab_size=vocab_size)
-        tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
-        with counted.ranges.around(model), counted:
-            with (
-                memory.saved_for_backward(list(model.parameters()), on_save=counted.ranges.keep),
-                autocast(run, run.trainer.precision),
-            ):
-                loss = model(tokens, tokens)
-            loss.total.backward()
+        if counted.subject.of.generates:
+            _count_text(counted, model.eval())
+        else:
+            _count_forward(counted, model)
     counted.parameters = memory.n_bytes(model.parameters())
+
+
+def _count_forward(counted: Count, model: LanguageModel) -> None:
+    """A micro-batch's forward, and in training its backward."""
+    run, trains = counted.run, counted.subject.of.trains
+    device = next(model.parameters()).device
+    tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
+    with counted.ranges.around(model), counted, torch.set_grad_enabled(trains):
+        with (
+            memory.saved_for_backward(list(model.parameters()), on_save=counted.ranges.keep),
+            autocast(run, run.trainer.precision),
+        ):
+            loss = model(tokens, tokens)
+        if trains:
+            loss.total.backward()
+
+
+def _count_text(counted: Count, model: LanguageModel) -> None:
+    """A prompt, or a token after it. Whether there is a cache, the run itself says, not what is counted in
+    its place."""
+    run, subject, device = counted.run, counted.subject, next(model.parameters()).device
+    prompt = torch.zeros(1, subject.prompt, dtype=torch.long, device=device)
+    engine: Engine = Recompute(model)
+    if subject.cached:
+        with suppress(UncachedError):
+            engine = Cached(model, run, batch=subject.texts, capacity=run.model.seq_len)
+    counted.cache = engine.cache_bytes
+    if subject.of is Of.token:
+        engine.prefill(prompt)
+    with counted.ranges.around(model), counted.ranges.around_engine(engine), counted:
+        if subject.of is Of.prefill:
+            engine.prefill(prompt)
+        else:
+            engine.decode(torch.zeros(subject.texts, dtype=torch.long, device=device))
 
 
 # Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
 _GATHERS = {"embedding": "weight", "nll_loss_forward": "self", "nll_loss_backward": "self"}
+# Operations that write some rows of an argument: what they write is as large as another one.
+_SCATTERS = {"index_copy_": "source", "index_put_": "values"}
 _VIEWS = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say so
 
 
@@ -211,6 +285,8 @@ def _op(func: Any, args: Any, kwargs: Any, out: Any) -> Op:
     written = list(_tensors(out))
     if name in _GATHERS:
         read += written
+    if name in _SCATTERS:
+        read = written = list(_tensors(named[_SCATTERS[name]]))
     distinct = {id(t): t for t in read}.values()
     floats = [t.dtype for t in (*read, *written) if t.is_floating_point()]
     dtype = "bf16" if floats and floats[0] is torch.bfloat16 else "fp32"
@@ -239,27 +315,27 @@ def options_ceilings(
     """Everything that the configuration tree offers and that can be counted, the largest win first: by FLOPs
     and by the step, whose parts took these `ms`."""
     rows: list[dict[str, Any]] = []
-    for override, run in options(old.run, compose).items():
-        new = count(run, vocab_size=run.tokenizer.vocab_size)
+    for override, run in options(old, compose).items():
+        new = count(run, vocab_size=run.tokenizer.vocab_size, subject=replace(old.subject, cached=True))
         if old.not_counted is None and new.not_counted is None:
             rows.append({"label": override, **ceiling(old, new, peak, ms, rest_ms)})
     return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
 
 
-def options(run: Run, compose: Composer) -> dict[str, Run]:
-    """Everything that this configuration tree offers and the run does not already have: the override, and the
-    run with it."""
+def options(old: Count, compose: Composer) -> dict[str, Run]:
+    """Everything that this configuration tree offers for the subject, and the run does not already have: the
+    override, and the run with it."""
+    run, subject = old.run, old.subject
     runs: dict[str, Run] = {}
     for override in (
         *(f"{group}={name}" for group in ("attention", "mlp") for name in outside.yamls(group)),
-        "trainer.precision=bf16",
-        "trainer.compile=regional",
         f"model.tie_head={'false' if run.model.tie_head else 'true'}",
-        "trainer.activation_checkpointing=block",
-        "objective.loss_chunks=8",
+        *([] if subject.of.generates else OF_A_FORWARD),
+        *(OF_A_STEP if subject.of.trains else []),
     ):
         try:
-            other = compose([override])
+            other = subject.run(compose([override]))
+            check_compiler(other)
         except ValueError:  # another part of the run does not take it
             continue
         if other not in [run, *runs.values()]:
@@ -267,12 +343,21 @@ def options(run: Run, compose: Composer) -> dict[str, Run]:
     return runs
 
 
-def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float) -> dict[str, float]:
+# beside the options of the groups
+OF_A_FORWARD = ["trainer.precision=bf16", "trainer.compile=regional", "objective.loss_chunks=8"]
+OF_A_STEP = ["trainer.activation_checkpointing=block"]
+
+
+def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float) -> dict[str, Any]:
     """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their
-    precision) and by the measured step (Amdahl's law), and the MiB saved with their share of the memory."""
+    precision) and by the measured step (Amdahl's law), the milliseconds that it saves in each part, and the
+    MiB saved with their share of the memory."""
+    new_ms = changed(old, new, peak, ms)
+    saved_ms = {part: before - new_ms.get(part, 0.0) for part, before in ms.items()}
     return {
         "by_flops": old.product_ms(peak) / new.product_ms(peak),
-        "by_step": (sum(ms.values()) + rest_ms) / (sum(changed(old, new, peak, ms).values()) + rest_ms),
+        "by_step": (sum(ms.values()) + rest_ms) / (sum(new_ms.values()) + rest_ms),
+        "saved_ms": {part: saved for part, saved in saved_ms.items() if saved},
         "saved_mib": old.held_mib() - new.held_mib(),
         "saved": 1 - new.held_mib() / old.held_mib(),
     }

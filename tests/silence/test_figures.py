@@ -94,7 +94,15 @@ def test_the_profile_of_a_replaced_block_names_its_own_modules(busy_profile: Pro
     assert {row["part"] for row in profile["layers"]} == block
     assert {part for part in block if parts[part]["flops"]} == {f"blocks.*.{name}" for name in products}
     assert parts["embedding"]["bytes"] < min(parts[part]["bytes"] for part in block)
-    assert any(line.startswith("blocks.*.attention.q_proj ") for line in said)
+    assert any(line.startswith("  blocks.*.attention.q_proj ") for line in said)
+    groups = {group["group"]: group for group in profile["groups"]}
+    assert groups.keys() - {"optimizer", "rest"} == {
+        *("embedding", "norms", "head", "blocks.*"),
+        *(f"blocks.*.{name}" for name in ("norm", "attention", "mlp")),
+    }
+    names = ("attention", *(name for name in products if name.startswith("attention.")))
+    attention_ms = sum(parts[f"blocks.*.{name}"]["ms"] for name in names)
+    assert groups["blocks.*.attention"]["ms"] == pytest.approx(attention_ms)
 
 
 @pytest.mark.slow

@@ -1,0 +1,352 @@
+"""Two profiles compared through the door: what changed, part by part, and what is refused."""
+
+import copy
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nocap import profile as command
+from nocap.measure.arms import compose_arms
+from tests.fuzz.process import Answer, answer
+
+Json = dict[str, Any]
+HARDWARE = {
+    "device": "cpu",
+    "name": "EPYC",
+    "cpu_kind": "25.1.1",
+    "host": "here",
+    "threads": 1,
+    "torch": "2.13",
+}
+WORDS = ["model=nano", "attention=mha", "mlp=gelu4x"]
+
+
+def row(part: str, ms: float, *, detail: str | None = None) -> Json:
+    return {"part": part, "detail": detail, "ms": ms, "share": ms / 100}
+
+
+def profile(**changed: Any) -> Json:
+    """A step of 100 ms: attention 60 (QKV 10, scores 20, softmax 25, weights·values 5), MLP 30, head 5."""
+    groups = {
+        "attention": [
+            row("qkv", 10.0),
+            row("scores", 20.0, detail="product"),
+            row("scores", 25.0, detail="softmax"),
+            row("scores", 5.0, detail="values"),
+        ],
+        "mlp": [row("mlp_up", 18.0), row("mlp_down", 12.0)],
+        "head": [row("head", 5.0)],
+    }
+    content = {
+        "schema_version": 1,
+        "kind": "profile",
+        "of": "step",
+        "words": WORDS,
+        "config_dirs": [],
+        "config": {
+            "trainer": {"precision": "fp32", "threads": 1},
+            "attention": {"kernel": "materialized"},
+            "output_dir": "outputs",
+        },
+        "tokens": 1024,
+        "flops_per_token": 8e5,
+        "trusted": True,
+        "kernel": "materialized",
+        "step": {"ms": 100.0},
+        "roof": {"flops": {"fp32": 8e10}, "bytes_per_s": 2e10},
+        "hardware": HARDWARE,
+        "groups": summed(groups),
+        "parts": [{"part": "qkv", "flops": 4e8, "bytes": 2e6}, {"part": "head", "flops": 4e8, "bytes": 1e6}],
+        "text": None,
+    }
+    return {**content, **changed}
+
+
+def summed(groups: dict[str, list[Json]]) -> list[Json]:
+    found = list[Json]()
+    for name, rows in groups.items():
+        ms = sum(each["ms"] for each in rows)
+        found.append({"group": name, "ms": ms, "share": ms / 100, "parts": rows})
+    return found
+
+
+def flash(**changed: Any) -> Json:
+    """The same with a fused kernel of 20 ms, and a slower head."""
+    groups = {
+        "attention": [
+            row("qkv", 10.0),
+            row("scores", 18.0, detail="fused"),
+            row("scores", 2.0, detail="around"),
+        ],
+        "mlp": [row("mlp_up", 18.0), row("mlp_down", 12.0)],
+        "head": [row("head", 8.0)],
+    }
+    config = {
+        "trainer": {"precision": "fp32", "threads": 1},
+        "attention": {"kernel": "fused"},
+        "output_dir": "elsewhere",
+    }
+    words = ["model=nano", "attention=flash", "mlp=gelu4x"]
+    own = {
+        "words": words,
+        "config": config,
+        "kernel": "flash",
+        "groups": summed(groups),
+        "step": {"ms": 70.0},
+    }
+    return profile(**{**own, **changed})
+
+
+@pytest.fixture
+def compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write two profiles, and compare them at the door."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(before: Json, after: Json, *words: str) -> Answer:
+        for name, content in (("a.json", before), ("b.json", after)):
+            Path(name).write_text(json.dumps(content))
+        return answer(lambda: command.main(["a.json", "b.json", *words]))
+
+    return call
+
+
+def refused(done: Answer, *says: str, lines: int = 1) -> None:
+    said = done.err.splitlines()
+    assert (done.code, done.crash, len(said)) == (2, None, lines), done
+    for text in says:
+        assert text in done.err, done.err
+    assert done.out == ""
+
+
+def test_what_changed_is_told_with_the_largest_change_first(compared: Any) -> None:
+    done = compared(profile(), flash(), "--json", "d.json")
+    assert (done.code, done.crash) == (0, None), done
+    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    assert difference["of"] == "step"
+    assert difference["ratio"] == pytest.approx(0.7)
+    assert [row["group"] for row in difference["groups"]] == ["attention", "head", "mlp"]
+    first, second, *unchanged = difference["rows"]
+    # the kernels differ: their moments are compared together
+    assert (first["part"], first["detail"]) == ("scores", None)
+    assert (first["before_ms"], first["after_ms"]) == (50.0, 20.0)
+    assert first["ms"] == -30.0
+    assert first["ratio"] == pytest.approx(0.4)
+    assert (first["before_share"], first["after_share"]) == (pytest.approx(0.5), pytest.approx(0.2))
+    assert (second["part"], second["ms"]) == ("head", 3.0)
+    assert {row["ms"] for row in unchanged} == {0.0}
+    assert difference["config"] == [{"key": "attention.kernel", "before": "materialized", "after": "fused"}]
+    assert "config: attention.kernel materialized → fused" in done.out.splitlines()
+    assert "A: a.json, 100 ms a step, attention materialized: model=nano attention=mha mlp=gelu4x" in done.out
+    assert "B: b.json, 70.0 ms a step, 0.70× A, attention flash" in done.out
+    (scores,) = [line for line in done.out.splitlines() if line.startswith("attention: scores")]
+    assert scores.split()[-6:] == ["50.0", "20.0", "−30.0", "0.40×", "50.0%", "20.0%"]
+
+
+def test_moments_that_both_have_are_compared_one_by_one(compared: Any) -> None:
+    after = profile()
+    after["groups"][0]["parts"][2]["ms"] = 15.0
+    compared(profile(), after, "--json", "d.json")
+    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    first = difference["rows"][0]
+    assert (first["part"], first["detail"], first["ms"]) == ("scores", "softmax", -10.0)
+    assert len([row for row in difference["rows"] if row["part"] == "scores"]) == 3
+
+
+def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
+    after = profile()
+    after["groups"].append({"group": "ideas", "ms": 4.0, "share": 0.04, "parts": [row("ideas", 4.0)]})
+    done = compared(profile(), after, "--json", "d.json")
+    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    first = difference["rows"][0]
+    assert (first["part"], first["before_ms"], first["after_ms"], first["ratio"]) == (
+        "ideas",
+        None,
+        4.0,
+        None,
+    )
+    (line,) = [line for line in done.out.splitlines() if line.startswith("ideas")][-1:]
+    assert line.split() == ["ideas", "–", "4.00", "+4.00", "–", "–", "4.0%"]
+
+
+def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
+    done = compared(profile(), profile(tokens=2048, step={"ms": 150.0}), "--json", "d.json")
+    (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
+    assert difference["ratio_per_token"] == pytest.approx(0.75)
+    assert "of 1,024 and 2,048 tokens: a token takes 0.75× A" in done.out
+
+
+def test_it_says_that_it_has_no_interval_and_what_has_one(compared: Any) -> None:
+    """The command's arms are the two profiles'; what the machine itself did between them is told."""
+    roof = {"flops": {"fp32": 6e10}, "bytes_per_s": 2e10}
+    done = compared(profile(), flash(roof=roof, trusted=False))
+    assert "without an interval" in done.out
+    assert "its measured peaks: fp32 0.75×, copy 1.00×" in done.out
+    assert "; not to be trusted, the machine was busy" in done.out
+    last = done.out.splitlines()[-1].removeprefix("with an interval: ")
+    python, flag, module, *arguments = shlex.split(last)
+    assert (python, flag, module) == ("python", "-m", "nocap.bench")
+    assert arguments[:2] == ["model=nano", "mlp=gelu4x"]
+    arms = compose_arms(arguments[:2], [arguments[3], arguments[5]])
+    assert list(arms) == ["attention=mha", "attention=flash"]
+    same = compared(profile(), profile())
+    assert "both have the same overrides" in same.out.splitlines()[-1]
+
+
+def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
+    text = {"prompt": 8, "texts": 1, "cached": True}
+    one = profile(of="prefill", tokens=8, text=text)
+    other = profile(of="token", tokens=1, text=text)
+    whole = {"kind": "profile", "of": "generate", "prefill": one, "token": other}
+    changed = copy.deepcopy(whole)
+    changed["token"] |= {"step": {"ms": 50.0}, "text": {**text, "cached": False}}
+    done = compared(whole, changed, "--json", "d.json")
+    assert (done.code, done.crash) == (0, None), done
+    differences = json.loads(Path("d.json").read_text())["differences"]
+    assert [(name, each["ratio"]) for name, each in differences.items()] == [("prefill", 1.0), ("token", 0.5)]
+    assert "config: cached true → false" in done.out.splitlines()
+    refused(compared(profile(), whole), "be profiles of the same, got step, and prefill and decoded token")
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hardware": {**HARDWARE, "host": "there"}}, "the same machine, got EPYC (25.1.1) on here and EPYC"),
+        ({"hardware": {**HARDWARE, "name": "Xeon"}}, "the same machine"),
+        ({"hardware": {**HARDWARE, "device": "cuda"}}, "the same device, got cpu and cuda"),
+        ({"hardware": {**HARDWARE, "threads": 2}}, "the same trainer.threads, got 1 and 2"),
+        ({"config": {"trainer": {"precision": "bf16"}}}, "the same trainer.precision, got fp32 and bf16"),
+    ],
+)
+def test_times_that_do_not_compare_are_refused_with_what_does(
+    compared: Any, changed: Json, said: str
+) -> None:
+    """FLOPs and tokens do; bytes where the precision is the same."""
+    done = compared(profile(), flash(flops_per_token=6e5, **changed))
+    refused(done, said, "their times do not compare", lines=2)
+    counted = done.err.splitlines()[1]
+    assert "what was counted does: FLOPs a token 800,000 and 600,000 (0.750×)" in counted
+    assert ("bytes moved" in counted) == ("hardware" in changed)
+
+
+def test_another_torch_is_a_change_of_the_config(compared: Any) -> None:
+    done = compared(profile(), profile(hardware={**HARDWARE, "torch": "2.14"}))
+    assert done.code == 0
+    assert "config: torch 2.13 → 2.14" in done.out.splitlines()
+
+
+KEYS = ["of", "words", "config", "tokens", "trusted", "kernel", "step", "roof", "hardware", "groups", "parts"]
+
+
+@pytest.mark.parametrize("key", [*KEYS, "config_dirs"])
+def test_a_damaged_profile_is_refused_in_a_line(compared: Any, key: str) -> None:
+    without = {name: value for name, value in profile().items() if name != key}
+    refused(compared(profile(), without), "b.json")
+    wrong: list[object] = [7.5, [[]], {"ms": []}, None]
+    for value in wrong:
+        refused(compared(profile(), profile(**{key: value})), "b.json")
+
+
+def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
+    """Nor the command that is shown: it is one word of it."""
+    strange = "\x1b[31m$(rm a.json)"
+    after = profile(words=[strange], kernel=strange, config_dirs=[strange])
+    after["groups"].append({"group": strange, "ms": 4.0, "share": 0.04, "parts": [row(strange, 4.0)]})
+    done = compared(profile(), after)
+    assert (done.code, done.crash) == (0, None), done
+    assert "\x1b" not in done.out
+    typed = shlex.split(done.out.splitlines()[-1])
+    assert [word for word in typed if word == "$(rm" or word.startswith("a.json")] == []
+    assert len([word for word in typed if "$(rm a.json)" in word]) == 2  # a folder, and an arm
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"kind": "bench"}, "be what nocap.profile --json wrote, got kind 'bench'"),
+        ({"of": "everything"}, "of must be one of step, forward, prefill, token, got 'everything'"),
+        ({"tokens": 0}, "tokens must be above 0, got 0"),
+        ({"step": {"ms": 0.0}}, "step.ms must be above 0, got 0.0"),
+        ({"step": {"ms": None}}, "step.ms must be above 0, got None"),
+        ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "roof.fp32 must be above 0"),
+        (
+            {"groups": [{"group": "mlp", "ms": -1.0, "share": 0.1, "parts": []}]},
+            "groups.ms must be 0 or more",
+        ),
+        ({"schema_version": 99}, "schema_version must be at most"),
+        ({"of": "generate"}, "have prefill and token, got no prefill"),
+    ],
+)
+def test_what_is_no_profile_is_refused_in_a_line(compared: Any, changed: Json, said: str) -> None:
+    refused(compared(profile(), profile(**changed)), said)
+
+
+def test_an_older_nocaps_profile_is_refused_by_what_it_lacks(compared: Any) -> None:
+    old = {key: value for key, value in profile().items() if key not in ("of", "groups")}
+    refused(
+        compared(old, profile()), "a.json must have subtotals: profile again, got a profile of an older nocap"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.json"], "profiles must be two files to compare, or key=value overrides, got a.json"),
+        (["a.json", "b.json", "c.json"], "profiles must be two files to compare"),
+        (
+            ["a.json", "b.json", "attention=gqa"],
+            "overrides must be left out beside two profiles, got attention=gqa",
+        ),
+        (["a.json", "b.json", "--repeats", "1"], "--repeats must be left out beside two profiles, got 1"),
+        (["a.json", "b.json", "--forward"], "--forward must be left out beside two profiles"),
+        (
+            ["a.json", "nothing.json"],
+            "nothing.json must be a file that nocap.profile --json wrote, got no file",
+        ),
+        (["a.json", "torn.json"], "torn.json must hold a JSON object"),
+        (["a.json", "list.json"], "list.json must hold a JSON object, got list"),
+        (["a.json", "nan.json"], "numbers must be finite, got NaN"),
+        (["a.json", "."], "must be a regular file"),
+    ],
+)
+def test_other_words_are_refused_in_a_line(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    whole = json.dumps(profile())
+    for name in ("a.json", "b.json", "c.json"):
+        Path(name).write_text(whole)
+    Path("torn.json").write_text(whole[:100])
+    Path("list.json").write_text("[]")
+    Path("nan.json").write_text(whole.replace("100.0", "NaN"))
+    refused(answer(lambda: command.main(words)), said)
+
+
+# --- measured -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_real_profiles_are_compared(door: Any, tmp_path: Path) -> None:
+    """Through the door, as a user does it: the parts that changed are those of the option that did."""
+    shape = ["model=nano", "model.seq_len=256", "trainer.device=cpu", "trainer.precision=fp32"]
+    for name in ("mha", "flash"):
+        flags = ["--repeats", "1", "--json", f"{name}.json"]
+        done = door(*shape, f"attention={name}", *flags, module="nocap.profile")
+        assert done.code == 0, done.err
+    done = door("mha.json", "flash.json", "--json", "d.json", module="nocap.profile")
+    assert done.code == 0, done.err
+    (difference,) = json.loads((tmp_path / "d.json").read_text())["differences"].values()
+    assert {row["key"] for row in difference["config"]} == {"attention.kernel"}
+    (scores,) = [row for row in difference["rows"] if row["part"] == "scores"]
+    sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("mha", "flash")]
+    ms = [next(row["ms"] for row in side["parts"] if row["part"] == "scores") for side in sides]
+    assert [scores["before_ms"], scores["after_ms"]] == pytest.approx(ms)
+    whole = sum(row["ms"] for row in difference["groups"])
+    attributed = [side["step"]["attributed_ms"] for side in sides]
+    assert whole == pytest.approx(attributed[1] - attributed[0])
