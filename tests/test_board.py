@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nocap.study import pages, words
+from nocap.study import board, pages, words
 from nocap.study.spec import load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
@@ -31,7 +31,7 @@ def shown() -> dict[str, Row]:
     every = rows([result for folder in folders for result in pages.all_results(folder)], studies)
     return {
         row.claim["id"] + (f", {at}" if (at := row.results["scale"]) != "cpu" else ""): row
-        for row in pages.in_order(every)
+        for row in board.in_order(every)
     }
 
 
@@ -40,7 +40,7 @@ def shown() -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[Path, str]:
-    return pages.board(STUDIES)
+    return board.board(STUDIES)
 
 
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
@@ -72,7 +72,7 @@ def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, s
     text = re.sub(old, new, results.read_text(), count=1)
     assert text != results.read_text()
     results.write_text(text)
-    assert pages.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
+    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
@@ -82,7 +82,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
-        pages.board(tmp_path)
+        board.board(tmp_path)
 
 
 # --- what a row says ----------------------------------------------------------------------------------------
@@ -158,10 +158,10 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
     noisy = sum(not words.is_exact(row.claim) for row in every)
-    assert pages.errors(every).startswith(
+    assert board.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
-    assert "Up to 1.0 false verdicts are to be expected" in pages.errors(every[:1] * 20)
+    assert "Up to 1.0 false verdicts are to be expected" in board.errors(every[:1] * 20)
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
@@ -245,6 +245,6 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
 def test_names_and_values_stay_text():
     results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
     claims = [{**results["claims"][0], "id": EVIL, "statement": EVIL, "arm": EVIL}]
-    page = pages.html(EVIL, rows([{**results, "claims": claims, "study": EVIL, "date": EVIL}], {}))
+    page = board.html(EVIL, rows([{**results, "claims": claims, "study": EVIL, "date": EVIL}], {}))
     assert not any(bad in page for bad in (EVIL, "<img", "<script"))
     assert html.escape(EVIL, quote=False)[:12] in page
