@@ -231,7 +231,7 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
     assert [row.split("](")[1].split("/")[0] for row in lines] == ["quick", "quick", "slow", "slow"]
-    assert "| Z9 | it flies | 2× | – | no wings |" in page
+    assert "| Z9 | it flies | – | 2× | – | no wings |" in page
     assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]
 
 

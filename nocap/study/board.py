@@ -93,9 +93,9 @@ class Unstudied:
 
     id: str
     statement: str
-    source: str
     expected: str
-    bound: str  # what arithmetic allows
+    source: str = ""
+    bound: str = ""  # what arithmetic allows
     answer: str = ""  # what is known without a study; "": nothing
     why: str = ""  # there is no answer
 
@@ -138,6 +138,13 @@ class Section:
     rows: list[Row]
     planned: list[Planned]
     unstudied: list[Unstudied]
+
+    @property
+    def headline(self) -> str:
+        """`the notes' claims: 16 confirmed, 31 refuted`, or of a board without groups `16 claims: …`."""
+        if not self.group.whose:
+            return f"{plural(len(self.rows), 'claim')}: {counted(self.rows)}"
+        return f"{self.group.whose} claims: {counted(self.rows)}"
 
     @property
     def title(self) -> str:
@@ -224,9 +231,9 @@ def unstudied(path: Path) -> list[Unstudied]:
     for i, plain in enumerate(listed):
         require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
         entry: Unstudied = _checked(Unstudied, plain, path, f"[{i}].")
-        given = "both" if entry.answer and entry.why else entry.answer or entry.why or "neither"
+        given = [key for key in UNSTUDIED if getattr(entry, key)]
         rule = "have an answer, or say why there is none"
-        require(bool(entry.answer) != bool(entry.why), f"{path}: claim {entry.id}", rule, given)
+        require(len(given) == 1, f"{path}: claim {entry.id}", rule, " and ".join(given) or "neither")
         entries.append(entry)
     return entries
 
@@ -288,7 +295,7 @@ def first(every: Sequence[Row]) -> list[Row]:
 
 def title(parts: Sequence[Section]) -> str:
     """Count each group by itself, and what no study measures."""
-    counts = [part.title for part in parts if part.group.counted and (part.rows or part.planned)]
+    counts = [part.headline for part in parts if part.group.counted and part.rows]
     entries = [entry for part in parts if part.group.counted for entry in part.unstudied]
     answered = sum(bool(entry.answer) for entry in entries)
     if answered:
@@ -361,7 +368,14 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
                 for name in ("claim", "statement", "source", "expected", "arithmetic allows", column)
             ],
             rows=[
-                [each.id, each.statement, each.source, each.expected, each.bound, getattr(each, column)]
+                [
+                    each.id,
+                    each.statement,
+                    each.source or None,
+                    each.expected,
+                    each.bound or None,
+                    getattr(each, column),
+                ]
                 for each in some
             ],
         )
