@@ -64,7 +64,8 @@ INTRO = (
     "`results.*.json`. In brackets is the 95% interval over n "
     "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
     "machine that it names, and a claim that was measured at two shapes has two. "
-    "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured the claim. "
+    "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured the claim; "
+    "*equal quality not shown* where the interval of a loss holds the margin that it may be worse by. "
     "Each study's README has its arms."
 )
 
@@ -141,16 +142,20 @@ class Section:
 
     @property
     def headline(self) -> str:
-        """`the notes' claims: 16 confirmed, 31 refuted`, or of a board without groups `16 claims: …`."""
+        """Return `the notes' claims: 16 confirmed, 31 refuted`; of a board without groups `16 claims: …`."""
         if not self.group.whose:
             return f"{plural(len(self.rows), 'claim')}: {counted(self.rows)}"
         return f"{self.group.whose} claims: {counted(self.rows)}"
 
     @property
     def title(self) -> str:
-        """`the notes' 79 claims, 82 verdicts: 16 confirmed, 31 refuted, 1 not measured yet`; of a group that
-        is not counted its name alone."""
+        """Return `the notes' 79 claims, 82 verdicts: 16 confirmed, 31 refuted, 1 not measured yet`.
+
+        Of a group that is not counted it is the name alone, of a board without groups `all claims`.
+        """
         whose = self.group.whose
+        if not whose:
+            return "all claims"
         if not self.group.counted:
             return whose
         measured = {(row.results["study"], row.claim["id"]) for row in self.rows}
@@ -158,7 +163,7 @@ class Section:
         verdicts = "" if n == len(self.rows) else f", {plural(len(self.rows), 'verdict')}"
         not_yet = f"{len(self.planned)} {NOT_YET}" if self.planned else ""
         words = ", ".join(filter(None, [counted(self.rows), not_yet]))
-        return f"{whose} {plural(n, 'claim')}{verdicts}: {words}".lstrip()
+        return f"{whose} {plural(n, 'claim')}{verdicts}: {words}"
 
 
 # --- what there is ------------------------------------------------------------------------------------------
@@ -207,15 +212,17 @@ def sections(folder: Path, every: Sequence[Json], studies: Mapping[str, Study]) 
     missing = unstudied(folder / NOT_BUILT)
     shown = in_order(rows(every, studies))
     to_do = planned(every, studies)
-    found = [
-        Section(
-            group=group,
-            rows=[row for row in shown if _group(row.claim["source"], known, folder) is group],
-            planned=[each for each in to_do if _group(each.claim.source, known, folder) is group],
-            unstudied=[each for each in missing if _group(each.source, known, folder) is group],
-        )
-        for group in known.groups
-    ]
+    found = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in known.groups]
+
+    def of(claim: str, source: str) -> Section:
+        return found[_group(claim, source, known, folder)]
+
+    for row in shown:
+        of(row.claim["id"], row.claim["source"]).rows.append(row)
+    for each in to_do:
+        of(each.claim.id, each.claim.source).planned.append(each)
+    for entry in missing:
+        of(entry.id, entry.source).unstudied.append(entry)
     return known.about.strip(), sorted(found, key=lambda section: not section.group.counted)
 
 
@@ -256,20 +263,24 @@ def planned(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Planned
     judged: dict[str, list[Json]] = {}
     for results in every:
         judged.setdefault(results["study"], []).extend(results["claims"])
-    return [
-        Planned(study=study, claim=claim)
-        for name, study in studies.items()
-        for claim in study.claims
-        if not any(asks_the_same(claim, answered, study) for answered in judged.get(name, ()))
-    ]
+    left = list[Planned]()
+    for name, study in studies.items():
+        for claim in study.claims:
+            answered = any(asks_the_same(claim, known, study) for known in judged.get(name, ()))
+            if not answered:
+                left.append(Planned(study=study, claim=claim))
+    return left
 
 
-def _group(source: str, known: Board, folder: Path) -> Group:
-    """Return the group of a claim by its source."""
-    fitting = {begin: group for group in known.groups for begin in group.sources if source.startswith(begin)}
-    begins = ", ".join(begin for group in known.groups for begin in group.sources)
-    require(bool(fitting), "a claim's source", f"begin with one of {folder / BOARD}: {begins}", source)
-    return fitting[max(fitting, key=len)]
+def _group(claim: str, source: str, known: Board, folder: Path) -> int:
+    """Return the place of a claim's group in the list of groups, by how its source begins."""
+    places = dict[str, int]()
+    for place, group in enumerate(known.groups):
+        places |= dict.fromkeys(group.sources, place)
+    fitting = [begin for begin in places if source.startswith(begin)]
+    rule = f"begin with one of {folder / BOARD}: {', '.join(places)}"
+    require(bool(fitting), f"claim {claim}: source", rule, source)
+    return places[max(fitting, key=len)]
 
 
 def in_order(some: Iterable[Row]) -> list[Row]:
@@ -310,7 +321,7 @@ def _capital(text: str) -> str:
 
 
 def counted_rows(parts: Iterable[Section]) -> list[Row]:
-    """The rows of the groups that are counted."""
+    """Return the rows of the groups that are counted."""
     return [row for part in parts if part.group.counted for row in part.rows]
 
 
@@ -326,21 +337,26 @@ def errors(every: Sequence[Row]) -> str:
 
 
 def markdown(about: str, parts: Sequence[Section]) -> str:
+    """Return the board's `README.md`."""
     lines = [f"# {title(parts)}", ""]
     for text in filter(None, (INTRO, about, errors(counted_rows(parts)))):
         lines += [*textwrap.wrap(text, width=138), ""]
     for part in parts:
-        lines += _section(part, named=bool(part.group.whose))
+        lines += _section(part)
     entries = [entry for part in parts if part.group.counted for entry in part.unstudied]
     return "\n".join([*lines, *_unstudied(entries, "##")])
 
 
-def _section(part: Section, *, named: bool) -> list[str]:
-    """A group's rows by what they are about, the claims that are planned; of a group that is in no count also
-    what no study measures."""
-    lines, level = list[str](), "##"
-    if named and (part.rows or part.planned or not part.group.counted):
-        lines, level = [f"## {_capital(part.title)}", ""], "###"
+def _section(part: Section) -> list[str]:
+    """Return a group's rows by what they are about, and the claims that are planned; of a group that is in no
+    count also what no study measures."""
+    if not (part.rows or part.planned or part.unstudied):
+        return []
+    lines = list[str]()
+    level = "##"
+    if part.group.whose and (part.rows or part.planned or not part.group.counted):
+        lines += [f"## {_capital(part.title)}", ""]
+        level = "###"
     for about in (THERE, STAND_IN, PROJECT):
         if some := [row for row in part.rows if row.about == about]:
             heading = [f"{level} {len(some)} {about}", ""] if part.group.counted else []
@@ -357,7 +373,7 @@ def _section(part: Section, *, named: bool) -> list[str]:
 
 
 def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
-    """Two tables: of the claims with an answer, and of those without one."""
+    """Return two tables: of the claims with an answer, and of those without one."""
     lines = list[str]()
     for column, heading in UNSTUDIED.items():
         some = [entry for entry in entries if getattr(entry, column)]
@@ -392,8 +408,9 @@ def _link(statement: str, study: str) -> str:
 
 
 def html(about: str, parts: Sequence[Section]) -> str:
-    """The page. It has no script: CSS hides what the filter leaves out."""
-    every, of_all = counted_rows(parts), [row for part in parts for row in part.rows]
+    """Return the page. It has no script: CSS hides what the filter leaves out."""
+    every = counted_rows(parts)
+    of_all = [row for part in parts for row in part.rows]
     words = Counter(row.word for row in every)
     hidden = [
         f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}'
@@ -408,11 +425,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
         hidden=Markup("\n".join(hidden)),
         first=first(every),
         words=words,
-        sections=[
-            (_capital(part.title if part.group.whose else "all claims"), part.rows)
-            for part in parts
-            if part.rows
-        ],
+        sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
         details=DETAILS,
         plots=plots(of_all),
         bare=[row.claim["statement"] for row in of_all if row.claim["measured"] is None],

@@ -24,6 +24,8 @@ THERE = "on the machine they are about, or counted on any"
 STAND_IN = "on a CPU in place of the GPU or the larger model they are about"
 PROJECT = "by this project's own thresholds"
 NO_GPU = "no GPU yet"
+NOT_EQUAL = "equal quality not shown"
+QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 # counts that no machine changes; so are the bytes held of these parts:
 ANYWHERE = ("params", "kv_bytes", "part_params")
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
@@ -75,6 +77,15 @@ def guard(effect: Json) -> str:
         f"{metric.title}: {measured(effect)}, allowed: "
         f"{words.limit(worst, metric, scale, least=True)}{noise(effect)}"
     )
+
+
+def leaves_quality_open(effect: Json) -> bool:
+    """Say whether a guard's loss may be within its margin or beyond it: its interval holds the margin."""
+    if effect["metric"] not in QUALITY or effect["measured"] is None:
+        return False
+    is_ratio = Scale(effect["scale"]) is Scale.ratio
+    worst = 1 / effect["margin"] if is_ratio else -effect["margin"]
+    return bool(effect["measured"]["low"] < worst <= effect["measured"]["high"])
 
 
 def noise(effect: Json) -> str:
@@ -190,6 +201,7 @@ class Row:
         claim = self.claim
         said = [
             NO_GPU if self.no_gpu and self.stands_in else "",
+            NOT_EQUAL if any(map(leaves_quality_open, claim["guards"])) else "",
             f"depends on shape: {self.elsewhere}" if self.elsewhere else "",
             BEYOND if claim["beyond_bound"] else "",
             self.caution,
