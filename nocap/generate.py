@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    """Print the texts; the answer has their tokens/s, too: what `cache` and `compile` change."""
+    """Print the texts. The answer has how fast they came, too: what `cache` and `compile` change."""
     from nocap.config.compose import from_overrides  # Hydra
 
     asked = from_overrides(Generate, options.overrides)
@@ -124,9 +124,9 @@ def _generate(options: argparse.Namespace) -> int:
     sampler = Sampler(
         temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new
     )
-    texts, tokens_per_s = write(trained, engine, prompt, sampler)
+    written = write(trained, engine, prompt, sampler)
     cut, samples = "max_tokens" if new == asked.max_tokens else "context", list[dict[str, Any]]()
-    for tokens in texts:
+    for tokens in written.texts:
         stopped = "end_of_text" if tokens[-1] == trained.encoding.eot_token else cut
         samples.append({"text": trained.text(tokens), "tokens": tokens, "stopped": stopped})
     _print(asked.prompt, samples)
@@ -139,7 +139,9 @@ def _generate(options: argparse.Namespace) -> int:
         "run": trained.name,
         "checkpoint_step": trained.step,
         "prompt_tokens": len(prompt),
-        "decode_tokens_per_s": tokens_per_s,
+        "decode_tokens_per_s": written.tokens_per_s,
+        "first_token_ms": written.first_token_ms,
+        "decode_ms": written.decode_ms,
     }
     keys = {
         key: getattr(asked, key) for key in ("prompt", "temperature", "top_k", "seed", "cache", "compile")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from nocap.study import pages, words
+from nocap.study import board, pages, words
+from nocap.study.__main__ import main as command
 from nocap.study.spec import load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
@@ -31,7 +32,7 @@ def shown() -> dict[str, Row]:
     every = rows([result for folder in folders for result in pages.all_results(folder)], studies)
     return {
         row.claim["id"] + (f", {at}" if (at := row.results["scale"]) != "cpu" else ""): row
-        for row in pages.in_order(every)
+        for row in board.in_order(every)
     }
 
 
@@ -40,7 +41,7 @@ def shown() -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[Path, str]:
-    return pages.board(STUDIES)
+    return board.board(STUDIES)
 
 
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
@@ -72,7 +73,7 @@ def test_an_edited_verdict_changes_no_page(tmp_path: Path, written: dict[Path, s
     text = re.sub(old, new, results.read_text(), count=1)
     assert text != results.read_text()
     results.write_text(text)
-    assert pages.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
+    assert board.board(tmp_path)[tmp_path / "gqa" / "README.md"] == written[STUDIES / "gqa" / "README.md"]
 
 
 def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
@@ -82,7 +83,7 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     row["value"] += 1e-9  # no word and no figure that is shown changes
     results.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"claim A16.qk must have the losses of its study's log, "):
-        pages.board(tmp_path)
+        board.board(tmp_path)
 
 
 # --- what a row says ----------------------------------------------------------------------------------------
@@ -158,10 +159,10 @@ def test_false_verdicts_to_expect(shown: dict[str, Row]):
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
     noisy = sum(not words.is_exact(row.claim) for row in every)
-    assert pages.errors(every).startswith(
+    assert board.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
-    assert "Up to 1.0 false verdicts are to be expected" in pages.errors(every[:1] * 20)
+    assert "Up to 1.0 false verdicts are to be expected" in board.errors(every[:1] * 20)
 
 
 def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
@@ -245,6 +246,325 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
 def test_names_and_values_stay_text():
     results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
     claims = [{**results["claims"][0], "id": EVIL, "statement": EVIL, "arm": EVIL}]
-    page = pages.html(EVIL, rows([{**results, "claims": claims, "study": EVIL, "date": EVIL}], {}))
+    made = rows([{**results, "claims": claims, "study": EVIL, "date": EVIL}], {})
+    section = board.Section(group=board.Group(whose=EVIL), rows=made, planned=[], unstudied=[])
+    page = board.html(EVIL, [section])
     assert not any(bad in page for bad in (EVIL, "<img", "<script"))
     assert html.escape(EVIL, quote=False)[:12] in page
+
+
+# --- whose claims are counted -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts() -> dict[str, board.Section]:
+    """The sections of the committed board by their groups' names."""
+    places = [path for path in sorted(STUDIES.iterdir()) if path.is_dir()]
+    studies = {path.name: load(path) for path in places if (path / "study.yaml").exists()}
+    every = [results for path in places for results in pages.all_results(path)]
+    _, found = board.sections(STUDIES, every, studies)
+    return {part.group.whose: part for part in found}
+
+
+def words_of(some: list[Row]) -> dict[str, int]:
+    return {word: [row.word for row in some].count(word) for word in ("confirmed", "exceeded", "refuted")}
+
+
+def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
+    parts: dict[str, board.Section], shown: dict[str, Row], written: dict[Path, str]
+):
+    """Every row is in one group; the .NET engine's are in no count."""
+    notes, own, engine = (
+        parts[name] for name in ("the notes'", "nocap's own", "another engine, counted nowhere")
+    )
+    assert len(notes.rows) + len(own.rows) + len(engine.rows) == len(shown)
+    assert {row.results["study"] for row in engine.rows} == {"smallmind"}
+    assert {row.results["study"] for row in own.rows} == {"recipe_tuned", "ladder", "parts", "objectives"}
+    assert all(re.match("notes? 00[0-3]", row.claim["source"]) for row in notes.rows)
+    assert all(row.claim["source"] == "note 004" for row in engine.rows)
+    head = written[STUDIES / "README.md"].splitlines()[0]
+    for part in (notes, own):
+        counted = ", ".join(f"{n} {word}" for word, n in words_of(part.rows).items() if n)
+        assert f"{part.group.whose} claims: {counted}, " in head.replace("The", "the")
+    assert "engine" not in head
+    assert board.errors([*notes.rows, *own.rows]) in " ".join(written[STUDIES / "README.md"].split())
+
+
+def test_the_readme_says_what_the_board_counts(parts: dict[str, board.Section]):
+    notes, own = parts["the notes'"].rows, parts["nocap's own"].rows
+    n, of_own = words_of(notes), words_of(own)
+    held = n["confirmed"] + n["exceeded"]
+    text = " ".join((REPO / "README.md").read_text().split())
+    assert (
+        f"Of others' claims on [the board](experiments/README.md) {held} held, {n['refuted']} were refuted, "
+        f"{len(notes) - held - n['refuted']} are open; of nocap's own {len(own)}, "
+        f"{of_own['confirmed'] + of_own['exceeded']} held (CPUs only, so far)."
+    ) in text
+
+
+SOURCES = {
+    "note 001": ["A4.scores", "A14.cosine", "A14.wsd", "A16.qk", "A16.post", "A17.memory", "A15.heads"],
+    "note 002": ["A1.attention", "A2.attention", "A3.attention", "A4.memory", "A11.qkv", "A12.params"],
+    "note 000": ["A1.speed", "A1.kv", "A4.speed", "A5.speed", "A10.head", "A13.mha"],
+}
+
+
+def test_a_claim_names_the_note_that_states_it(shown: dict[str, Row]):
+    for source, claims in SOURCES.items():
+        assert {name: shown[name].claim["source"] for name in claims} == dict.fromkeys(claims, source)
+
+
+def test_committed_results_have_their_studies_words():
+    for path in sorted(STUDIES.glob("*/results.*.*.json")):
+        asked = load(path.parent)
+        for claim in json.loads(path.read_text())["claims"]:
+            same = [stated for stated in asked.claims if words.asks_the_same(stated, claim, asked)]
+            assert [(stated.statement, stated.source) for stated in same] == [
+                (claim["statement"], claim["source"])
+            ], (path, claim["id"])
+
+
+def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason(
+    parts: dict[str, board.Section], written: dict[Path, str]
+):
+    entries = {entry.id: entry for part in parts.values() for entry in part.unstudied}
+    answered = {name for name, entry in entries.items() if entry.answer}
+    assert answered >= {"A10.operations", "A10.forward", "A12.matrices", "A15.auxiliary", "C0.embedding"}
+    assert {*entries} - answered >= {"B7", "B11.batch", "B11.accumulation", "C2.batching"}
+    text = " ".join(written[STUDIES / "README.md"].split())
+    assert "their table of operations (A10.operations)" in text
+    assert "their table of operations (A10.operations)" in written[STUDIES / "board.html"]
+    assert all(f"| {name} | {entry.statement} |" in text for name, entry in entries.items())
+
+
+def test_the_table_of_operations_by_arithmetic(parts: dict[str, board.Section]):
+    """768 channels in 12 heads of 64, 1,024 tokens; the profile's figures from its committed JSON."""
+    (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.operations"]
+    qkv = 768 * 2304 * 1024
+    scores = 2 * 1024**2 * 768
+    out = 768**2 * 1024
+    assert f"{qkv / 1e9:.2f}G" in entry.bound
+    assert f"{scores / 1e9:.2f}G" in entry.bound
+    assert f"{out / 1e9:.2f}G" in entry.bound
+    assert f"scores are {scores / (qkv + scores + out):.0%}" in entry.bound
+    assert f"at 512 tokens {scores / 4 / (qkv / 2 + scores / 4 + out / 2):.0%}" in entry.bound
+    flops = {name: part["flops"] / 1e9 for name, part in profiled(512).items()}
+    assert f"{flops['qkv']:.1f} GFLOP in QKV and {flops['scores']:.1f} in" in entry.answer
+
+
+def profiled(length: int) -> dict[str, Json]:
+    """The parts of a committed profile of a d12 step with materialised scores."""
+    profile = json.loads((STUDIES / "step_shares" / f"mha-{length}.json").read_text())
+    return {part["part"]: part for part in profile["parts"]}
+
+
+def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section]):
+    (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == "A10.forward"]
+    (blocks,) = [claim.parts for claim in load(STUDIES / "anatomy").claims if claim.id == "A11.blocks"]
+    ms = {name: part["forward_ms"] for name, part in profiled(512).items()}
+    flops = {name: part["flops"] for name, part in profiled(512).items()}
+    all_ms = sum(ms.values())
+    all_flops = sum(flops.values())
+    shares = [ms["embedding"], ms["head"], ms["head"] + ms["loss"], sum(ms[name] for name in blocks)]
+    embedding, head, with_loss, of_blocks = (f"{share / all_ms:.1%}" for share in shares)
+    assert f"the embedding is {embedding}, the head {head} (with the loss {with_loss})" in entry.answer
+    assert f"the blocks are {of_blocks}" in entry.answer
+    assert f"the head has {flops['head'] / all_flops:.0%} of the FLOPs" in entry.bound
+    assert f"the blocks {sum(flops[name] for name in blocks) / all_flops:.0%}" in entry.bound
+
+
+def test_what_a_profile_keeps_of_the_scores_and_norms(parts: dict[str, board.Section], shown: dict[str, Row]):
+    entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
+    scores_mb = shown["A12.scores"].claim["measured"]["mid"] * 2**20 / 1e6
+    for mb, said in {
+        scores_mb / 12 / 4: "a layer and sequence",
+        scores_mb / 12: "a layer at four",
+        scores_mb / 4: "in twelve layers at one",
+    }.items():
+        assert f"{mb:.1f} MB {said}" in entries["A12.matrices"].answer
+    assert f"{12 * 512**2 * 2 / 1e6:.1f} MB a layer and sequence" in entries["A12.matrices"].bound
+    assert f"= {2 * 2048 * 768 * 4 / 1e6:.1f} MB" in entries["A12.residual"].bound
+    assert f"{profiled(512)['norm']['kept_mib']:.1f} MiB for the 25 norms" in entries["A12.residual"].answer
+
+
+@pytest.mark.parametrize(
+    ("claim", "idea"),
+    [("A15.auxiliary", "early_loss"), ("A15.distillation", "distill"), ("A15.filtering", "filtered")],
+)
+def test_an_answer_of_the_atlas_is_its_tables(parts: dict[str, board.Section], claim: str, idea: str):
+    (entry,) = [entry for entry in parts["the notes'"].unstudied if entry.id == claim]
+    table = (STUDIES / "atlas" / "README.md").read_text()
+    (row,) = re.findall(rf"^\| {idea} \| (.*) \|$", table, re.M)
+    _, steps, _, time, _, verdict, *_ = row.split(" | ")
+    for ratio, low, high in (re.match(r"(\S+) \[(\S+), (\S+)\]", cell).groups() for cell in (steps, time)):
+        assert re.search(rf"{ratio} [^;]*\[{low}, {high}\]", entry.answer), (ratio, low, high)
+    assert verdict in entry.answer or "n=3" in entry.answer
+
+
+def test_a_claim_about_a_gpu_says_that_none_has_measured_it(shown: dict[str, Row]):
+    waiting = {name for name, row in shown.items() if "no GPU yet" in row.notes}
+    assert {"A0", "A1.speed", "A1.speed, cpu_bytes", "A4.memory", "A17.time", "B6"} <= waiting
+    # counted on any machine, of a CPU's engine, of nocap's own small models
+    assert waiting.isdisjoint({"A1.kv", "A12.adamw", "C1.speed", "B5.deep", "D2.stack, docs"})
+
+
+def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, Row]):
+    """Of A1 the loss is at most 1.6% higher, where 1% is allowed; of A4 it is the same."""
+    unsettled = {name for name, row in shown.items() if "equal quality not shown" in row.notes}
+    assert {"A0", "A1.speed", "A2.attention", "A5.speed", "A6.speed"} <= unsettled
+    assert unsettled.isdisjoint({"A4.speed", "A8.speed", "A17.memory", "A1.attention", "A5.mlp"})
+
+
+@pytest.mark.parametrize(
+    ("scale", "margin", "low", "high", "is_open"),
+    [
+        ("ratio", 1.01, 0.985, 1.02, True),
+        ("ratio", 1.01, 0.995, 1.02, False),  # within the margin
+        ("ratio", 1.01, 0.95, 0.98, False),  # beyond it: the guard has failed
+        ("difference", 0.02, -0.03, 0.01, True),
+        ("difference", 0.02, -0.01, 0.01, False),
+        ("difference", 0.02, -0.05, -0.03, False),
+    ],
+)
+def test_an_interval_that_holds_its_margin_leaves_quality_open(
+    scale: str, margin: float, low: float, high: float, is_open: bool
+):
+    guard = {"metric": "val_loss", "scale": scale, "margin": margin, "measured": {"low": low, "high": high}}
+    assert words.leaves_quality_open(guard) == is_open
+    assert not words.leaves_quality_open({**guard, "metric": "memory_mib"})
+    assert not words.leaves_quality_open({**guard, "measured": None})
+
+
+SCALES = {"cpu": study()["scales"]["cpu"], "gpu": study()["scales"]["cpu"]}
+GUARDED = {**SPEED, "guards": [{**SPEED["guards"][0], "margins": {"cpu": 1.1, "gpu": 1.1}}]}
+
+
+def test_a_gpus_results_end_the_wait(tmp_path: Path):
+    scales = {name: {**at, "limitations": "a small model"} for name, at in SCALES.items()}
+    made = loaded(tmp_path / "made", study(claims=[GUARDED], scales=scales))
+    on_cpu = resulted(made, speeds(FAST, SAME))
+    (waiting,) = rows([on_cpu], {"made": made})
+    assert waiting.notes[0] == "no GPU yet"
+    on_gpu = {**on_cpu, "scale": "gpu", "hardware": {**on_cpu["hardware"], "device": "cuda"}}
+    of_cpu, of_gpu = rows([on_cpu, on_gpu], {"made": made})
+    assert "no GPU yet" not in of_cpu.notes
+    assert "no GPU yet" not in of_gpu.notes
+
+
+def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
+    """An older claim of the same name, with other ends, is no answer."""
+    later = {**SPEED, "id": "M.later", "expected": [1.1, None]}
+    first = loaded(tmp_path / "made", study(claims=[SPEED]))
+    results = resulted(first, speeds(FAST, SAME))
+    both = loaded(tmp_path / "made", study(claims=[SPEED, later], notes={"M.later": "asked later"}))
+    (planned,) = board.planned([results], {"made": both})
+    assert planned.claim.id == "M.later"
+    assert planned.cells["expected"] == "tokens/s: at least 10% faster"
+    assert planned.cells["notes"] == "asked later"
+    assert planned.cells["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
+    assert board.planned([resulted(both, speeds(FAST, SAME))], {"made": both}) == []
+    other = loaded(tmp_path / "made", study(claims=[{**SPEED, "expected": [1.3, None]}]))
+    assert [each.claim.id for each in board.planned([results], {"made": other})] == ["M.speed"]
+
+
+def test_a_rows_words_are_its_studys_of_now_while_it_asks_the_same(tmp_path: Path):
+    results = resulted(loaded(tmp_path / "made", study(claims=[SPEED])), speeds(FAST, SAME))
+    reworded = {**SPEED, "statement": "in other words", "source": "elsewhere"}
+    (row,) = rows([results], {"made": loaded(tmp_path / "made", study(claims=[reworded]))})
+    assert row.claim["statement"] == "in other words"
+    assert row.claim["source"] == "elsewhere"
+    assert row.word == "confirmed"
+    changed = {**reworded, "expected": [1.1, None]}
+    (row,) = rows([results], {"made": loaded(tmp_path / "made", study(claims=[changed]))})
+    assert row.claim["statement"] == SPEED["statement"]
+    assert row.claim["source"] == SPEED["source"]
+
+
+# --- a board of one's own -----------------------------------------------------------------------------------
+
+GROUPS = """
+about: Mind the gap.
+groups:
+  - {whose: the paper's, sources: [made]}
+  - {whose: "a toy, counted nowhere", sources: [made of bricks], counted: false}
+"""
+ENTRIES = """
+- {id: Z1, statement: it flies, source: made, expected: 2×, answer: it does}
+- {id: Z2, statement: it sings, source: made of bricks, expected: twice, why: no voice}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of two studies with one result each."""
+    for name, source in {"kite": "made, as said", "toy": "made of bricks"}.items():
+        made = loaded(tmp_path / name, study(claims=[{**SPEED, "source": source}]))
+        pages.write(made, tmp_path / name, resulted(made, speeds(FAST, SAME)))
+    return tmp_path
+
+
+def test_groups_are_by_the_longest_beginning_of_a_source(folder: Path):
+    (folder / "board.yaml").write_text(GROUPS)
+    (folder / "not_built.yaml").write_text(ENTRIES)
+    files = board.board(folder)
+    lines = files[folder / "README.md"].splitlines()
+    assert lines[0] == "# The paper's claims: 1 confirmed; 1 more answered without a study"
+    assert "Mind the gap." in lines
+    headings = [line for line in lines if line.startswith("#")][1:]
+    assert headings == [
+        "## The paper's 1 claim: 1 confirmed",
+        "### 1 on the machine they are about, or counted on any",
+        "## A toy, counted nowhere",
+        "### Not built, or nothing to measure",
+        "## Answered without a study",
+    ]
+    page = text_of(files[folder / "board.html"])
+    assert "Mind the gap." in page
+    assert "confirmed (1)" in page
+    assert files[folder / "board.html"].count('<details class="claim"') == 2
+
+
+def test_without_groups_all_are_counted_together(folder: Path):
+    lines = board.board(folder)[folder / "README.md"].splitlines()
+    headings = [line for line in lines if line.startswith("#")]
+    assert headings == ["# 2 claims: 2 confirmed", "## 2 on the machine they are about, or counted on any"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "board.yaml",
+            "groups: [{whose: hers, sources: [her]}]",
+            r"claim M.speed: source must begin with one of \S+board.yaml: her, got made, as said$",
+        ),
+        ("board.yaml", "groups: [{whos: hers}]", r"\S+board.yaml: whos is no key of group"),
+        (
+            "board.yaml",
+            "[a, b]",
+            r"\S+board.yaml must hold keys and values: about, groups, got \['a', 'b'\]$",
+        ),
+        ("not_built.yaml", "a: b", r"\S+not_built.yaml must be a list of claims, got dict$"),
+        (
+            "not_built.yaml",
+            "- {id: Z, statement: x, expected: y}",
+            r"\S+: claim Z must have an answer, or say",
+        ),
+        (
+            "not_built.yaml",
+            "- {id: Z, statement: x, expected: y, why: a, answer: b}",
+            r"\S+: claim Z must have an answer, or say why there is none, got answer and why$",
+        ),
+        ("not_built.yaml", "- {id: Z, statement: x, why: a}", r"\S+not_built.yaml: \[0\].expected"),
+    ],
+)
+def test_a_wrong_file_of_a_board_is_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, says: str
+):
+    (folder / name).write_text(text)
+    before = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+    with pytest.raises(SystemExit, match="2"):
+        command(["--board", str(folder)])
+    (said,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"nocap: {says}", said), said
+    assert {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()} == before

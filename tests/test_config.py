@@ -456,6 +456,8 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
         ("trainr.steps=3", r"trainr\.steps is no key \(did you mean trainer\.steps\?\)"),
         ("trainer.stepz=3", r"trainer\.stepz is no key \(did you mean trainer\.steps\?\)"),
         ("attention=flsh", r"attention/flsh is no option \(did you mean flash\?\)"),
+        ("model=d12_gqa", r"model/d12_gqa is no option \(did you mean experiment=d12_gqa\?\)"),
+        ("model=d12_fast", r"model/d12_fast is no option \(did you mean experiment=d12_fast\?\)"),
         (
             "experiment=first_run",
             r"experiment must be left out of --help: --cfg job prints what it sets, got ",
@@ -465,6 +467,17 @@ def test_help_shows_values_choices_and_comments_of_the_chosen() -> None:
 def test_help_refuses(word: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"^{says}"):
         manual([word])
+
+
+@pytest.mark.parametrize(
+    ("experiment", "words"),
+    [("d12_gqa", ["attention=gqa"]), ("d12_fast", ["attention=gqa", "mlp=gelu3x"])],
+)
+def test_the_notes_models_have_4_of_12_key_value_heads(experiment: str, words: list[str]) -> None:
+    run = compose([f"experiment={experiment}"])
+    assert run == compose(["model=d12", "tokenizer=gpt2", *words])
+    assert run.model.n_head == 12
+    assert run.attention.n_kv_heads == 4
 
 
 # --- the next version of Hydra ------------------------------------------------------------------------------

@@ -60,8 +60,7 @@ def edited(run_dir: Path, *changes: tuple[str, str]) -> Path:
 
 
 def test_the_text_is_the_models(undisturbed: Undisturbed, say: Say):
-    """Greedy, against the training model's logits over the whole prefix; with a cache and without. Of each
-    the tokens/s; what is one token has none."""
+    """Greedy, against the training model's logits over the whole prefix; with a cache and without."""
     words = (f"run={undisturbed.run_dir}", "prompt=ab", "temperature=0")
     code, out, err, answer = say(*words, "max_tokens=8")
     assert (code, err) == (0, "")
@@ -73,8 +72,26 @@ def test_the_text_is_the_models(undisturbed: Undisturbed, say: Say):
     assert tokens == logits_TV.argmax(-1)[1:-1].tolist()
     uncached = say(*words, "max_tokens=8", "cache=false")[3]
     assert uncached["samples"] == answer["samples"]
-    one_token = say(*words, "max_tokens=1")[3]["decode_tokens_per_s"]
-    assert (answer["decode_tokens_per_s"] > 0, uncached["decode_tokens_per_s"] > 0, one_token) == (1, 1, None)
+
+
+def test_the_answer_says_how_fast_the_tokens_came(
+    undisturbed: Undisturbed, say: Say, monkeypatch: pytest.MonkeyPatch
+):
+    """By a clock that shows these seconds: the first token took 0.5 s, the others 0.1, 0.3 and 0.1 s."""
+    shown = iter([1.0, 1.5, 1.6, 1.9, 2.0])
+    monkeypatch.setattr("nocap.measure.generation.time.perf_counter", lambda: next(shown))
+    answer = say(f"run={undisturbed.run_dir}", "prompt=ab", "max_tokens=4", "samples=2")[3]
+    assert answer["first_token_ms"] == pytest.approx(500)
+    assert answer["decode_ms"] == pytest.approx(100)
+    assert answer["decode_tokens_per_s"] == pytest.approx(2 * 3 / 0.5)
+    assert list(shown) == []
+
+
+def test_of_one_token_there_is_only_the_first(undisturbed: Undisturbed, say: Say):
+    answer = say(f"run={undisturbed.run_dir}", "prompt=ab", "max_tokens=1")[3]
+    assert answer["first_token_ms"] > 0
+    assert answer["decode_ms"] is None
+    assert answer["decode_tokens_per_s"] is None
 
 
 def test_samples_differ_by_place_and_seed_and_come_again(trained: Path, say: Say):

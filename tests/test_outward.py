@@ -34,7 +34,7 @@ from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
 from nocap.store.tracking import open_tracker
-from nocap.study import log, pages
+from nocap.study import board, log
 from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
@@ -150,7 +150,7 @@ def studies(folder: Path, planned: Plan) -> None:
         raw = folder / "board" / f"s{i}" / "results.cpu.x.json"
         raw.parent.mkdir(parents=True)
         raw.write_text(json.dumps(results_of(text)))  # as somebody else's nocap may have written it
-    pages.write_board(folder / "board")
+    board.write(folder / "board")
     for raw in folder.glob("board/*/results.cpu.x.json"):
         raw.unlink()
 
@@ -322,7 +322,7 @@ def test_a_hostile_study_writes_no_markup(tmp_path: Path) -> None:
     results["hardware"]["name"] = EVIL
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
-    pages.write_board(tmp_path)
+    board.write(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert EVIL[-9:] in text
     assert controls(text) == []

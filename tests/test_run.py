@@ -17,6 +17,7 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
 from nocap.launch.plan import headline
+from nocap.store.formats import duration
 from nocap.store.identity import config_that_counts, digest, identity_parts
 from nocap.training import terminal
 from nocap.training.ledger import LINES
@@ -228,8 +229,18 @@ def test_without_a_terminal_progress_is_plain_lines(undisturbed: Undisturbed) ->
     lines = undisturbed.process.out.splitlines()
     steps = [line.split()[1] for line in lines if "  val " in line]
     assert steps == ["0/30", "12/30", "24/30", "30/30"]
-    for label in ("validation", "speed", "memory", "clock", "record"):
+    for label in ("validation", "speed", "epoch", "memory", "clock", "record"):
         assert f"\n  {label} " in undisturbed.process.out
+
+
+def test_the_last_screen_says_what_an_epoch_takes(undisturbed: Undisturbed) -> None:
+    """Of 100,000 tokens in whole windows of 128."""
+    summary = summary_of(undisturbed.run_dir)
+    assert summary["epoch_s"] * summary["tokens_per_s"] == pytest.approx(99_968, abs=128)
+    (said,) = re.findall(r"^  epoch +(\S+ \S+) for all training data once", undisturbed.process.out, re.M)
+    assert said == duration(summary["epoch_s"])
+    unknown = terminal.table({**summary, "epoch_s": None}, run_dir=undisturbed.run_dir)
+    assert "epoch" not in unknown
 
 
 @pytest.mark.slow

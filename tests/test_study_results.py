@@ -18,7 +18,7 @@ from nocap.judge.cautious import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import pages, words
+from nocap.study import board, pages, words
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.log import Log
@@ -223,7 +223,7 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     (tmp_path / "not_built.yaml").write_text(missing)
     (tmp_path / "quick" / "README.md").write_text("old\n\n## What was learnt\n\nMuch.\n")
     files = [tmp_path / name for name in ("README.md", "board.html", "quick/README.md", "slow/README.md")]
-    assert pages.write_board(tmp_path) == files
+    assert board.write(tmp_path) == files
     # anew, from its results
     page, _, quick, _ = (path.read_text() for path in files)
     assert quick.startswith("# quick: M.time confirmed, M.steps confirmed (cpu, a CPU)\n")
@@ -231,7 +231,7 @@ def test_the_leaderboard_has_a_row_a_claim(tmp_path: Path):
     assert page.startswith("# 4 claims: 4 confirmed; 1 not built\n")
     lines = [line for line in page.splitlines() if line.startswith("| [")]
     assert [row.split("](")[1].split("/")[0] for row in lines] == ["quick", "quick", "slow", "slow"]
-    assert "| Z9 | it flies | 2× | – | no wings |" in page
+    assert "| Z9 | it flies | – | 2× | – | no wings |" in page
     assert f"| {1.1 * math.exp(0.2 / B) - 1:.1%} faster to the target [" in lines[0]
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import re
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -466,8 +466,16 @@ def named(override: Override) -> list[str]:
     )
     known = names if "/" in group else outside.yamls(group)
     for name in (name for name in names if name not in known):
-        raise ValueError(f"{group}/{name} is no option{suggest(name, known)}")
+        raise ValueError(f"{group}/{name} is no option{_meant(name, known)}")
     return names
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    """Return what was probably meant by a name that its group does not have, in parentheses: the experiment
+    of that name, else an option of the group."""
+    if name in outside.yamls("experiment"):
+        return f" (did you mean experiment={name}?)"
+    return suggest(name, known)
 
 
 def _check_from_outside(path: Path) -> None:

@@ -11,7 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from types import FunctionType
 from typing import Any
 
@@ -349,20 +351,32 @@ def generate(engine: Engine, prompt_BT: Tensor, sampler: Sampler, *, max_tokens:
             logits_BV = engine.decode(tokens_B)
 
 
-def write(
-    trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler
-) -> tuple[list[list[int]], float | None]:
-    """As many tokens a sequence as the sampler has draws for, or up to its end-of-text; and the tokens/s of
-    all from the second token on (wall clock)."""
-    end, rows, marks, ended = trained.encoding.eot_token, list[list[int]](), list[float](), set[int]()
-    for tokens_B in generate(
-        engine, torch.tensor([prompt], device=trained.device), sampler, max_tokens=sampler.draws_BN.shape[1]
-    ):
-        rows.append(tokens_B.tolist())
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """The tokens of each text, and how fast they came, by the wall clock."""
+
+    texts: list[list[int]]
+    first_token_ms: float  # from the prompt to the first token of each text
+    decode_ms: float | None  # from one token to the next, the median; None where each text has one token
+    tokens_per_s: float | None  # of all texts from the second token on; None where each text has one token
+
+
+def write(trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler) -> Written:
+    """Write as many tokens a sequence as the sampler has draws for, or up to its end-of-text."""
+    end, rows, ended = trained.encoding.eot_token, list[list[int]](), set[int]()
+    prompt_1T = torch.tensor([prompt], device=trained.device)
+    marks = [time.perf_counter()]
+    for tokens_B in generate(engine, prompt_1T, sampler, max_tokens=sampler.draws_BN.shape[1]):
+        rows.append(tokens_B.tolist())  # waits for the device
         marks.append(time.perf_counter())
         ended.update(i for i, token in enumerate(rows[-1]) if token == end)
         if len(ended) == len(rows[-1]):
             break
     texts = [list(text) for text in zip(*rows, strict=True)]
-    rate = len(texts) * (len(marks) - 1) / (marks[-1] - marks[0]) if len(marks) > 1 else None
-    return [text[: text.index(end) + 1] if end in text else text for text in texts], rate
+    first_s, *more_s = (after - before for before, after in pairwise(marks))
+    return Written(
+        texts=[text[: text.index(end) + 1] if end in text else text for text in texts],
+        first_token_ms=first_s * 1e3,
+        decode_ms=median(more_s) * 1e3 if more_s else None,
+        tokens_per_s=len(texts) * len(more_s) / sum(more_s) if more_s else None,
+    )

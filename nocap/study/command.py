@@ -18,6 +18,7 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.store import lease
 from nocap.store.files import write_file
+from nocap.study import board as leaderboard
 from nocap.study import conduct, log, pages, preview, results, spec, tasks
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import answer, of_commands, of_overrides
@@ -35,7 +36,7 @@ class Options:
 
 
 def board(folder: Path) -> int:
-    for path in pages.write_board(folder):
+    for path in leaderboard.write(folder):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 
@@ -48,8 +49,8 @@ def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
 
 def _scales(study: Study, options: Options) -> list[str]:
     """Those that are asked for."""
-    on_gpu = defaults.device() is Device.cuda and "gpu" in study.scales
-    usual = "gpu" if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
+    on_gpu = defaults.device() is Device.cuda and spec.GPU in study.scales
+    usual = spec.GPU if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
     return [options.scale] if options.scale else study.ladder or [usual]
 
 

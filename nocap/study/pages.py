@@ -1,25 +1,21 @@
-"""What a study leaves for people, from the results' JSON: text for a terminal, its README, and the
-leaderboard of a folder of studies, a row a claim, as Markdown and as a page."""
+"""What a study leaves for people, from the results' JSON: text for a terminal, its README, and the forest
+plots of a leaderboard."""
 
 from __future__ import annotations
 
-import re
 import sys
-import textwrap
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
-from urllib.parse import quote
 
 from markupsafe import Markup
 
 from nocap import outside
-from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
-from nocap.report import forest, page
+from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
 from nocap.store.files import write_file
@@ -28,8 +24,8 @@ from nocap.store.metrics import METRICS, Scale
 from nocap.store.record import read_json, write_json
 from nocap.study import ladder, log
 from nocap.study.results import judged
-from nocap.study.spec import FILE, LEAVE_ONE_OUT, WORTH, Study, load
-from nocap.study.words import PROJECT, STAND_IN, THERE, Json, Row, counted, expected, is_exact, measured, rows
+from nocap.study.spec import LEAVE_ONE_OUT, WORTH, Study
+from nocap.study.words import Json, Row, counted, expected, measured, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -37,31 +33,6 @@ NOTHING_YET = "Nothing is written here yet."
 CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured", "guards", "verdict", "notes")
 # of a claim, for a terminal
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
-# claims that today's options cannot express: id, statement, expected, bound, why
-NOT_BUILT = "not_built.yaml"
-HEAD = (
-    "statement",
-    "expected",
-    "arithmetic allows",
-    "measured",
-    "verdict",
-    "notes",
-    "where",
-    "machine, date",
-    "command",
-)
-DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
-FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
-ERROR = 0.05  # how often a verdict that rests on noise errs at the most
-INTRO = (
-    "What was expected, what arithmetic allows, what was measured; the same rows with "
-    "forest plots are in `board.html` beside this file. "
-    "Written by `python -m nocap.study --board experiments` from each study's "
-    "`results.*.json`. In brackets is the 95% interval over n "
-    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
-    "machine that it names. Each study's README has "
-    "its arms."
-)
 
 
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
@@ -185,16 +156,16 @@ def write(study: Study, folder: Path, results: Json) -> list[Path]:
     """The results and what is told of all there are; which files those are."""
     path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
     write_json(path, results)
-    return [path, *_write(_told(study, folder, all_results(folder)))]
+    return [path, *write_all(told(study, folder, all_results(folder)))]
 
 
-def _write(files: Mapping[Path, str]) -> list[Path]:
+def write_all(files: Mapping[Path, str]) -> list[Path]:
     for path, content in files.items():
         write_file(path, content.encode())
     return list(files)
 
 
-def _told(study: Study, folder: Path, every: Sequence[Json]) -> dict[Path, str]:
+def told(study: Study, folder: Path, every: Sequence[Json]) -> dict[Path, str]:
     """Of one study's results."""
     drawn = ladder.picture(every) if study.ladder else None
     pictures = {folder / ladder.PICTURE: forest.file(drawn)} if drawn else {}
@@ -276,120 +247,7 @@ def _section(results: Json, some: Sequence[Row]) -> list[str]:
     ]
 
 
-# --- the leaderboard ------------
-
-
-def write_board(folder: Path) -> list[Path]:
-    """`README.md` and `board.html` in the folder, `README.md` in each study's.
-
-    Errors:
-        ValueError: a folder without any study's results, or results that were changed.
-    """
-    return _write(board(folder))
-
-
-def board(folder: Path) -> dict[Path, str]:
-    """All that `write_board` writes, from the results that are there."""
-    places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
-    studies = {place.name: load(place) for place in places if (place / FILE).exists()}
-    results = {place.name: all_results(place) for place in places}
-    every = [scale_results for some in results.values() for scale_results in some]
-    require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
-    path = folder / NOT_BUILT
-    shown, missing = in_order(rows(every, studies)), parse_yaml(read_text(path)) if path.exists() else []
-    title = f"{len(shown)} claims: {counted(shown)}; {len(missing)} not built"
-    written = {
-        folder / "README.md": tame(markdown(title, shown, missing)),
-        folder / "board.html": html(title, shown),
-    }
-    for name, study in studies.items():
-        written |= _told(study, folder / name, results[name]) if results[name] else {}
-    return written
-
-
-def in_order(some: Iterable[Row]) -> list[Row]:
-    """A2 before A10, and what begins alike as it was."""
-    return sorted(
-        some,
-        key=lambda row: [
-            int(word) if word.isdigit() else word
-            for word in re.split(r"(\d+)", row.claim["id"].partition(".")[0])
-        ],
-    )
-
-
-def first(every: Sequence[Row]) -> list[Row]:
-    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
-    firsts = {row.results["study"]: row for row in reversed(every)}
-    shown = [row for row in every if firsts.get(row.results["study"]) is row]
-    return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
-
-
-def errors(every: Sequence[Row]) -> str:
-    """How many false verdicts are to be expected."""
-    noisy = sum(not is_exact(row.claim) for row in every)
-    return (
-        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
-        f"{ERROR * noisy:.1f} false verdicts are to be expected "
-        "among them: reached if every true value lay at the edge of what is stated and the "
-        "noise of each were as skewed as the rule for clocks allows for."
-    )
-
-
-def markdown(title: str, every: Sequence[Row], missing: Sequence[Mapping[str, str]]) -> str:
-    lines = [
-        f"# {title}",
-        "",
-        *textwrap.wrap(INTRO, width=138),
-        "",
-        *textwrap.wrap(errors(every), width=138),
-        "",
-    ]
-    for about in (THERE, STAND_IN, PROJECT):
-        if some := [row for row in every if row.about == about]:
-            lines += [f"## {len(some)} {about}", "", *claims(some, HEAD, link=_link).markdown(), ""]
-    columns = {
-        "id": "claim",
-        "statement": "statement",
-        "expected": "expected",
-        "bound": "arithmetic allows",
-        "why": "why",
-    }
-    table = Table(
-        title="Not built, or nothing to measure",
-        columns=[Column(title=name) for name in columns.values()],
-        rows=[[claim.get(key) for key in columns] for claim in missing],
-    )
-    return "\n".join([*lines, f"## {table.title}", "", *table.markdown(), ""])
-
-
-def _link(row: Row) -> str:
-    return f"[{row.claim['statement']}]({quote(str(row.results['study']), errors='replace')}/README.md)"
-
-
-# --- the page -----------------------------------------------------------------------------------------------
-
-
-def html(title: str, every: Sequence[Row]) -> str:
-    """It has no script: CSS hides what the filter leaves out."""
-    words = Counter(row.word for row in every)
-    hidden = [
-        f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}'
-        for word in words
-    ]
-    return page.render(
-        "board",
-        kind="nocap leaderboard",
-        title=title,
-        note=errors(every),
-        hidden=Markup("\n".join(hidden)),
-        first=first(every),
-        words=words,
-        rows=every,
-        details=DETAILS,
-        plots=plots(every),
-        bare=[row.claim["statement"] for row in every if row.claim["measured"] is None],
-    )
+# --- forest plots -------------------------------------------------------------------------------------------
 
 
 def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:

@@ -25,6 +25,7 @@ from nocap.store.metrics import Better, Metric
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
+GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
 WORTH = 1.01  # times as fast: a part of a stack that is shown to give less goes
 IDEAS = "ideas"  # the group whose options are parts one by one
 LEAVE_ONE_OUT = "leave_one_out"  # the source of a claim about a part

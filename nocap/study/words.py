@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from nocap.judge.claim import Threshold
+from nocap.judge.claim import Claim, Threshold
 from nocap.judge.interval import Estimate
 from nocap.judge.verdict import Word
 from nocap.report import words
 from nocap.report.table import one_line
 from nocap.store.formats import NONE, listed, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Per, Scale, part_title
-from nocap.study.spec import Study
+from nocap.study.spec import GPU, Study, select_claims
 
 Json = Mapping[str, Any]
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
@@ -23,6 +23,9 @@ DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 THERE = "on the machine they are about, or counted on any"
 STAND_IN = "on a CPU in place of the GPU or the larger model they are about"
 PROJECT = "by this project's own thresholds"
+NO_GPU = "no GPU yet"
+NOT_EQUAL = "equal quality not shown"
+QUALITY = ("val_loss", "val_bpb")  # what a guard of quality is about
 # counts that no machine changes; so are the bytes held of these parts:
 ANYWHERE = ("params", "kv_bytes", "part_params")
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
@@ -80,6 +83,15 @@ def guard(effect: Json) -> str:
     )
 
 
+def leaves_quality_open(effect: Json) -> bool:
+    """Say whether a guard's loss may be within its margin or beyond it: its interval holds the margin."""
+    if effect["metric"] not in QUALITY or effect["measured"] is None:
+        return False
+    is_ratio = Scale(effect["scale"]) is Scale.ratio
+    worst = 1 / effect["margin"] if is_ratio else -effect["margin"]
+    return bool(effect["measured"]["low"] < worst <= effect["measured"]["high"])
+
+
 def noise(effect: Json) -> str:
     if not (known := effect["noise"]):
         return ""
@@ -102,6 +114,7 @@ class Row:
     claim: Json
     caution: str = ""  # what its author says of the row
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
+    no_gpu: bool = False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
 
     @property
     def word(self) -> str:
@@ -111,10 +124,14 @@ class Row:
     def about(self) -> str:
         if self.claim["threshold"] == Threshold.project.value:
             return PROJECT
+        return STAND_IN if self.stands_in else THERE
+
+    @property
+    def stands_in(self) -> bool:
+        """Whether a CPU measured what another machine is meant for, and would measure otherwise."""
         name, parts = self.claim["metric"], self.claim["parts"]
         anywhere = name in ANYWHERE or (name == "held_mib" and HELD_ANYWHERE.issuperset(parts))
-        on_cpu = self.results["hardware"].get("device", "cpu") == "cpu"
-        return STAND_IN if self.results["limitations"] and on_cpu and not anywhere else THERE
+        return bool(self.results["limitations"]) and not _on_gpu(self.results) and not anywhere
 
     @property
     def measures(self) -> str:
@@ -198,6 +215,8 @@ class Row:
     def notes(self) -> list[str]:
         claim = self.claim
         said = [
+            NO_GPU if self.no_gpu and self.stands_in else "",
+            NOT_EQUAL if any(map(leaves_quality_open, claim["guards"])) else "",
             f"depends on shape: {self.elsewhere}" if self.elsewhere else "",
             BEYOND if claim["beyond_bound"] else "",
             self.caution,
@@ -249,14 +268,59 @@ def _shape(shape: Json) -> str:
 
 
 def rows(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Row]:
-    """Every claim of these results, in their order. `studies`: as their folders have them now."""
-    notes = {(name, claim): note for name, study in studies.items() for claim, note in study.notes.items()}
-    some = [
-        Row(results=results, claim=claim, caution=notes.get((results["study"], claim["id"]), ""))
-        for results in every
+    """Return a row for every claim of these results, in their order. `studies`: as their folders have them
+    now. A claim's statement and source, and what its author says of it, are those of its study."""
+    results_of_all = list(every)
+    on_gpu = {
+        (results["study"], claim["id"])
+        for results in filter(_on_gpu, results_of_all)
         for claim in results["claims"]
-    ]
+    }
+    some = list[Row]()
+    for results in results_of_all:
+        study = studies.get(results["study"])
+        for claim in results["claims"]:
+            if study is None:
+                some.append(Row(results=results, claim=claim))
+                continue
+            seen = (results["study"], claim["id"]) in on_gpu
+            some.append(
+                Row(
+                    results=results,
+                    claim=worded(claim, study),
+                    caution=study.notes.get(claim["id"], ""),
+                    no_gpu=claim["id"] in _for_a_gpu(study) and not seen,
+                )
+            )
     return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
+
+
+def worded(claim: Json, study: Study) -> Json:
+    """Return a claim of stored results with the words that its study has for it now, where the study still
+    asks the same."""
+    for stated in study.claims:
+        if asks_the_same(stated, claim, study):
+            return {**claim, "statement": stated.statement, "source": stated.source}
+    return claim
+
+
+def asks_the_same(stated: Claim, claim: Json, study: Study) -> bool:
+    """Say whether a claim of a study is the one that stored results have judged."""
+    keys = ("id", "arm", "metric", "parts", "of", "expected", "two_sided", "target")
+    return (
+        all(getattr(stated, key) == claim[key] for key in keys)
+        and stated.scale.value == claim["scale"]
+        and claim["baseline"] in (None, study.against(stated))
+    )
+
+
+def _for_a_gpu(study: Study) -> set[str]:
+    """The claims that a study has for a GPU, by its scale of that name."""
+    return {claim.id for claim in select_claims(study, GPU).claims} if GPU in study.scales else set()
+
+
+def _on_gpu(results: Json) -> bool:
+    return bool(results["hardware"].get("device", "cpu") != "cpu")
 
 
 def _differing(row: Row, every: Iterable[Row]) -> list[str]:

@@ -107,6 +107,7 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
         "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
         "validation": summary["val_loss"] is not None and _validation(summary),
         "speed": summary["tokens_per_s"] is not None and summary["step_ms"] is not None and _speed(summary),
+        "epoch": summary["epoch_s"] is not None and _epoch(summary),
         "memory": memory
         and f"{memory.pop('peak'):,.0f} MiB peak; "
         + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
@@ -126,6 +127,11 @@ def _validation(summary: Mapping[str, Any]) -> str:
         else f"no bits per byte: {shorten(summary['val_bpb_reason'], 90)}"
     )
     return f"{summary['val_loss']:.4f} nats per token, {bpb}"
+
+
+def _epoch(summary: Mapping[str, Any]) -> str:
+    """Say how long one pass over all training data takes at the run's average speed."""
+    return f"{duration(summary['epoch_s'])} for all training data once, at this speed"
 
 
 def _speed(summary: Mapping[str, Any]) -> str:

@@ -1,0 +1,432 @@
+"""The leaderboard of a folder of studies, a row a claim, as Markdown and as a page. It counts the claims of
+each group by themselves: whose claims these are, its `board.yaml` says."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from markupsafe import Markup
+
+from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.keys import check_keys, require
+from nocap.config.plain import made
+from nocap.judge.claim import Claim
+from nocap.report import page
+from nocap.report.table import Column, Table, tame
+from nocap.store.formats import plural
+from nocap.study.pages import all_results, claims, plots, told, write_all
+from nocap.study.spec import FILE, Study, load, select_claims
+from nocap.study.words import (
+    PROJECT,
+    STAND_IN,
+    THERE,
+    Json,
+    Row,
+    allowed,
+    asks_the_same,
+    counted,
+    expected,
+    is_exact,
+    rows,
+)
+
+T = TypeVar("T")
+BOARD = "board.yaml"  # whose claims a board counts apart
+NOT_BUILT = "not_built.yaml"  # claims that no study measures
+HEAD = (
+    "statement",
+    "expected",
+    "arithmetic allows",
+    "measured",
+    "verdict",
+    "notes",
+    "where",
+    "machine, date",
+    "command",
+)
+DETAILS = ("expected", "arithmetic allows", "guards", "verdict", "notes", "where", "machine, date", "command")
+NOT_YET = "not measured yet"
+# of `not_built.yaml`: key of an entry → heading of those that have it
+UNSTUDIED = {"answer": "Answered without a study", "why": "Not built, or nothing to measure"}
+FIRST_ROWS, LAST_ROWS = 8, 2  # that a reader sees first
+ERROR = 0.05  # how often a verdict that rests on noise errs at the most
+INTRO = (
+    "What was expected, what arithmetic allows, what was measured; the same rows with "
+    "forest plots are in `board.html` beside this file. "
+    "Written by `python -m nocap.study --board experiments` from each study's "
+    "`results.*.json`. In brackets is the 95% interval over n "
+    "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
+    "machine that it names, and a claim that was measured at two shapes has two. "
+    "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured the claim; "
+    "*equal quality not shown* where the interval of a loss holds the margin that it may be worse by. "
+    "Each study's README has its arms."
+)
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """Claims that a board counts by themselves."""
+
+    whose: str = ""  # in its title and before their number: "the notes'"
+    # how their sources begin; where those of two groups fit, the longer one decides
+    sources: list[str] = field(default_factory=list)
+    counted: bool = True  # false: the rows are shown, and are in no count
+
+
+@dataclass(kw_only=True, slots=True)
+class Board:
+    """The keys of `board.yaml`."""
+
+    about: str = ""  # what a reader should know of all rows
+    groups: list[Group] = field(default_factory=lambda: [Group(sources=[""])])
+
+
+@dataclass(kw_only=True, slots=True)
+class Unstudied:
+    """A claim that no study measures: an entry of `not_built.yaml`."""
+
+    id: str
+    statement: str
+    expected: str
+    source: str = ""
+    bound: str = ""  # what arithmetic allows
+    answer: str = ""  # what is known without a study; "": nothing
+    why: str = ""  # there is no answer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """A claim that a study has, and that none of its results has."""
+
+    study: Study
+    claim: Claim
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """What a table can say of it, by column."""
+        claim, study = self.claim, self.study
+        stated: Json = {
+            "metric": claim.metric,
+            "parts": claim.parts,
+            "of": claim.of,
+            "scale": claim.scale.value,
+            "expected": claim.expected,
+            "bound": claim.mechanism.bound,
+        }
+        scale = next(name for name in study.scales if claim in select_claims(study, name).claims)
+        place = f"{Path(study.folder).parent.name}/{study.name}"
+        return {
+            "statement": _link(claim.statement, study.name),
+            "expected": f"{Row(results={}, claim=stated).measures}: {expected(stated)}",
+            "arithmetic allows": f"{allowed(stated)} ({claim.mechanism.formula})",
+            "notes": study.notes.get(claim.id, ""),
+            "command": f"`python -m nocap.study {place} scale={scale}`",
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """What a board has of a group."""
+
+    group: Group
+    rows: list[Row]
+    planned: list[Planned]
+    unstudied: list[Unstudied]
+
+    @property
+    def headline(self) -> str:
+        """Return `the notes' claims: 16 confirmed, 31 refuted`; of a board without groups `16 claims: …`."""
+        if not self.group.whose:
+            return f"{plural(len(self.rows), 'claim')}: {counted(self.rows)}"
+        return f"{self.group.whose} claims: {counted(self.rows)}"
+
+    @property
+    def title(self) -> str:
+        """Return `the notes' 79 claims, 82 verdicts: 16 confirmed, 31 refuted, 1 not measured yet`.
+
+        Of a group that is not counted it is the name alone, of a board without groups `all claims`.
+        """
+        whose = self.group.whose
+        if not whose:
+            return "all claims"
+        if not self.group.counted:
+            return whose
+        measured = {(row.results["study"], row.claim["id"]) for row in self.rows}
+        n = len(measured) + len(self.planned)
+        verdicts = "" if n == len(self.rows) else f", {plural(len(self.rows), 'verdict')}"
+        not_yet = f"{len(self.planned)} {NOT_YET}" if self.planned else ""
+        words = ", ".join(filter(None, [counted(self.rows), not_yet]))
+        return f"{whose} {plural(n, 'claim')}{verdicts}: {words}"
+
+
+# --- what there is ------------------------------------------------------------------------------------------
+
+
+def write(folder: Path) -> list[Path]:
+    """Write `README.md` and `board.html` in the folder, and `README.md` in each study's; return their paths.
+
+    Errors:
+        ValueError: a folder without any study's results, results that were changed, a wrong `board.yaml` or
+            `not_built.yaml`, or a claim whose source no group of `board.yaml` has.
+    """
+    return write_all(board(folder))
+
+
+def board(folder: Path) -> dict[Path, str]:
+    """Return all that `write` writes, from the results that are there."""
+    places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
+    studies = {place.name: load(place) for place in places if (place / FILE).exists()}
+    results = {place.name: all_results(place) for place in places}
+    every = [scale_results for some in results.values() for scale_results in some]
+    require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
+    about, parts = sections(folder, every, studies)
+    written = {
+        folder / "README.md": tame(markdown(about, parts)),
+        folder / "board.html": html(about, parts),
+    }
+    for name, study in studies.items():
+        written |= told(study, folder / name, results[name]) if results[name] else {}
+    return written
+
+
+def sections(folder: Path, every: Sequence[Json], studies: Mapping[str, Study]) -> tuple[str, list[Section]]:
+    """Return what a reader should know of a folder's claims, and what there is of each group, the groups that
+    are counted first.
+
+    Errors:
+        ValueError: as for `write`.
+    """
+    plain = _read(folder / BOARD)
+    rule = f"hold keys and values: {', '.join(Board.__dataclass_fields__)}"
+    require(plain is None or isinstance(plain, dict), str(folder / BOARD), rule, plain)
+    known: Board = _checked(Board, plain or {}, folder / BOARD)
+    for group in known.groups:
+        check_keys("groups", group)
+    missing = unstudied(folder / NOT_BUILT)
+    shown = in_order(rows(every, studies))
+    to_do = planned(every, studies)
+    found = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in known.groups]
+
+    def of(claim: str, source: str) -> Section:
+        return found[_group(claim, source, known, folder)]
+
+    for row in shown:
+        of(row.claim["id"], row.claim["source"]).rows.append(row)
+    for each in to_do:
+        of(each.claim.id, each.claim.source).planned.append(each)
+    for entry in missing:
+        of(entry.id, entry.source).unstudied.append(entry)
+    return known.about.strip(), sorted(found, key=lambda section: not section.group.counted)
+
+
+def unstudied(path: Path) -> list[Unstudied]:
+    """Return the claims that no study measures, as the file lists them; where there is no file, none.
+
+    Errors:
+        ValueError: a wrong key or type, or an entry with an answer and a reason for none, or with neither.
+    """
+    listed = _read(path) or []
+    require(isinstance(listed, list), str(path), "be a list of claims", type(listed).__name__)
+    entries = list[Unstudied]()
+    for i, plain in enumerate(listed):
+        require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
+        entry: Unstudied = _checked(Unstudied, plain, path, f"[{i}].")
+        given = [key for key in UNSTUDIED if getattr(entry, key)]
+        rule = "have an answer, or say why there is none"
+        require(len(given) == 1, f"{path}: claim {entry.id}", rule, " and ".join(given) or "neither")
+        entries.append(entry)
+    return entries
+
+
+def _read(path: Path) -> Any:
+    return parse_yaml(read_text(path)) if path.exists() else None
+
+
+def _checked(schema: type[T], plain: Mapping[str, Any], path: Path, place: str = "") -> T:
+    """Return a part of a file, checked, with the file's name before what is wrong in it."""
+    try:
+        whole: T = made(schema, plain, place)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return whole
+
+
+def planned(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Planned]:
+    """Return the claims that a study asks, and that no results of it answer, study by study."""
+    judged: dict[str, list[Json]] = {}
+    for results in every:
+        judged.setdefault(results["study"], []).extend(results["claims"])
+    left = list[Planned]()
+    for name, study in studies.items():
+        for claim in study.claims:
+            answered = any(asks_the_same(claim, known, study) for known in judged.get(name, ()))
+            if not answered:
+                left.append(Planned(study=study, claim=claim))
+    return left
+
+
+def _group(claim: str, source: str, known: Board, folder: Path) -> int:
+    """Return the place of a claim's group in the list of groups, by how its source begins."""
+    places = dict[str, int]()
+    for place, group in enumerate(known.groups):
+        places |= dict.fromkeys(group.sources, place)
+    fitting = [begin for begin in places if source.startswith(begin)]
+    rule = f"begin with one of {folder / BOARD}: {', '.join(places)}"
+    require(bool(fitting), f"claim {claim}: source", rule, source)
+    return places[max(fitting, key=len)]
+
+
+def in_order(some: Iterable[Row]) -> list[Row]:
+    """A2 before A10, and what begins alike as it was."""
+    return sorted(
+        some,
+        key=lambda row: [
+            int(word) if word.isdigit() else word
+            for word in re.split(r"(\d+)", row.claim["id"].partition(".")[0])
+        ],
+    )
+
+
+def first(every: Sequence[Row]) -> list[Row]:
+    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
+    firsts = {row.results["study"]: row for row in reversed(every)}
+    shown = [row for row in every if firsts.get(row.results["study"]) is row]
+    return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
+
+
+# --- what it says -------------------------------------------------------------------------------------------
+
+
+def title(parts: Sequence[Section]) -> str:
+    """Count each group by itself, and what no study measures."""
+    counts = [part.headline for part in parts if part.group.counted and part.rows]
+    entries = [entry for part in parts if part.group.counted for entry in part.unstudied]
+    answered = sum(bool(entry.answer) for entry in entries)
+    if answered:
+        counts.append(f"{answered} more answered without a study")
+    if len(entries) > answered:
+        counts.append(f"{len(entries) - answered} not built")
+    return _capital("; ".join(counts))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def counted_rows(parts: Iterable[Section]) -> list[Row]:
+    """Return the rows of the groups that are counted."""
+    return [row for part in parts if part.group.counted for row in part.rows]
+
+
+def errors(every: Sequence[Row]) -> str:
+    """How many false verdicts are to be expected."""
+    noisy = sum(not is_exact(row.claim) for row in every)
+    return (
+        f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
+        f"{ERROR * noisy:.1f} false verdicts are to be expected "
+        "among them: reached if every true value lay at the edge of what is stated and the "
+        "noise of each were as skewed as the rule for clocks allows for."
+    )
+
+
+def markdown(about: str, parts: Sequence[Section]) -> str:
+    """Return the board's `README.md`."""
+    lines = [f"# {title(parts)}", ""]
+    for text in filter(None, (INTRO, about, errors(counted_rows(parts)))):
+        lines += [*textwrap.wrap(text, width=138), ""]
+    for part in parts:
+        lines += _section(part)
+    entries = [entry for part in parts if part.group.counted for entry in part.unstudied]
+    return "\n".join([*lines, *_unstudied(entries, "##")])
+
+
+def _section(part: Section) -> list[str]:
+    """Return a group's rows by what they are about, and the claims that are planned; of a group that is in no
+    count also what no study measures."""
+    if not (part.rows or part.planned or part.unstudied):
+        return []
+    lines = list[str]()
+    level = "##"
+    if part.group.whose and (part.rows or part.planned or not part.group.counted):
+        lines += [f"## {_capital(part.title)}", ""]
+        level = "###"
+    for about in (THERE, STAND_IN, PROJECT):
+        if some := [row for row in part.rows if row.about == about]:
+            heading = [f"{level} {len(some)} {about}", ""] if part.group.counted else []
+            lines += [*heading, *claims(some, HEAD, link=_linked).markdown(), ""]
+    if part.planned:
+        cells = [each.cells for each in part.planned]
+        table = Table(
+            title="",
+            columns=[Column(title=name) for name in cells[0]],
+            rows=[[text or None for text in row.values()] for row in cells],
+        )
+        lines += [f"{level} {len(cells)} {NOT_YET}", "", *table.markdown(), ""]
+    return lines if part.group.counted else [*lines, *_unstudied(part.unstudied, level)]
+
+
+def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
+    """Return two tables: of the claims with an answer, and of those without one."""
+    lines = list[str]()
+    for column, heading in UNSTUDIED.items():
+        some = [entry for entry in entries if getattr(entry, column)]
+        table = Table(
+            title=heading,
+            columns=[
+                Column(title=name)
+                for name in ("claim", "statement", "source", "expected", "arithmetic allows", column)
+            ],
+            rows=[
+                [
+                    each.id,
+                    each.statement,
+                    each.source or None,
+                    each.expected,
+                    each.bound or None,
+                    getattr(each, column),
+                ]
+                for each in some
+            ],
+        )
+        lines += [f"{level} {table.title}", "", *table.markdown(), ""] if some else []
+    return lines
+
+
+def _linked(row: Row) -> str:
+    return _link(str(row.claim["statement"]), str(row.results["study"]))
+
+
+def _link(statement: str, study: str) -> str:
+    return f"[{statement}]({quote(study, errors='replace')}/README.md)"
+
+
+def html(about: str, parts: Sequence[Section]) -> str:
+    """Return the page. It has no script: CSS hides what the filter leaves out."""
+    every = counted_rows(parts)
+    of_all = [row for part in parts for row in part.rows]
+    words = Counter(row.word for row in every)
+    hidden = [
+        f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}'
+        for word in words
+    ]
+    return page.render(
+        "board",
+        kind="nocap leaderboard",
+        title=title(parts),
+        about=about,
+        note=errors(every),
+        hidden=Markup("\n".join(hidden)),
+        first=first(every),
+        words=words,
+        sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
+        details=DETAILS,
+        plots=plots(of_all),
+        bare=[row.claim["statement"] for row in of_all if row.claim["measured"] is None],
+    )
