@@ -373,7 +373,7 @@ def bounded(words, table, *, trusted=True, of="step"):
     profile = {
         "of": of,
         "trusted": trusted,
-        "step": {"ms": 100.0},
+        "step": {"ms": 100.0, "unattributed_ms": 45.0},
         "parts": parts,
         "config": {"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}},
         "ceilings": {"table": table},
@@ -428,8 +428,12 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept():
     profile, made = bounded(words, TABLE, trusted=False)
     rows = largest(profile, Typed(words=words, choices=made.choices, folders=[REPO / "a folder"]))
     assert [each["by_step"] for row in rows for each in row["options"]] == [None] * 3
-    said = profile_text._largest({**profile, "largest": rows})
-    assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in list(said)
+    said = list(profile_text._largest({**profile, "largest": rows}))
+    assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in said
+    assert said[1:3] == [
+        "larger than any part: 45.0 ms, 45.0%, not attributed",
+        "1. scores and weighted sum: 40.0 ms, 40.0% of the step, 50% of its bound",
+    ]
     folder = shlex.quote(str(REPO / "a folder"))
     arms = "--arm attention=mha --arm attention=mqa --arm attention=sliding"
     expected = f"python -m nocap.bench --config-dir {folder} model=nano {arms}"

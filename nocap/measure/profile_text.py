@@ -251,6 +251,11 @@ def _largest(profile: Json) -> Iterator[str]:
         "cheaper; and what measures it"
     )
     of = Of(profile["of"])
+    rest_ms = profile["step"]["unattributed_ms"]
+    whole_ms = profile["step"]["ms"]
+    if rest_ms > profile["largest"][0]["ms"]:
+        share = _share(rest_ms / whole_ms)
+        yield f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed"
     for number, row in enumerate(profile["largest"], start=1):
         bound = f", {row['of_bound']:.0%} of its bound" if row["of_bound"] else ""
         share = f"{_share(row['share'])} of the {of.title}"
