@@ -63,7 +63,8 @@ def nothing_from_outside():
 def watched(*words):
     """The moments of a step of this run, and the profiler's events."""
     run = compose([*NANO, *words])
-    model, ranges = build_model(run, vocab_size=70), Ranges(run)
+    model = build_model(run, vocab_size=70)
+    ranges = Ranges(run)
     tokens = torch.zeros(B, T, dtype=torch.long)
     model(tokens, tokens).total.backward()
     ranges.reset()
@@ -116,9 +117,11 @@ class _Slow(torch.autograd.Function):
 )
 def test_time_planted_in_a_mixer_is_found_in_its_moment(attention, place, moment, monkeypatch):
     run = compose([*NANO, f"attention={attention}"])
-    model, ranges = build_model(run, vocab_size=70), Ranges(run)
+    model = build_model(run, vocab_size=70)
+    ranges = Ranges(run)
     module = model.blocks[1].attention.f
-    mixer, tokens = module.mixer, torch.zeros(B, T, dtype=torch.long)
+    mixer = module.mixer
+    tokens = torch.zeros(B, T, dtype=torch.long)
 
     def slow(q, k, v):
         if place == "before":
@@ -157,7 +160,9 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
     reads two and writes one."""
     run = compose([*NANO, "attention=mha"])
     counts = count(run, vocab_size=70)
-    path, product, matrix = "blocks.0.attention.f.mixer", 2 * B * H * T * T * D, 4 * B * H * T * T
+    path = "blocks.0.attention.f.mixer"
+    product = 2 * B * H * T * T * D
+    matrix = 4 * B * H * T * T
     forward, backward = (counts.work[path, way].by_moment() for way in ("forward", "backward"))
     assert {moment: work.flops for moment, work in forward.items()} == {
         PRODUCT: product,
@@ -273,7 +278,8 @@ def taken():
 def test_the_groups_add_up_to_what_is_attributed(taken):
     assert list(taken) == ["step", "forward", "prefill", "token"]
     for profile in taken.values():
-        step, groups = profile["step"], profile["groups"]
+        step = profile["step"]
+        groups = profile["groups"]
         assert sum(group["ms"] for group in groups) == pytest.approx(step["attributed_ms"])
         assert step["attributed_ms"] + step["unattributed_ms"] == pytest.approx(step["ms"])
         for group in groups:
