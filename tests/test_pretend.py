@@ -73,6 +73,37 @@ def test_the_steps_of_a_gpu_day(tmp_path, pretended):
     assert "attention.kernel=cudnn" not in statuses
 
 
+# --- the profile
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("words", "details"),
+    [
+        ("attention=mha", {"product", "softmax", "values", "around"}),
+        ("attention=flash", {"fused", "around"}),
+        ("attention=sliding", {"fused", "around"}),  # FlexAttention, a compiled function
+        ("--forward attention=mha", {"product", "softmax", "values", "around"}),
+        ("--generate attention=gqa", {"fused", "around"}),
+    ],
+)
+def test_a_profile_takes_a_mixer_apart_or_says_that_it_is_one_kernel(pretended, words, details):
+    shape = ["model=nano", "model.seq_len=256", "trainer.device=cuda", "trainer.compile=off"]
+    flags = ["--repeats", "1", "--json", "p.json"]
+    done = pretended.python("-m", "nocap.profile", *shape, *words.split(), *flags, timeout=600)
+    assert done.code == 0, done.err
+    content = json.loads((pretended.folder / "p.json").read_text())
+    profiles = [content] if content["of"] != "generate" else [content["prefill"], content["token"]]
+    for profile in profiles:
+        (attention,) = [group for group in profile["groups"] if group["group"] == "attention"]
+        assert {part["detail"] for part in attention["parts"] if part["part"] == "scores"} == details
+        # all bytes are of the kernels that hold them, whatever they were counted by
+        (scores,) = [part for part in profile["parts"] if part["part"] == "scores"]
+        moved = sum(part["bytes"] for part in attention["parts"] if part["part"] == "scores")
+        assert moved == scores["bytes"] > 0
+        assert profile["not_counted"] is None
+
+
 # --- memory
 
 

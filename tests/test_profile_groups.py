@@ -63,7 +63,8 @@ def nothing_from_outside():
 def watched(*words):
     """The moments of a step of this run, and the profiler's events."""
     run = compose([*NANO, *words])
-    model, ranges = build_model(run, vocab_size=70), Ranges(run)
+    model = build_model(run, vocab_size=70)
+    ranges = Ranges(run)
     tokens = torch.zeros(B, T, dtype=torch.long)
     model(tokens, tokens).total.backward()
     ranges.reset()
@@ -116,9 +117,11 @@ class _Slow(torch.autograd.Function):
 )
 def test_time_planted_in_a_mixer_is_found_in_its_moment(attention, place, moment, monkeypatch):
     run = compose([*NANO, f"attention={attention}"])
-    model, ranges = build_model(run, vocab_size=70), Ranges(run)
+    model = build_model(run, vocab_size=70)
+    ranges = Ranges(run)
     module = model.blocks[1].attention.f
-    mixer, tokens = module.mixer, torch.zeros(B, T, dtype=torch.long)
+    mixer = module.mixer
+    tokens = torch.zeros(B, T, dtype=torch.long)
 
     def slow(q, k, v):
         if place == "before":
@@ -157,7 +160,9 @@ def test_the_work_of_each_moment_is_that_of_arithmetic():
     reads two and writes one."""
     run = compose([*NANO, "attention=mha"])
     counts = count(run, vocab_size=70)
-    path, product, matrix = "blocks.0.attention.f.mixer", 2 * B * H * T * T * D, 4 * B * H * T * T
+    path = "blocks.0.attention.f.mixer"
+    product = 2 * B * H * T * T * D
+    matrix = 4 * B * H * T * T
     forward, backward = (counts.work[path, way].by_moment() for way in ("forward", "backward"))
     assert {moment: work.flops for moment, work in forward.items()} == {
         PRODUCT: product,
@@ -273,7 +278,8 @@ def taken():
 def test_the_groups_add_up_to_what_is_attributed(taken):
     assert list(taken) == ["step", "forward", "prefill", "token"]
     for profile in taken.values():
-        step, groups = profile["step"], profile["groups"]
+        step = profile["step"]
+        groups = profile["groups"]
         assert sum(group["ms"] for group in groups) == pytest.approx(step["attributed_ms"])
         assert step["attributed_ms"] + step["unattributed_ms"] == pytest.approx(step["ms"])
         for group in groups:
@@ -373,7 +379,7 @@ def bounded(words, table, *, trusted=True, of="step"):
     profile = {
         "of": of,
         "trusted": trusted,
-        "step": {"ms": 100.0},
+        "step": {"ms": 100.0, "unattributed_ms": 45.0},
         "parts": parts,
         "config": {"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}},
         "ceilings": {"table": table},
@@ -428,8 +434,12 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept():
     profile, made = bounded(words, TABLE, trusted=False)
     rows = largest(profile, Typed(words=words, choices=made.choices, folders=[REPO / "a folder"]))
     assert [each["by_step"] for row in rows for each in row["options"]] == [None] * 3
-    said = profile_text._largest({**profile, "largest": rows})
-    assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in list(said)
+    said = list(profile_text._largest({**profile, "largest": rows}))
+    assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in said
+    assert said[1:3] == [
+        "larger than any part: 45.0 ms, 45.0%, not attributed",
+        "1. scores and weighted sum: 40.0 ms, 40.0% of the step, 50% of its bound",
+    ]
     folder = shlex.quote(str(REPO / "a folder"))
     arms = "--arm attention=mha --arm attention=mqa --arm attention=sliding"
     expected = f"python -m nocap.bench --config-dir {folder} model=nano {arms}"

@@ -95,7 +95,7 @@ class Change:
 
     @property
     def ms(self) -> float:
-        return (self.after.ms if self.after else 0.0) - (self.before.ms if self.before else 0.0)
+        return _ms(self.after) - _ms(self.before)
 
     @property
     def ratio(self) -> float | None:
@@ -111,6 +111,10 @@ class Change:
         }
         place = {"group": self.place.group, "part": self.place.part or None, "detail": self.place.detail}
         return {**place, **figures, "ms": self.ms, "ratio": self.ratio}
+
+
+def _ms(figure: Figure | None) -> float:
+    return figure.ms if figure else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,7 +179,8 @@ def differences(first: Path, second: Path) -> list[Difference]:
     Errors:
         ValueError: a file is none of these, or their times do not compare.
     """
-    before, after = sides(first), sides(second)
+    before = sides(first)
+    after = sides(second)
     ofs = [" and ".join(side.of.title for side in each) for each in (before, after)]
     require(ofs[0] == ofs[1], f"{first} and {second}", "be profiles of the same", f"{ofs[0]}, and {ofs[1]}")
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
@@ -214,7 +219,8 @@ def _side(path: Path, content: dict[str, Any], of: object) -> Side:
     require("trainer.precision" in config, f"{path}: config", "have trainer.precision", "none")
     for key, value in (("step.ms", content["step"]["ms"]), ("tokens", content["tokens"])):
         require(value is not None and value > 0, f"{path}: {key}", "be above 0", value)
-    groups, rows = dict[str, Figure](), dict[Place, Figure]()
+    groups = dict[str, Figure]()
+    rows = dict[Place, Figure]()
     for group in content["groups"]:
         groups[group["group"]] = _figure(path, group)
         for row in group["parts"]:

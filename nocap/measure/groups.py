@@ -120,7 +120,8 @@ def _told(rows: Sequence[Row]) -> list[Row]:
         names[row["part"]].add(row["path"].rpartition(".")[2])
     told = list[Row]()
     for row in rows:
-        part, detail = row["part"], row["detail"]
+        part = row["part"]
+        detail = row["detail"]
         if part == "embedding":
             detail = "lookup" if row["direction"] == "forward" else "gradients"
         elif part == "residual" and group_of(part, row["path"]) == "rest":

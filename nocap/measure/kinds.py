@@ -58,7 +58,8 @@ class Subject:
         if self.of.trains:
             return run
         run = run.in_the_end()
-        t, T = run.trainer, run.model.seq_len
+        t = run.trainer
+        T = run.model.seq_len
         if not self.of.generates:
             return run.varied(trainer=replace(t, batch_tokens=t.micro_batch * T * t.devices))
         trainer = replace(

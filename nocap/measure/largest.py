@@ -38,7 +38,8 @@ def largest(profile: Json, typed: Typed) -> list[dict[str, Any]]:
     by = "by_step" if profile["trusted"] else "by_flops"
     parts = sorted(profile["parts"], key=lambda row: -row["ms"])[:MOST_PARTS]
     for part in parts:
-        name, least_ms = part["part"], LEAST_SHARE * profile["step"]["ms"]
+        name = part["part"]
+        least_ms = LEAST_SHARE * profile["step"]["ms"]
         winning = [
             row
             for row in profile["ceilings"]["table"]
@@ -117,7 +118,8 @@ def _now(config: Json, choices: Mapping[str, str | None], option: str) -> str:
 def _profiles(typed: Typed, option: str) -> str:
     door = ["python", "-m", "nocap.profile"]
     how = [*door, *_config_dirs(typed.folders), *typed.flags]
-    before, after = str(typed.json or "before.json"), "after.json"
+    before = str(typed.json or "before.json")
+    after = "after.json"
     first = [] if typed.json else [[*how, *typed.words, "--json", before]]
     second = [*how, *without(typed.words, [option]), option, "--json", after]
     return " && ".join(shlex.join(words) for words in [*first, second, [*door, before, after]])

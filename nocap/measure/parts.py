@@ -259,7 +259,8 @@ class _Mixers:
         return self._part.get(path) == MIXER
 
     def _add(self, mixer: FunctionEvent) -> None:
-        call, path = Call(), mixer.name.removeprefix(MARK)
+        call = Call()
+        path = mixer.name.removeprefix(MARK)
         self._calls[id(mixer)] = call
         is_recomputed = _in_backward(mixer)  # its nodes never run
         for event, added in operations(mixer, call):

@@ -48,6 +48,13 @@ class Asked:
     trace: Path | None = None
     ceilings: bool = False
 
+    @property
+    def first(self) -> Of:
+        """What is taken apart, of a text the first of both."""
+        if self.generate:
+            return Of.prefill
+        return Of.forward if self.forward else Of.step
+
 
 def profile(
     run: Run,
@@ -85,15 +92,14 @@ def profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: Asked
     except (RuntimeError, MemoryError) as error:
         if not memory.ran_out(error):
             raise
-        cause, size = str(error).partition("\n")[0], run.trainer.micro_batch
-        raise ValueError(
-            f"the step must fit into the device's memory; lower trainer.micro_batch={size} ({cause})"
-        ) from error
+        cause = str(error).partition("\n")[0]
+        remedy = "--texts or --prompt" if asked.generate else f"trainer.micro_batch={run.trainer.micro_batch}"
+        what = asked.first.title
+        raise ValueError(f"the {what} must fit into the device's memory; lower {remedy} ({cause})") from error
 
 
 def _profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: Asked) -> dict[str, Row]:
-    ofs = [Of.prefill, Of.token] if asked.generate else [Of.forward] if asked.forward else [Of.step]
-    subject = Subject(of=ofs[0], prompt=asked.prompt, texts=asked.texts)
+    subject = Subject(of=asked.first, prompt=asked.prompt, texts=asked.texts)
     run = subject.run(run)
     configure_numerics(run)
     counted = count(run, vocab_size=run.tokenizer.vocab_size, subject=subject)
@@ -134,7 +140,8 @@ def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Me
     """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the
     config has it: ms, calls, bytes, FLOPs, and its bound by the roofline. Of a forward, a prompt or a token
     the same."""
-    run, subject = counted.run, measured.subject
+    run = counted.run
+    subject = measured.subject
     scale, clock = _clock(run, measured)
     rows = list(_rows(counted, peak, measured, scale))
     attributed_ms = sum(row["ms"] for row in rows)
@@ -142,7 +149,8 @@ def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Me
     parts = summed(rows, ("part",), whole_ms)
     moments = list(_of_moments(rows, counted, peak, measured))
     flops, basis = _flops_per_token(counted, subject)
-    plain, profiled = measured.steps["plain"], measured.steps["profiled"]
+    plain = measured.steps["plain"]
+    profiled = measured.steps["profiled"]
     clocked = "cpu_ms" if Clock.of(run.trainer.device, run.trainer.threads) is Clock.cpu else "wall_ms"
     core = min(step["cpu_ms"] / step["wall_ms"] for step in (plain, profiled))
     # Bytes are no bound here: a cache is faster than the copy that was measured.

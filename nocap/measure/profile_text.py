@@ -45,8 +45,12 @@ def render_profile(profile: Json, *, ceilings: bool = True) -> str:
 
 
 def _head(profile: Json) -> Iterator[str]:
-    m, t = profile["config"]["model"], profile["config"]["trainer"]
-    peak, hard, doubts, of = profile["roof"], profile["hardware"], profile["doubts"], Of(profile["of"])
+    m = profile["config"]["model"]
+    t = profile["config"]["trainer"]
+    peak = profile["roof"]
+    hard = profile["hardware"]
+    doubts = profile["doubts"]
+    of = Of(profile["of"])
     if not profile["trusted"]:
         yield (
             f"not to be trusted, the machine was busy: this process had {doubts['core']:.2f} of its core, "
@@ -67,7 +71,9 @@ def _head(profile: Json) -> Iterator[str]:
 
 
 def _size(profile: Json, of: Of) -> str:
-    m, t, text = profile["config"]["model"], profile["config"]["trainer"], profile["text"]
+    m = profile["config"]["model"]
+    t = profile["config"]["trainer"]
+    text = profile["text"]
     if of.trains:
         n = profile["step"]["microbatches"]
         return f"B={t['micro_batch']}, T={m['seq_len']}, {n} micro-batch(es) a step"
@@ -94,7 +100,8 @@ def _in(unit: float) -> Callable[[float], str]:
 def _rows(profile: Json) -> Iterator[tuple[str, Json]]:
     """Each group with its title, then its rows; a group of one row is one line."""
     for group in profile["groups"]:
-        parts, title = group["parts"], GROUPS.get(group["group"], group["group"])
+        parts = group["parts"]
+        title = GROUPS.get(group["group"], group["group"])
         if len(parts) == 1:
             (only,) = parts
             yield title if only["detail"] else part_title(only["part"]), only
@@ -134,13 +141,14 @@ def _times(profile: Json) -> Table:
     columns = [Column(title="part"), *(Column(title=TIMES[key][0], show=TIMES[key][1]) for key in keys)]
     rows = list[list[Any]]()
     for title, row in _rows(profile):
-        is_group = "parts" in row
-        rows.append([title, *(None if is_group and key == "calls" else row[key] for key in keys)])
+        shown = {**row, "calls": None} if "parts" in row else row  # a subtotal's would be of different things
+        rows.append([title, *(shown[key] for key in keys)])
     return Table(title="where the time went", columns=columns, rows=rows, notes=list(_sum(profile)))
 
 
 def _sum(profile: Json) -> Iterator[str]:
-    step, of = profile["step"], Of(profile["of"])
+    step = profile["step"]
+    of = Of(profile["of"])
     yield (
         f"sum of the parts {three_digits(step['attributed_ms'])} ms, "
         f"{step['attributed_ms'] / step['ms']:.1%} of the profiled {of.title}'s "
@@ -151,7 +159,8 @@ def _sum(profile: Json) -> Iterator[str]:
     slow = step["profiler"]
     lengthened = "; rows of many small operations are too long by as much" if slow > SLOWED else ""
     yield f"control: with the profiler it took {slow:.2f}× the time without{lengthened}"
-    measured, all_ = step["measured_microbatches"], step["microbatches"]
+    measured = step["measured_microbatches"]
+    all_ = step["microbatches"]
     portion = "" if measured == all_ else f", of {measured} of {all_} micro-batches"
     how = step["compile"] + (", CUDA graphs" if step.get("cuda_graphs") else "")
     compiled = f"compiled ({how}), whole: a compiled graph cannot be taken apart"
@@ -251,6 +260,11 @@ def _largest(profile: Json) -> Iterator[str]:
         "cheaper; and what measures it"
     )
     of = Of(profile["of"])
+    rest_ms = profile["step"]["unattributed_ms"]
+    whole_ms = profile["step"]["ms"]
+    if rest_ms > profile["largest"][0]["ms"]:
+        share = _share(rest_ms / whole_ms)
+        yield f"larger than any part: {three_digits(rest_ms)} ms, {share}, not attributed"
     for number, row in enumerate(profile["largest"], start=1):
         bound = f", {row['of_bound']:.0%} of its bound" if row["of_bound"] else ""
         share = f"{_share(row['share'])} of the {of.title}"
@@ -321,7 +335,8 @@ def _changes(title: str, changes: Sequence[Change]) -> Table:
     ]
     rows = list[list[Any]]()
     for change in changes:
-        before, after = change.before, change.after
+        before = change.before
+        after = change.after
         rows.append(
             [
                 _title(change),

@@ -205,7 +205,8 @@ class Count(TorchDispatchMode):
 def count(run: Run, *, vocab_size: int, subject: Subject | None = None) -> Count:
     """Count one micro-batch of the run on this machine's device, without allocating it; or what else the
     subject is. Where that cannot be done, nothing is counted, and `not_counted` says why."""
-    counted, device = Count(run, subject), run.trainer.device.value
+    counted = Count(run, subject)
+    device = run.trainer.device.value
     try:
         with uncounted_explained():
             _count(counted, device, vocab_size=vocab_size)
@@ -232,7 +233,8 @@ def _count(counted: Count, device: str, *, vocab_size: int) -> None:
 
 def _count_forward(counted: Count, model: LanguageModel) -> None:
     """A micro-batch's forward, and in training its backward."""
-    run, trains = counted.run, counted.subject.of.trains
+    run = counted.run
+    trains = counted.subject.of.trains
     device = next(model.parameters()).device
     tokens = torch.zeros(run.trainer.micro_batch, run.model.seq_len, dtype=torch.long, device=device)
     with counted.ranges.around(model), counted, torch.set_grad_enabled(trains):
@@ -248,7 +250,9 @@ def _count_forward(counted: Count, model: LanguageModel) -> None:
 def _count_text(counted: Count, model: LanguageModel) -> None:
     """A prompt, or a token after it. Whether there is a cache, the run itself says, not what is counted in
     its place."""
-    run, subject, device = counted.run, counted.subject, next(model.parameters()).device
+    run = counted.run
+    subject = counted.subject
+    device = next(model.parameters()).device
     prompt = torch.zeros(1, subject.prompt, dtype=torch.long, device=device)
     engine: Engine = Recompute(model)
     if subject.cached:
@@ -325,7 +329,8 @@ def options_ceilings(
 def options(old: Count, compose: Composer) -> dict[str, Run]:
     """Everything that this configuration tree offers for the subject, and the run does not already have: the
     override, and the run with it."""
-    run, subject = old.run, old.subject
+    run = old.run
+    subject = old.subject
     runs: dict[str, Run] = {}
     for override in (
         *(f"{group}={name}" for group in ("attention", "mlp") for name in outside.yamls(group)),

@@ -71,7 +71,8 @@ class Taken:
         """One call, timed by the wall and by this process; it ends when the device has finished."""
         self.ready()
         self.synchronize()
-        began, cpu = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
+        cpu = time.process_time()
         self.call()
         self.synchronize()
         return {
@@ -164,8 +165,10 @@ def measure_step(run: Run, *, repeats: int, trace: Path | None) -> Measured:
         torch.OutOfMemoryError: the device's memory does not hold the step.
     """
     eager = measurable(run)
-    arm, ranges = _warm(eager), Ranges(eager)
-    model, arm.ledger = arm.built.model, _Marks(started=arm.job.started)
+    arm = _warm(eager)
+    ranges = Ranges(eager)
+    model = arm.built.model
+    arm.ledger = _Marks(started=arm.job.started)
     with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
         arm.step()
     watched = watch(_step(arm), ranges, partial(ranges.around, model), repeats=repeats, trace=trace)
@@ -211,7 +214,8 @@ def _measured(
 
 def measure_forward(run: Run, *, repeats: int, trace: Path | None) -> Measured:
     """Compute the loss of a micro-batch without gradients, in the precision of training, and watch."""
-    subject, eager = Subject(of=Of.forward), at_compile(run, Compile.off)
+    subject = Subject(of=Of.forward)
+    eager = at_compile(run, Compile.off)
     with _forward(eager) as (taken, model):
         ranges = Ranges(eager)
         watched = watch(taken, ranges, partial(ranges.around, model), repeats=repeats, trace=trace)
