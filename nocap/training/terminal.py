@@ -107,7 +107,7 @@ def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
         "run": f"{summary['name']}  {summary['status']} at step {summary['steps']}",
         "validation": summary["val_loss"] is not None and _validation(summary),
         "speed": summary["tokens_per_s"] is not None and summary["step_ms"] is not None and _speed(summary),
-        "epoch": summary["epoch_s"] is not None and _epoch(summary),
+        "epoch": summary.get("epoch_s") is not None and _epoch(summary),  # records of before have none
         "memory": memory
         and f"{memory.pop('peak'):,.0f} MiB peak; "
         + ", ".join(f"{name} {mib:,.0f}" for name, mib in memory.items()),
