@@ -19,7 +19,7 @@ from tests.grids import CELL
 
 GLIBC = pytest.mark.skipif(not hardware.has_glibc(), reason="the C library is not glibc")
 STEPS = """\
-import json, resource
+import json, resource, statistics
 from nocap.config.trainer import Malloc
 from nocap.training import allocator
 allocator.use(Malloc.pooled)
@@ -30,12 +30,12 @@ def step():
     torch.ones(16, 1024, 1024).mul(2.0).add(1.0).sum()  # blocks of 64 MiB
 
 def faults():
-    for _ in range(3):
+    counts = []
+    for _ in range(13):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(10):
-        step()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 10
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return statistics.median(counts)  # the heap grows in a step or two
 
 pooled = faults()
 allocator.use(Malloc.system)
@@ -50,9 +50,8 @@ def test_the_pool_saves_page_faults_and_can_be_left_again() -> None:
         [sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, timeout=300
     )
     pooled, system = json.loads(done.stdout)
-    # the kernel may take some back where memory is short
-    assert pooled < 10_000
-    assert system > 4 * max(1.0, pooled)
+    assert pooled < 100
+    assert system > 10_000
 
 
 def trained(here: Door, out: Path, malloc: str) -> str:
