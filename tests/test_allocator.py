@@ -45,13 +45,12 @@ print(json.dumps([pooled, faults()]))
 
 @GLIBC
 def test_the_pool_saves_page_faults_and_can_be_left_again() -> None:
-    """The large blocks of a step have some 49,000 pages."""
+    """A page may be a large one, so that only the shares are known."""
     done = subprocess.run(
         [sys.executable, "-c", STEPS], capture_output=True, text=True, check=True, timeout=300
     )
     pooled, system = json.loads(done.stdout)
-    assert pooled < 100
-    assert system > 10_000
+    assert 4 * pooled < system
 
 
 def trained(here: Door, out: Path, malloc: str) -> str:

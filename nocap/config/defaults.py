@@ -52,7 +52,7 @@ def threads(device: Device, devices: int) -> int:
 
 
 def malloc(device: Device) -> Malloc:
-    """Pooled on a CPU with glibc; on CUDA torch has a pool of its own."""
+    """Return `pooled` for a CPU with glibc. On CUDA torch has a pool of its own."""
     return Malloc.pooled if device is Device.cpu and hardware.has_glibc() else Malloc.system
 
 

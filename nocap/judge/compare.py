@@ -641,6 +641,7 @@ def _controls(rows: Sequence[ComparedArm]) -> Iterator[str]:
 
 
 def _kernel(arm: Arm) -> str:
+    """Name the kernels of an arm."""
     return ", ".join({*kernels(arm).values()})
 
 

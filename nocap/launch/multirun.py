@@ -97,13 +97,7 @@ def multirun(
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
-    leaves = not detach or isinstance(launcher, Slurm)
-    require(leaves, "--detach", "be given with hydra/launcher=slurm", "another launcher")
-    rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
-    require(not (fail_fast and isinstance(launcher, Slurm)), "--fail-fast", rule, "given")
-    if timer is not None:
-        here = not isinstance(launcher, OfCluster)
-        require(here, TIME, "be left out on a cluster: arms are timed on this machine", "given")
+    _check_launched(launcher, fail_fast=fail_fast, detach=detach, timed=timer is not None)
     swept = [override.key_or_group for override in asked if override.is_sweep_override()]
 
     def grid_of(overrides: Sequence[Override]) -> Grid:
@@ -124,18 +118,14 @@ def multirun(
         print(until.plan_of(every), flush=True)
     if look is not None:
         grid = grid_of(every[0])
-        if timer is not None:
-            print(timer.plan(grid), flush=True)
+        _planned_timing(timer, grid, None)
         print(look(grid))
         return 0
     code = 0
-    before: Path | None = None
+    before: Path | None = None  # the folder of the look before
     for at_look in every:
         grid = grid_of(at_look)
-        timed = None
-        if timer is not None:
-            print(timer.plan(grid), flush=True)
-            timed = partial(timer.measure, grid, before)
+        timed = _planned_timing(timer, grid, before)
         code = _trained(grid, launcher, fail_fast=fail_fast, detach=detach, timed=timed)
         before = grid.folder
         if code or until_shown is None:
@@ -145,6 +135,28 @@ def multirun(
         if not still:
             break
     return code
+
+
+def _check_launched(launcher: Launcher | None, *, fail_fast: bool, detach: bool, timed: bool) -> None:
+    """Refuse flags that this launcher cannot carry out.
+
+    Errors:
+        ValueError: there is such a flag.
+    """
+    in_queue = isinstance(launcher, Slurm)
+    require(not detach or in_queue, "--detach", "be given with hydra/launcher=slurm", "another launcher")
+    rule = "be left out of hydra/launcher=slurm, whose queue starts the cells"
+    require(not (fail_fast and in_queue), "--fail-fast", rule, "given")
+    here = not isinstance(launcher, OfCluster)
+    require(here or not timed, TIME, "be left out on a cluster: arms are timed on this machine", "given")
+
+
+def _planned_timing(timer: Timer | None, grid: Grid, before: Path | None) -> Callable[[], None] | None:
+    """Say what will be timed, and return what times it; `None`: nothing is."""
+    if timer is None:
+        return None
+    print(timer.plan(grid), flush=True)
+    return partial(timer.measure, grid, before)
 
 
 def _checked(

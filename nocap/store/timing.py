@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nocap.config.keys import require
 from nocap.store.metrics import moment
 from nocap.store.record import Whole, check_shape, read_json
 
@@ -69,7 +70,12 @@ def _read(path: Path) -> Timing:
     check_shape(content, _SHAPE, path)
     arms = content["measured"]["arms"]
     hardware = content["hardware"]
+    require(bool(arms), str(path), "have an arm", "none")
     measured = {name: arm for name, arm in arms.items() if arm.get("status") == "measured"}
+    rounds = sorted({len(arm["seconds_per_token"]) for arm in measured.values()})
+    require(len(rounds) <= 1, str(path), "have as many rounds of each arm", rounds)
+    least = min((x for arm in measured.values() for x in arm["seconds_per_token"]), default=1.0)
+    require(least > 0, str(path), "have times above 0", least)
     left_out = {name: arm for name, arm in arms.items() if name not in measured}
     clocks = [arm["clock"] for arm in arms.values()]
     return Timing(

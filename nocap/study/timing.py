@@ -85,6 +85,7 @@ def arms_of(grid: Grid) -> dict[str, Composed]:
 
 
 def _as_it_is(cell: Cell) -> Composed:
+    """Return the arm as it is trained."""
     return Composed(overrides=cell.overrides, run=cell.plan.run, choices={})
 
 
