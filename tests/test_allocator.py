@@ -27,11 +27,11 @@ import torch
 torch.set_num_threads(1)
 
 def step():
-    torch.ones(16, 1024, 1024).mul(2.0).add(1.0).sum()  # blocks of 64 MiB
+    torch.ones(12, 1024, 1024).mul(2.0).add(1.0).sum()  # blocks of 48 MiB
 
 def faults():
     counts = []
-    for _ in range(13):
+    for _ in range(7):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         step()
         counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)

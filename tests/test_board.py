@@ -12,7 +12,7 @@ import pytest
 
 from nocap.study import board, pages, words
 from nocap.study.__main__ import main as command
-from nocap.study.spec import load
+from nocap.study.spec import Study, load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
 from tests.studies import SPEED, loaded, study
@@ -25,14 +25,23 @@ Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def shown() -> dict[str, Row]:
-    """The board's rows by claim, and the scale where it is a second one."""
-    studies = {path.parent.name: load(path.parent) for path in STUDIES.glob("*/study.yaml")}
+def studies() -> dict[str, Study]:
+    return {path.parent.name: load(path.parent) for path in sorted(STUDIES.glob("*/study.yaml"))}
+
+
+@pytest.fixture(scope="module")
+def every() -> list[Json]:
+    """All committed results, judged."""
     folders = sorted(path for path in STUDIES.iterdir() if path.is_dir())
-    every = rows([result for folder in folders for result in pages.all_results(folder)], studies)
+    return [results for folder in folders for results in pages.all_results(folder)]
+
+
+@pytest.fixture(scope="module")
+def shown(every: list[Json], studies: dict[str, Study]) -> dict[str, Row]:
+    """The board's rows by claim, and the scale where it is a second one."""
     return {
         row.claim["id"] + (f", {at}" if (at := row.results["scale"]) != "cpu" else ""): row
-        for row in board.in_order(every)
+        for row in board.in_order(rows(every, studies))
     }
 
 
@@ -257,11 +266,8 @@ def test_names_and_values_stay_text():
 
 
 @pytest.fixture(scope="module")
-def parts() -> dict[str, board.Section]:
+def parts(every: list[Json], studies: dict[str, Study]) -> dict[str, board.Section]:
     """The sections of the committed board by their groups' names."""
-    places = [path for path in sorted(STUDIES.iterdir()) if path.is_dir()]
-    studies = {path.name: load(path) for path in places if (path / "study.yaml").exists()}
-    every = [results for path in places for results in pages.all_results(path)]
     _, found = board.sections(STUDIES, every, studies)
     return {part.group.whose: part for part in found}
 
@@ -314,9 +320,9 @@ def test_a_claim_names_the_note_that_states_it(shown: dict[str, Row]):
         assert {name: shown[name].claim["source"] for name in claims} == dict.fromkeys(claims, source)
 
 
-def test_committed_results_have_their_studies_words():
+def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
     for path in sorted(STUDIES.glob("*/results.*.*.json")):
-        asked = load(path.parent)
+        asked = studies[path.parent.name]
         for claim in json.loads(path.read_text())["claims"]:
             same = [stated for stated in asked.claims if words.asks_the_same(stated, claim, asked)]
             assert [(stated.statement, stated.source) for stated in same] == [

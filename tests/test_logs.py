@@ -362,9 +362,9 @@ def test_a_time_to_target_is_no_surer_than_what_lies_between_two_validations(tmp
 
 def test_seconds_to_a_target_are_as_wide_as_a_clock_and_all_arms_need(tmp_path):
     for number, arm in enumerate(("base", "one", "two", "three")):
-        curve_of(tmp_path, arm, every=1, loss=3.0 - 0.001 * number)
-    alone = arms(compared(tmp_path / "base", tmp_path / "one", target=3.25))["one"]["to_target"]
-    among = arms(compared(tmp_path, target=3.25))["one"]["to_target"]
+        curve_of(tmp_path, arm, every=1, steps=200, loss=3.0 - 0.001 * number)
+    alone = arms(compared(tmp_path / "base", tmp_path / "one", target=3.5))["one"]["to_target"]
+    among = arms(compared(tmp_path, target=3.5))["one"]["to_target"]
     for axis in ("steps", "train_s"):
         assert among[axis]["ratio"]["high"] > alone[axis]["ratio"]["high"]
     steps, seconds = (math.log(alone[axis]["ratio"]["high"]) for axis in ("steps", "train_s"))

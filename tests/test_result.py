@@ -503,7 +503,12 @@ EDITS: dict[str, tuple[Callable[[Json], object], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+QUICK = ("loss", "word", "diverged out", "arm twice", "source", "target", "doubts")
+
+
+@pytest.mark.parametrize(
+    "edit", [*QUICK, *(pytest.param(edit, marks=pytest.mark.slow) for edit in EDITS if edit not in QUICK)]
+)
 def test_each_edit_is_named(file: Path, edit: str) -> None:
     before, (change, named) = content_of(file), EDITS[edit]
     change(content := content_of(file))
@@ -630,7 +635,7 @@ def test_options_of_logs_are_refused_beside_a_result(file: Path, tmp_path: Path)
     assert judge(tmp_path / "folder.json")[0] == 2
 
 
-@pytest.mark.parametrize("cases", [16, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
+@pytest.mark.parametrize("cases", [6, pytest.param(200, marks=(pytest.mark.slow, pytest.mark.timeout(600)))])
 def test_damage_of_any_kind_has_an_answer(original: Path, tmp_path: Path, cases: int) -> None:
     rng, codes = random.Random(cases), set[int]()
     hows = ["json"] * 12 + [

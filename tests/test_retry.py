@@ -39,7 +39,7 @@ def named(output: str) -> list[str]:
 
 
 def test_a_first_try_that_fails_is_unsteady(tmp_path: Path) -> None:
-    done = retried(tmp_path, SOUND + UNSTEADY, "-n", "2")
+    done = retried(tmp_path, SOUND + UNSTEADY, "-n", "1")
     assert done.returncode == 0
     assert named(done.stdout) == ["unsteady: test_made.py::test_unsteady failed, and passed alone"]
     assert "--- the end of the first log ---" in done.stdout

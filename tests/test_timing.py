@@ -72,7 +72,7 @@ def test_repeats_of_another_kind_add_their_mean_and_their_variance() -> None:
     assert estimate.n == 5
 
 
-@pytest.mark.parametrize("arms", [1, 4])
+@pytest.mark.parametrize("arms", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_intervals_of_two_kinds_of_repeats_hold_the_truth(arms: int) -> None:
     """All arms of a table together, in at least 94% of 2,000 tables."""
     rng = np.random.default_rng(2)
@@ -155,6 +155,7 @@ def sessions(folder: Path) -> list[Path]:
     return sorted(folder.glob("outputs/grids/*/sessions/rounds-*.json"))
 
 
+@pytest.mark.slow
 def test_a_grid_is_timed_once_and_a_damaged_timing_is_named(tmp_path: Path, here: Door) -> None:
     words = ["--multirun", *CELL, "attention=flash,gqa"]
     first = here(*words, "--time", "0.01")

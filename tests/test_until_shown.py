@@ -32,6 +32,7 @@ def test_looks_double_until_the_budget() -> None:
     assert until.plan_of(every).startswith("until shown: looks at 3, 6, 12 and 20 seeds of each arm")
 
 
+@pytest.mark.slow
 def test_it_goes_on_as_long_as_something_is_open_and_after_a_stop(tmp_path: Path, here: Door) -> None:
     words = ["--until-shown", "4", *CELL, ARMS, "seed=0,1,2"]
     assert here("--multirun", *CELL, ARMS, "seed=0").code == 0  # a part of it is there already

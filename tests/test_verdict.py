@@ -213,7 +213,7 @@ def test_what_is_refused(make: Any, changed: dict[str, Any], reason: str):
 def test_the_interval_is_scipys_and_decides(metric: str, two_sided: bool):
     rng, outcomes = np.random.default_rng(5), set()
     made = claim(metric=metric, two_sided=two_sided, guards=[LOSS_GUARD])
-    for _ in range(200):
+    for _ in range(80):
         gain = rng.normal(rng.uniform(0.1, 0.35), 0.004, 3)
         better = rng.normal(rng.choice([0.02, -0.01, -0.05]), 0.002, 3)
         base, loss = rng.uniform(90, 110, 3), rng.normal(3.4, 0.05, 3)
