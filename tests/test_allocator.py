@@ -19,7 +19,7 @@ from tests.grids import CELL
 
 GLIBC = pytest.mark.skipif(not hardware.has_glibc(), reason="the C library is not glibc")
 STEPS = """\
-import json, resource, statistics
+import json, resource
 from nocap.config.trainer import Malloc
 from nocap.training import allocator
 allocator.use(Malloc.pooled)
@@ -35,7 +35,7 @@ def faults():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         step()
         counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return statistics.median(counts)  # the heap grows in a step or two
+    return min(counts)  # the heap grows now and then
 
 pooled = faults()
 allocator.use(Malloc.system)

@@ -400,13 +400,14 @@ TABLE = [
 ]
 COMMANDS = [
     ["attention=gqa", "attention.n_kv_heads=2", "mlp=swiglu", "mlp.expansion=3"],
-    pytest.param([], marks=pytest.mark.slow),
-    pytest.param(["attention=mha"], marks=pytest.mark.slow),
-    pytest.param(["attention.window=8", "attention=hybrid", "seed=3"], marks=pytest.mark.slow),
-    pytest.param(["experiment=first_run"], marks=pytest.mark.slow),
+    [],
+    ["attention=mha"],
+    ["attention.window=8", "attention=hybrid", "seed=3"],
+    ["experiment=first_run"],
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
 def test_the_command_is_a_bench_of_the_same_runs(words):
     """Its words compose to the run that was profiled and to those that were bounded."""

@@ -615,7 +615,14 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", NO_RESULT)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # every other one
+        pytest.param(case, marks=pytest.mark.slow if number % 2 else ())
+        for number, case in enumerate(NO_RESULT)
+    ],
+)
 def test_what_is_no_result_is_refused(file: Path, case: str) -> None:
     text, rule = NO_RESULT[case]
     written(text(content_of(file)), file)
