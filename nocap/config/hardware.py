@@ -27,6 +27,8 @@ from nocap.config.keys import require
 from nocap.config.paths import cache_root, private_caches
 from nocap.config.trainer import Device, Malloc, Precision
 
+Fact = str | int | float | bool | None  # of a machine
+
 # Dense peak TFLOP/s without sparsity, from the vendors' data sheets: the driver's whole name, after NVIDIA →
 # (bf16 tensor cores, fp32 with TF32 off). A chip that is not here has no MFU, nor has a slice of one (MIG), a
 # laptop's or an export variant: another peak would be a lie.
@@ -276,10 +278,10 @@ def _cpu() -> tuple[str, frozenset[str], str]:
     )
 
 
-def describe(device: Device, threads: int) -> dict[str, object]:
+def describe(device: Device, threads: int) -> dict[str, Fact]:
     """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the
     host too."""
-    facts: dict[str, object] = {
+    facts: dict[str, Fact] = {
         "device": device.value,
         "name": device_name(device),
         "cpu": _cpu()[0],

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import fmean
 
@@ -101,6 +101,16 @@ class Gain:
             n=len(self.least),
             method="pairs, some without an end",
         )
+
+    def shown(self) -> Estimate | None:
+        """Return its interval as it is told: a ratio where its scale has one, and of what is a ratio to the
+        baseline's by itself, that ratio; `None`: there are too few pairs."""
+        if not self.enough:
+            return None
+        interval = self.interval()
+        if self.metric.relative:
+            interval = replace(interval, mid=-interval.mid, low=-interval.high, high=-interval.low)
+        return interval.exp() if is_log(self.metric, self.scale) else interval
 
     def _high(self) -> float:
         """Return the upper end where not all pairs are measured."""

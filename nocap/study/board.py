@@ -22,18 +22,19 @@ from nocap.report import page
 from nocap.report.table import Column, Table, tame
 from nocap.store.formats import plural
 from nocap.study.pages import all_results, claims, plots, told, write_all
+from nocap.study.result import StudyResult
 from nocap.study.spec import FILE, Study, load, select_claims
 from nocap.study.words import (
     PROJECT,
     STAND_IN,
     THERE,
-    Json,
     Row,
     allowed,
-    asks_the_same,
     counted,
     expected,
     is_exact,
+    is_known,
+    measures,
     rows,
 )
 
@@ -111,21 +112,14 @@ class Planned:
     @property
     def cells(self) -> dict[str, str]:
         """What a table can say of it, by column."""
-        claim, study = self.claim, self.study
-        stated: Json = {
-            "metric": claim.metric,
-            "parts": claim.parts,
-            "of": claim.of,
-            "scale": claim.scale.value,
-            "expected": claim.expected,
-            "bound": claim.mechanism.bound,
-        }
+        claim = self.claim
+        study = self.study
         scale = next(name for name in study.scales if claim in select_claims(study, name).claims)
         place = f"{Path(study.folder).parent.name}/{study.name}"
         return {
             "statement": _link(claim.statement, study.name),
-            "expected": f"{Row(results={}, claim=stated).measures}: {expected(stated)}",
-            "arithmetic allows": f"{allowed(stated)} ({claim.mechanism.formula})",
+            "expected": f"{measures(claim)}: {expected(claim)}",
+            "arithmetic allows": f"{allowed(claim, claim.mechanism.bound)} ({claim.mechanism.formula})",
             "notes": study.notes.get(claim.id, ""),
             "command": f"`python -m nocap.study {place} scale={scale}`",
         }
@@ -158,7 +152,7 @@ class Section:
             return "all claims"
         if not self.group.counted:
             return whose
-        measured = {(row.results["study"], row.claim["id"]) for row in self.rows}
+        measured = {(row.result.study.name, row.claim.id) for row in self.rows}
         n = len(measured) + len(self.planned)
         verdicts = "" if n == len(self.rows) else f", {plural(len(self.rows), 'verdict')}"
         not_yet = f"{len(self.planned)} {NOT_YET}" if self.planned else ""
@@ -183,8 +177,8 @@ def board(folder: Path) -> dict[Path, str]:
     """Return all that `write` writes, from the results that are there."""
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
-    results = {place.name: all_results(place) for place in places}
-    every = [scale_results for some in results.values() for scale_results in some]
+    results = {name: all_results(study, folder / name) for name, study in studies.items()}
+    every = [result for some in results.values() for result in some]
     require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
     about, parts = sections(folder, every, studies)
     written = {
@@ -196,7 +190,9 @@ def board(folder: Path) -> dict[Path, str]:
     return written
 
 
-def sections(folder: Path, every: Sequence[Json], studies: Mapping[str, Study]) -> tuple[str, list[Section]]:
+def sections(
+    folder: Path, every: Sequence[StudyResult], studies: Mapping[str, Study]
+) -> tuple[str, list[Section]]:
     """Return what a reader should know of a folder's claims, and what there is of each group, the groups that
     are counted first.
 
@@ -210,7 +206,7 @@ def sections(folder: Path, every: Sequence[Json], studies: Mapping[str, Study]) 
     for group in known.groups:
         check_keys("groups", group)
     missing = unstudied(folder / NOT_BUILT)
-    shown = in_order(rows(every, studies))
+    shown = in_order(rows(every))
     to_do = planned(every, studies)
     found = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in known.groups]
 
@@ -218,7 +214,7 @@ def sections(folder: Path, every: Sequence[Json], studies: Mapping[str, Study]) 
         return found[_group(claim, source, known, folder)]
 
     for row in shown:
-        of(row.claim["id"], row.claim["source"]).rows.append(row)
+        of(row.claim.id, row.claim.source).rows.append(row)
     for each in to_do:
         of(each.claim.id, each.claim.source).planned.append(each)
     for entry in missing:
@@ -258,18 +254,15 @@ def _checked(schema: type[T], plain: Mapping[str, Any], path: Path, place: str =
     return whole
 
 
-def planned(every: Iterable[Json], studies: Mapping[str, Study]) -> list[Planned]:
+def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[Planned]:
     """Return the claims that a study asks, and that no results of it answer, study by study."""
-    judged: dict[str, list[Json]] = {}
-    for results in every:
-        judged.setdefault(results["study"], []).extend(results["claims"])
-    left = list[Planned]()
-    for name, study in studies.items():
-        for claim in study.claims:
-            answered = any(asks_the_same(claim, known, study) for known in judged.get(name, ()))
-            if not answered:
-                left.append(Planned(study=study, claim=claim))
-    return left
+    answered = {(result.study.name, judged.claim.id) for result in every for judged in result.claims}
+    return [
+        Planned(study=study, claim=claim)
+        for name, study in studies.items()
+        for claim in study.claims
+        if (name, claim.id) not in answered
+    ]
 
 
 def _group(claim: str, source: str, known: Board, folder: Path) -> int:
@@ -289,15 +282,15 @@ def in_order(some: Iterable[Row]) -> list[Row]:
         some,
         key=lambda row: [
             int(word) if word.isdigit() else word
-            for word in re.split(r"(\d+)", row.claim["id"].partition(".")[0])
+            for word in re.split(r"(\d+)", row.claim.id.partition(".")[0])
         ],
     )
 
 
 def first(every: Sequence[Row]) -> list[Row]:
     """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
-    firsts = {row.results["study"]: row for row in reversed(every)}
-    shown = [row for row in every if firsts.get(row.results["study"]) is row]
+    firsts = {row.result.study.name: row for row in reversed(every)}
+    shown = [row for row in every if firsts.get(row.result.study.name) is row]
     return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
 
 
@@ -327,7 +320,7 @@ def counted_rows(parts: Iterable[Section]) -> list[Row]:
 
 def errors(every: Sequence[Row]) -> str:
     """How many false verdicts are to be expected."""
-    noisy = sum(not is_exact(row.claim) for row in every)
+    noisy = sum(not is_exact(row.judged.verdict.primary) for row in every)
     return (
         f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "
         f"{ERROR * noisy:.1f} false verdicts are to be expected "
@@ -400,7 +393,7 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
 
 
 def _linked(row: Row) -> str:
-    return _link(str(row.claim["statement"]), str(row.results["study"]))
+    return _link(row.claim.statement, row.result.study.name)
 
 
 def _link(statement: str, study: str) -> str:
@@ -428,5 +421,5 @@ def html(about: str, parts: Sequence[Section]) -> str:
         sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
         details=DETAILS,
         plots=plots(of_all),
-        bare=[row.claim["statement"] for row in of_all if row.claim["measured"] is None],
+        bare=[row.claim.statement for row in of_all if not is_known(row.judged.verdict.primary)],
     )

@@ -22,6 +22,7 @@ from nocap.study import board as leaderboard
 from nocap.study import conduct, log, pages, preview, results, spec, tasks
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import answer, of_commands, of_overrides
+from nocap.study.result import to_json
 from nocap.study.spec import Study
 
 
@@ -95,22 +96,21 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
         print(f"written: {folder / spec.FILE}, as it comes with nocap")
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
-    content = results.results(
+    result = results.results(
         done,
         hardware=hardware.describe(plan.trainer.device, plan.trainer.threads),
         command=f"python -m nocap.study {folder} scale={plan.scale}{steps}",
     )
-    print(pages.render(content, plan.study))
+    print(pages.render(result))
     writes = run and log.writable(folder / log.FILE)
-    written = pages.write(spec.load(folder), folder, content) if writes else []
+    written = pages.write(spec.load(folder), folder, result) if writes else []
     written += [tasks.write_rows(plan, done.records)] if asked.rows else []
     for path in written:
         print(f"written: {path}")
     for problem in done.problems:
         print(f"nocap: {problem}", file=sys.stderr)
-    asked.answer(content)
-    missing = any(claim["missing"] for claim in content["claims"])
-    return EXIT_CODES["failed" if done.problems or missing else "finished"]
+    asked.answer(to_json(result))
+    return EXIT_CODES["failed" if done.problems or result.missing else "finished"]
 
 
 def propose(asked: argparse.Namespace) -> int:

@@ -24,10 +24,11 @@ from nocap.launch.plan import DAMAGED, Result, outcome
 from nocap.store.formats import duration
 from nocap.store.record import ENDED
 from nocap.store.runs import Record, dig, number
-from nocap.study.evidence import Evidence, places, verdict_of
+from nocap.study.evidence import FIGURE, Evidence, places, verdict_of
 from nocap.study.log import FILE, Line, append, read, writable
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
+from nocap.study.result import Trial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
 from nocap.study.tasks import (
@@ -42,14 +43,6 @@ from nocap.study.tasks import (
     trainings,
 )
 
-# of a kind, for the log
-FIGURE = {
-    "steps": "tokens_per_s",
-    "parts": "step_ms",
-    "lengths": "exponent",
-    "decoding": "decode_tokens_per_s",
-}
-
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
 Records = list[tuple[Training, Record]]
 
@@ -62,8 +55,7 @@ class Done:
     evidence: Evidence
     stands: dict[str, Provenance]  # claim → what its study's log says
 
-    # of the search, with arm, words, seeds, val_loss and picked
-    trials: list[dict[str, Any]] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)  # of the search
     records: Records = field(default_factory=list)  # of this machine, trials and shorter runs too
     # sessions that failed, records that cannot be read whole
     problems: list[str] = field(default_factory=list)
@@ -215,14 +207,14 @@ class _Conductor:
 
     # --- runs -----------------------------------------------------------------------------------------------
 
-    def tune(self) -> list[dict[str, Any]]:
+    def tune(self) -> list[Trial]:
         """Train the trials that are missing, and pick each arm's best mean final loss; null where a seed
         diverged or was not run.
 
         Errors:
             FailedError: an arm of which a trial has a run that failed, or every trial diverged.
         """
-        tune, trials = self.plan.study.tune, list[dict[str, Any]]()
+        tune, trials = self.plan.study.tune, list[Trial]()
         made = compose_trials(self.plan.study, self.plan.train)
         ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
         losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
@@ -237,16 +229,16 @@ class _Conductor:
                 raise FailedError(
                     f"the search of {arm} picks nothing: a run of it failed, or all its trials diverged"
                 )
-            trials += [
-                {
-                    "arm": arm,
-                    "words": words,
-                    "seeds": tune.seeds,
-                    "val_loss": means[name] if math.isfinite(means[name]) else None,
-                    "picked": picks and name == best,
-                }
-                for name, words in listed.items()
-            ]
+            for name, words in listed.items():
+                mean = means[name]
+                trial = Trial(
+                    arm=arm,
+                    words=words,
+                    seeds=tune.seeds,
+                    val_loss=mean if math.isfinite(mean) else None,
+                    picked=picks and name == best,
+                )
+                trials.append(trial)
         return trials
 
     def _trained(
@@ -300,9 +292,9 @@ class _Conductor:
 
     # --- all of it ------------------------------------------------------------------------------------------
 
-    def measure(self, plan: StudyPlan, trials: Sequence[Mapping[str, Any]]) -> Evidence:
+    def measure(self, plan: StudyPlan, trials: Sequence[Trial]) -> Evidence:
         """Train and time what is missing, and collect what there is."""
-        best = {trial["arm"]: trial["words"] for trial in trials if trial["picked"]}
+        best = {trial.arm: trial.words for trial in trials if trial.picked}
         arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}
         short = {name: shorter(plan, arms[name]) for name in plan.study.racing if name in arms}
         asked, needed = sessions(plan, arms), seeds_of(plan.study)

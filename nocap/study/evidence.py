@@ -27,6 +27,13 @@ Json = Mapping[str, Any]
 Steps = tuple[float | None, Ending]
 # what makes a metric → where
 PLACE_OF = {"train": "train", "steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}
+# of a kind of session, what the log keeps of each arm
+FIGURE = {
+    "steps": "tokens_per_s",
+    "parts": "step_ms",
+    "lengths": "exponent",
+    "decoding": "decode_tokens_per_s",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from markupsafe import Markup
 
@@ -17,9 +16,10 @@ from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.formats import NONE, count
-from nocap.store.metrics import METRICS, Ending, Metric, Scale
+from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.study.result import Judged, StudyResult
+from nocap.study.words import is_known
 
-Json = Mapping[str, Any]
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
 FAR = 124e6  # parameters of the challenge
 TOLD = 2.0  # the most that the ends of an interval there may differ by, times
@@ -73,22 +73,16 @@ class Ladder:
         return there if there.high <= TOLD * there.low else None
 
 
-def ladders(every: Sequence[Json]) -> list[Ladder]:
-    """Of the results of one machine, those of each size; a race that has one size has no ladder."""
+def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
+    """Return the races of one machine at each size; a race that has one size has no ladder."""
     races: dict[tuple[str, str], list[Size]] = {}
-    for results in every:
-        params = {arm["arm"]: arm["params"] for arm in results["arms"]}
-        for claim in results["claims"]:
-            if claim["metric"] in TO_TARGET and claim["measured"]:
-                races.setdefault((claim["id"], claim["metric"]), []).append(
-                    Size(
-                        scale=results["scale"],
-                        params=params[claim["baseline"]],
-                        gain=Estimate(**claim["measured"], n=claim["n"]),
-                        word=claim["word"],
-                        pairs=list(_pairs(results, claim)),
-                    )
-                )
+    for result in every:
+        params = {arm.arm: arm.params for arm in result.arms}
+        for judged in result.claims:
+            claim = judged.claim
+            if claim.metric in TO_TARGET and is_known(judged.verdict.primary):
+                of_baseline = params[str(judged.against)]
+                races.setdefault((claim.id, claim.metric), []).append(_size(result, judged, of_baseline))
     return [
         Ladder(claim=name, metric=METRICS[metric], sizes=sorted(sizes, key=lambda size: size.params))
         for (name, metric), sizes in races.items()
@@ -96,23 +90,25 @@ def ladders(every: Sequence[Json]) -> list[Ladder]:
     ]
 
 
-def _pairs(results: Json, claim: Json) -> Iterator[float]:
-    of_claim = (claim["id"], claim["metric"])
-    rows = [row for row in results["measurements"] if (row["claim"], row["metric"]) == of_claim]
-    if all(row["ending"] == Ending.measured.value for row in rows):
-        sides = [
-            {row["repeat"]: row["value"] for row in rows if row["arm"] == claim[side]}
-            for side in ("baseline", "arm")
-        ]
-        yield from (math.log(sides[0][n] / sides[1][n]) for n in sorted(sides[0].keys() & sides[1].keys()))
+def _size(result: StudyResult, judged: Judged, params: float | None) -> Size:
+    gain = judged.verdict.primary
+    shown = gain.shown()
+    assert shown is not None
+    return Size(
+        scale=result.scale,
+        params=params or math.nan,
+        gain=shown,
+        word=judged.word,
+        pairs=gain.least if gain.measured else (),
+    )
 
 
-def section(every: Sequence[Json]) -> list[str]:
+def section(every: Sequence[StudyResult]) -> list[str]:
     """Of a README: a table a machine."""
     lines = []
-    for results, made in _by_machine(every):
+    for result, made in _by_machine(every):
         shown = {size.scale: size.params for ladder in made for size in ladder.sizes}
-        cells: list[list[Any]] = [
+        cells = [
             [f"{scale}: {count(params)} parameters", *(_at(ladder, scale) for ladder in made)]
             for scale, params in shown.items()
         ]
@@ -123,7 +119,7 @@ def section(every: Sequence[Json]) -> list[str]:
         ]
         columns = [Column(title=title) for title in ("size", *(ladder.claim for ladder in made))]
         lines += [
-            f"## The ladder: {results['hardware']['name']}",
+            f"## The ladder: {result.machine_name}",
             "",
             f"![the ladder]({PICTURE})",
             "",
@@ -143,7 +139,7 @@ RULE = (
 )
 
 
-def picture(every: Sequence[Json]) -> Markup | None:
+def picture(every: Sequence[StudyResult]) -> Markup | None:
     """The speedups over the sizes, a line each, and what the fit says of ten times the parameters."""
     lines = []
     for _, made in _by_machine(every):
@@ -168,11 +164,14 @@ def _line(label: str, gain: Estimate, look: str) -> forest.Line:
     )
 
 
-def _by_machine(every: Sequence[Json]) -> Iterator[tuple[Json, list[Ladder]]]:
-    machines: dict[str, list[Json]] = {}
-    for results in every:
-        machines.setdefault(results["hardware"]["fingerprint"], []).append(results)
-    yield from ((some[0], made) for some in machines.values() if (made := ladders(some)))
+def _by_machine(every: Sequence[StudyResult]) -> Iterator[tuple[StudyResult, list[Ladder]]]:
+    machines: dict[str, list[StudyResult]] = {}
+    for result in every:
+        machines.setdefault(result.machine, []).append(result)
+    for some in machines.values():
+        made = ladders(some)
+        if made:
+            yield some[0], made
 
 
 def _at(ladder: Ladder, scale: str) -> str:

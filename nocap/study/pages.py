@@ -1,5 +1,5 @@
-"""What a study leaves for people, from the results' JSON: text for a terminal, its README, and the forest
-plots of a leaderboard."""
+"""What a study leaves for people, from its results: text for a terminal, its README, and the forest plots of
+a leaderboard."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from markupsafe import Markup
 from nocap import outside
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.config.outward import redact
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
 from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
-from nocap.store.record import read_json, write_json
 from nocap.study import ladder, log
-from nocap.study.results import judged
+from nocap.study import result as results
+from nocap.study.result import ArmFacts, Speed, StudyResult, Trial
 from nocap.study.spec import LEAVE_ONE_OUT, WORTH, Study
-from nocap.study.words import Json, Row, counted, expected, measured, rows
+from nocap.study.words import Row, counted, expected, is_known, measured, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -45,17 +44,18 @@ def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], s
     )
 
 
-def render(results: Json, study: Study) -> str:
-    """All of it, for a terminal."""
-    lines = [f"{results['study']}, scale {results['scale']}: {results['question']}", ""]
-    for row in rows([results], {study.name: study}):
+def render(result: StudyResult) -> str:
+    """Draw all of it for a terminal."""
+    lines = [f"{result.study.name}, scale {result.scale}: {result.study.question}", ""]
+    for row in rows([result]):
         facts = [f"  {name:<18} {text}" for name in FACTS if (text := row.cells[name])]
-        lines += [f"{row.claim['id']} {row.verdict}: {row.claim['statement']}", *facts, ""]
-    return "\n".join([*lines, *map(str, tables(results)), "", *_limitations(results)])
+        lines += [f"{row.claim.id} {row.verdict}: {row.claim.statement}", *facts, ""]
+    return "\n".join([*lines, *map(str, tables(result)), "", *_notes(result)])
 
 
-def tables(results: Json) -> Iterator[Table]:
-    """The arms with what was done for each, the trials of the search before, and the parts of a stack."""
+def tables(result: StudyResult) -> Iterator[Table]:
+    """Draw the arms with what was done for each, the trials of the search before, and the parts of a
+    stack."""
     shown: dict[str, Callable[[Any], str]] = {
         "arm": str,
         "params": count,
@@ -72,27 +72,25 @@ def tables(results: Json) -> Iterator[Table]:
     yield Table(
         title="arms",
         columns=[Column(title=title, show=show) for title, show in shown.items()],
-        rows=list(map(_arm, results["arms"])),
+        rows=list(map(_arm, result.arms)),
         notes=[
-            f"{arm['arm']}: FLOPs {arm['flops_basis']}"
-            for arm in results["arms"]
-            if arm["flops_per_token"] is None and arm.get("flops_basis")
+            f"{arm.arm}: FLOPs {arm.flops_basis}"
+            for arm in result.arms
+            if arm.flops_per_token is None and arm.flops_basis
         ],
     )
-    if trials := results["trials"]:
+    if trials := result.trials:
         yield Table(
-            title=f"trials: {len(trials)}, on seeds {trials[0]['seeds']}, which the study does not use",
+            title=f"trials: {len(trials)}, on seeds {trials[0].seeds}, which the study does not use",
             columns=[
                 Column(title="tuned arm"),
                 Column(title="trial"),
                 Column(title="val loss", show=loss),
                 Column(title="picked"),
             ],
-            rows=[
-                [t["arm"], " ".join(t["words"]), t["val_loss"], "yes" if t["picked"] else ""] for t in trials
-            ],
+            rows=[_trial(trial) for trial in trials],
         )
-    if cells := list(_parts(results)):
+    if cells := list(_parts(result)):
         titles = ("part", "lines", "parameters", "a step", "in time", "verdict")
         yield Table(
             title=f"parts: one shown to give less than {WORTH - 1:.0%} in time goes",
@@ -101,23 +99,35 @@ def tables(results: Json) -> Iterator[Table]:
         )
 
 
-def _parts(results: Json) -> Iterator[list[Any]]:
-    """What each part of a stack costs, and what it is worth."""
-    arms = {arm["arm"]: arm for arm in results["arms"]}
-    for claim in (claim for claim in results["claims"] if claim["source"] == LEAVE_ONE_OUT):
-        name = claim["id"].removeprefix(f"{claim['arm']}.")
-        sides = (arms[claim["arm"]], arms[claim["baseline"]])
-        params = [side["params"] for side in sides]
-        more = params[0] - params[1] if all(params) else None
-        ms = [fmean(side["pace"]["step_ms"]) for side in sides if side["pace"]]
+def _trial(trial: Trial) -> list[Any]:
+    return [trial.arm, " ".join(trial.words), trial.val_loss, "yes" if trial.picked else ""]
+
+
+def _parts(result: StudyResult) -> Iterator[list[Any]]:
+    """List what each part of a stack costs, and what it is worth."""
+    arms = {arm.arm: arm for arm in result.arms}
+    for judged in result.claims:
+        claim = judged.claim
+        if claim.source != LEAVE_ONE_OUT or judged.against is None:
+            continue
+        name = claim.id.removeprefix(f"{claim.arm}.")
+        own = arms[claim.arm]
+        without = arms[judged.against]
+        more = own.params - without.params if own.params and without.params else None
+        ms = [_mean_ms(side) for side in (own, without)]
         yield [
             name,
             _lines(name),
             None if more is None else f"{'-' if more < 0 else '+'}{count(abs(more))}",
-            f"{ms[0] / ms[1] - 1:+.1%}" if len(ms) == 2 else None,
-            measured(claim),
-            {"refuted": "goes", "confirmed": "stays"}.get(claim["word"], claim["word"]),
+            f"{ms[0] / ms[1] - 1:+.1%}" if ms[0] and ms[1] else None,
+            measured(judged.verdict.primary),
+            {"refuted": "goes", "confirmed": "stays"}.get(judged.word, judged.word),
         ]
+
+
+def _mean_ms(arm: ArmFacts) -> float | None:
+    """Return the mean of a step at the shape that is trained."""
+    return fmean(ms for ms in arm.pace.step_ms if ms is not None) if arm.pace else None
 
 
 def _lines(part: str) -> int | None:
@@ -129,34 +139,47 @@ def _lines(part: str) -> int | None:
     return len(read_text(Path(path)).splitlines()) if path else None
 
 
-def _arm(arm: Json) -> list[Any]:
-    ended = loss(arm["val_loss"] and arm["val_loss"]["mean"]) + (
-        f", {n} diverged" if (n := len(arm["diverged"])) else ""
-    )
-    timed = [arm[place] or {} for place in ("pace", "bench")]
-    speeds = [[speed for speed in row.get("tokens_per_s", ()) if speed is not None] for row in timed]
+def _arm(arm: ArmFacts) -> list[Any]:
+    ended = loss(arm.val_loss.mean if arm.val_loss else None)
+    if arm.diverged:
+        ended += f", {len(arm.diverged)} diverged"
     return [
-        *(arm[key] for key in ("arm", "params", "flops_per_token", "kernel", "tokens")),
-        arm["n_trials"] or None,
+        arm.arm,
+        arm.params,
+        arm.flops_per_token,
+        arm.kernel,
+        arm.tokens,
+        arm.n_trials or None,
         ended,
-        *(median_high(some) if some else None for some in speeds),
-        timed[1].get("memory_mib"),
-        " ".join([*arm["words"], *arm["tuned"]]) or None,
+        _median_speed(arm.pace),
+        _median_speed(arm.bench),
+        arm.bench and arm.bench.memory_mib,
+        " ".join([*arm.words, *arm.tuned]) or None,
     ]
 
 
-def _limitations(results: Json) -> list[str]:
-    return [f"what this scale cannot show: {results['limitations']}"] if results["limitations"] else []
+def _median_speed(speed: Speed | None) -> float | None:
+    known = [each for each in speed.tokens_per_s if each is not None] if speed else []
+    return median_high(known) if known else None
+
+
+def _notes(result: StudyResult) -> list[str]:
+    """Say what a reader should know of all its claims."""
+    notes = list[str]()
+    if result.limitations:
+        notes.append(f"what this scale cannot show: {result.limitations}")
+    if result.outdated:
+        notes.append(f"measured when the study asked otherwise: {', '.join(result.outdated)}")
+    return notes
 
 
 # --- what a study leaves in its folder ----------------------------------------------------------------------
 
 
-def write(study: Study, folder: Path, results: Json) -> list[Path]:
-    """The results and what is told of all there are; which files those are."""
-    path = folder / f"results.{results['scale']}.{results['hardware']['fingerprint']}.json"
-    write_json(path, results)
-    return [path, *write_all(told(study, folder, all_results(folder)))]
+def write(study: Study, folder: Path, result: StudyResult) -> list[Path]:
+    """Write a result, and what is told of all that there are; return the paths."""
+    path = results.write(result, folder)
+    return [path, *write_all(told(study, folder, all_results(study, folder)))]
 
 
 def write_all(files: Mapping[Path, str]) -> list[Path]:
@@ -165,30 +188,23 @@ def write_all(files: Mapping[Path, str]) -> list[Path]:
     return list(files)
 
 
-def told(study: Study, folder: Path, every: Sequence[Json]) -> dict[Path, str]:
-    """Of one study's results."""
+def told(study: Study, folder: Path, every: Sequence[StudyResult]) -> dict[Path, str]:
+    """Return the files about one study's results."""
     drawn = ladder.picture(every) if study.ladder else None
     pictures = {folder / ladder.PICTURE: forest.file(drawn)} if drawn else {}
     return {folder / "README.md": readme(study, folder, every)} | pictures
 
 
-def all_results(folder: Path) -> list[dict[str, Any]]:
-    """Of every scale and machine that has some, with the verdicts that follow from their measurements.
+def all_results(study: Study, folder: Path) -> list[StudyResult]:
+    """Return the results of every scale and machine that has some, with the verdicts that follow from their
+    measurements.
 
     Errors:
         ValueError: one that nocap did not write, or that was changed; its file is named.
     """
-    known, some = log.read(folder / log.FILE), []
-    for path in sorted(folder.glob("results.*.json")):
-        results = redact(read_json(path) or {})
-        if results.get("kind") == "study":
-            try:
-                some.append(judged(results, known))
-                _section(some[-1], rows(some[-1:], {}))
-            except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-                why = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                raise ValueError(f"{path} must be results that nocap.study wrote, got {why}") from error
-    return some
+    known = log.read(folder / log.FILE)
+    found = [results.read(path, study, known) for path in sorted(folder.glob("results.*.json"))]
+    return [result for result in found if result is not None]
 
 
 def check_readme(folder: Path) -> None:
@@ -202,16 +218,18 @@ def check_readme(folder: Path) -> None:
     require(ok, str(path), f"have the line '{LEARNT}', below which its author's text is kept", "none")
 
 
-def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
-    """The README anew from these results; the author's part stays."""
-    path, heads, sections = folder / "README.md", list[str](), list[str]()
-    shown = rows(every, {study.name: study})
-    for results in every:
-        some = [row for row in shown if row.results is results]
-        few = ", ".join(f"{row.claim['id']} {row.word}" for row in some)
-        words = few if len(some) <= HEADLINE else counted(some)
-        heads.append(f"{words} ({results['scale']}, {results['hardware']['name']})")
-        sections += _section(results, some)
+def readme(study: Study, folder: Path, every: Sequence[StudyResult]) -> str:
+    """Write the README anew from these results; the author's part stays."""
+    path = folder / "README.md"
+    heads = list[str]()
+    sections = list[str]()
+    shown = rows(every)
+    for result in every:
+        some = [row for row in shown if row.result is result]
+        few = ", ".join(f"{row.claim.id} {row.word}" for row in some)
+        said = few if len(some) <= HEADLINE else counted(some)
+        heads.append(f"{said} ({result.scale}, {result.machine_name})")
+        sections += _section(result, some)
     lines = [
         f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
         "",
@@ -225,26 +243,27 @@ def readme(study: Study, folder: Path, every: Sequence[Json]) -> str:
     return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons or NOTHING_YET, ""])
 
 
-def _section(results: Json, some: Sequence[Row]) -> list[str]:
-    """A scale on a machine."""
-    hardware = results["hardware"]
-    arms, *others = tables(results)
-    return [
-        f"## {results['scale']}: {hardware['name']}, {hardware['cores']} cores, torch "
-        f"{hardware['torch']}, {results['date']}",
+def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
+    """Draw a scale on a machine."""
+    hardware = result.hardware
+    arms, *others = tables(result)
+    lines = [
+        f"## {result.scale}: {result.machine_name}, {hardware['cores']} cores, torch {hardware['torch']}, "
+        f"{result.date}",
         "",
-        f"```sh\n{one_line(results['command'])}\n```",
+        f"```sh\n{one_line(result.command)}\n```",
         "",
-        f"seeds {results['seeds']}; judged at commit {str(results['commit'])[:12]}",
+        f"seeds {result.seeds}; judged at commit {str(result.commit)[:12]}",
         "",
         *claims(some, CLAIM_HEAD).markdown(),
         "",
         *arms.markdown(),
         "",
-        *(line for table in others for line in (table.title, "", *table.markdown(), "")),
-        *(line + "  " for line in _limitations(results)),
-        "",
     ]
+    for table in others:
+        lines += [table.title, "", *table.markdown(), ""]
+    lines += [f"{line}  " for line in _notes(result)]
+    return [*lines, ""]
 
 
 # --- forest plots -------------------------------------------------------------------------------------------
@@ -254,14 +273,14 @@ def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
     """Title and picture of each unit's rows, in the rows' order."""
     units: dict[str, list[Row]] = {}
     for row in every:
-        if row.claim["measured"] is not None:
+        if is_known(row.judged.verdict.primary):
             units.setdefault(_unit(row), []).append(row)
     return [(title, _plot(title, some)) for title, some in units.items()]
 
 
 def _unit(row: Row) -> str:
     """What an axis counts, and which way is better. Rows of one unit share a plot."""
-    metric, scale = METRICS[row.claim["metric"]], Scale(row.claim["scale"])
+    metric, scale = METRICS[row.claim.metric], row.claim.scale
     if scale is Scale.value:
         return metric.title if metric.unit in metric.title else f"{metric.title}, {metric.unit}"
     if scale is Scale.difference:
@@ -277,20 +296,25 @@ def _unit(row: Row) -> str:
 
 
 def _plot(title: str, some: Sequence[Row]) -> Markup:
-    metric, scale = METRICS[some[0].claim["metric"]], Scale(some[0].claim["scale"])
+    metric, scale = METRICS[some[0].claim.metric], some[0].claim.scale
     if scale is Scale.value:
         return forest.svg(list(map(_line, some)), title=title, tick=lambda x: amount(x, metric))
     return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
 
 
 def _line(row: Row) -> forest.Line:
-    claim, cells = row.claim, row.cells
+    claim = row.claim
+    shown = row.judged.verdict.primary.shown()
+    assert shown is not None
+    low, high = claim.expected
     return forest.Line(
-        label=f"{claim['arm']}, {METRICS[claim['metric']].title}",
-        title=f"{claim['statement']}: {row.verdict}. Measured: {cells['measured']}. Expected: "
+        label=f"{claim.arm}, {METRICS[claim.metric].title}",
+        title=f"{claim.statement}: {row.verdict}. Measured: {row.cells['measured']}. Expected: "
         f"{expected(claim)}.",
         look=row.word,
-        **claim["measured"],
-        stated=claim["expected"],
-        bound=claim["bound"],
+        mid=shown.mid,
+        low=shown.low,
+        high=shown.high,
+        stated=(low, high),
+        bound=row.judged.bound,
     )

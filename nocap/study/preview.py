@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +198,7 @@ def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
 def _power(claim: Claim, plan: StudyPlan, noise: float | None, there: Sequence[Record]) -> str:
     """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all its
     seeds. `there`: runs that may tell the noise of the latter."""
-    line = (
-        f"{claim.id}: {claim.metric} of {claim.arm}, expected "
-        f"{expected({**asdict(claim), 'scale': claim.scale.value})}"
-    )
+    line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(claim)}"
     # sessions are in the table
     line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
