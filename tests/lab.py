@@ -3,6 +3,7 @@ everything else is real."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -24,6 +25,7 @@ from nocap.store.runs import Record
 from nocap.study.conduct import Done, carry_out
 from nocap.study.log import FILE, read
 from nocap.study.plan import StudyPlan, prepare
+from nocap.study.result import to_json
 from nocap.study.results import results
 from nocap.study.tasks import KIND, Session, Training
 from tests.studies import SEEN, Json, loaded, record, study
@@ -64,8 +66,8 @@ class Lab:
         """Claim → its row."""
         done = self.done(out, folder, run=run, **changed)
         t = done.part.trainer
-        content = results(done, hardware=hardware.describe(t.device, t.threads), command="made")
-        return {claim["id"]: claim for claim in content["claims"]}
+        result = results(done, hardware=hardware.describe(t.device, t.threads), command="made")
+        return {claim["id"]: claim for claim in json.loads(json.dumps(to_json(result)))["claims"]}
 
     def killed(self, after: int, *place: str, **changed: Any) -> None:
         """The same in a process that gets SIGKILL when so many tasks are done, of all that there were."""

@@ -11,8 +11,13 @@ from typing import Any
 
 import yaml
 
+from nocap.config.plain import made
+from nocap.judge.claim import Claim
+from nocap.judge.verdict import Gain, Verdict, Word
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
+from nocap.study.registration import Provenance
+from nocap.study.result import ArmFacts, Judged, Speed, StudyResult
 from nocap.study.spec import Study, load
 from tests.conftest import SMALL
 
@@ -100,6 +105,73 @@ def written(folder: Path, content: Mapping[str, Any]) -> Path:
 
 def loaded(folder: Path, content: Mapping[str, Any]) -> Study:
     return load(written(folder, content))
+
+
+# --- results ------------------------------------------------------------------------------------------------
+
+
+def typed(content: Mapping[str, Any]) -> Claim:
+    """A claim of a study's file."""
+    stated: Claim = made(Claim, {**content, "seeds": [0, 1, 2]})
+    return stated
+
+
+def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float] = ()) -> ArmFacts:
+    pace = Speed(memory_mib=None, tokens_per_s=[None] * len(step_ms), step_ms=[*step_ms])
+    return ArmFacts(
+        arm=name,
+        words=[],
+        tuned=[],
+        n_trials=0,
+        params=params,
+        flops_per_token=None,
+        kernel=None,
+        tokens=None,
+        val_loss=None,
+        diverged=[],
+        pace=pace if step_ms else None,
+        bench=None,
+        runs=[],
+    )
+
+
+def made_verdict(word: Word, gain: Gain) -> Verdict:
+    return Verdict(
+        word=word, reason=None, primary=gain, guards=[], beyond_bound=False, missing=[], endings={}
+    )
+
+
+def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> Judged:
+    return Judged(
+        claim=claim,
+        against=against,
+        verdict=verdict,
+        margins=[],
+        noise={},
+        bound=None,
+        stands=Provenance(hash="made", at=None, exploratory=None, notes=[]),
+        where={},
+        lengths=None,
+        damaged=frozenset(),
+    )
+
+
+def made_result(
+    claims: list[Judged], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
+) -> StudyResult:
+    return StudyResult(
+        study=Study(question="?"),
+        scale=scale,
+        date="",
+        command="",
+        commit=None,
+        hardware={"name": machine, "fingerprint": machine},
+        seeds=[],
+        claims=claims,
+        measurements={},
+        arms=arms,
+        trials=[],
+    )
 
 
 NOW = "2026-11-21T12:00:00+00:00"  # when all made runs and sessions began

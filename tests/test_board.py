@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
+from nocap.judge.verdict import Gain
+from nocap.report.words import stated
+from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import board, pages, words
 from nocap.study.__main__ import main as command
+from nocap.study.result import StudyResult
 from nocap.study.spec import Study, load
 from nocap.study.words import PROJECT, STAND_IN, THERE, Row, rows
 from tests.made_grid import EVIL
-from tests.studies import SPEED, loaded, study
+from tests.studies import LOSS, SPEED, loaded, study
 from tests.test_report import text_of
 from tests.test_study_results import FAST, SAME, resulted, speeds
 
@@ -25,23 +33,27 @@ Json = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def studies() -> dict[str, Study]:
-    return {path.parent.name: load(path.parent) for path in sorted(STUDIES.glob("*/study.yaml"))}
+def committed() -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
+    """All studies with their results, judged."""
+    return board.found(STUDIES)
 
 
 @pytest.fixture(scope="module")
-def every() -> list[Json]:
-    """All committed results, judged."""
-    folders = sorted(path for path in STUDIES.iterdir() if path.is_dir())
-    return [results for folder in folders for results in pages.all_results(folder)]
+def studies(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> dict[str, Study]:
+    return committed[0]
 
 
 @pytest.fixture(scope="module")
-def shown(every: list[Json], studies: dict[str, Study]) -> dict[str, Row]:
+def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> list[StudyResult]:
+    return [result for some in committed[1].values() for result in some]
+
+
+@pytest.fixture(scope="module")
+def shown(every: list[StudyResult]) -> dict[str, Row]:
     """The board's rows by claim, and the scale where it is a second one."""
     return {
-        row.claim["id"] + (f", {at}" if (at := row.results["scale"]) != "cpu" else ""): row
-        for row in board.in_order(rows(every, studies))
+        row.claim.id + (f", {at}" if (at := row.result.scale) != "cpu" else ""): row
+        for row in board.in_order(rows(every))
     }
 
 
@@ -49,8 +61,8 @@ def shown(every: list[Json], studies: dict[str, Study]) -> dict[str, Row]:
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[Path, str]:
-    return board.board(STUDIES)
+def written(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> dict[Path, str]:
+    return board.drawn(STUDIES, *committed)
 
 
 def test_every_generated_part_is_what_the_committed_results_give(written: dict[Path, str]):
@@ -132,21 +144,22 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
     ],
 )
 def test_a_row_says_what_was_found_and_where(shown: dict[str, Row], name: str, verdict: str, measured: str):
-    assert (shown[name].verdict, words.measured(shown[name].claim)) == (verdict, measured)
+    assert shown[name].verdict == verdict
+    assert shown[name].cells["measured"] == measured
 
 
 def test_no_effect_is_printed_with_a_sign(shown: dict[str, Row]):
-    for claim in (row.claim for row in shown.values()):
-        said = [part(claim) for part in (words.expected, words.measured, words.allowed)]
-        said += map(words.guard, claim["guards"])
-        assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (claim["id"], said)
+    for name, row in shown.items():
+        bound = words.allowed(row.claim, row.judged.bound)
+        said = [words.expected(row.claim), bound, row.cells["measured"], row.cells["guards"]]
+        assert not any(re.search(r"(?<![\w.])[-+−]\d", phrase) for phrase in said), (name, said)
 
 
 def test_results_name_both_shapes(tmp_path: Path):
     mqa = ["attention=mqa", "model.d_model=32", "trainer.batch_tokens=256"]
     content = study(arms={"mha": ["attention=flash"], "mqa": mqa}, claims=[SPEED])
-    (claim,) = resulted(loaded(tmp_path / "made", content), speeds(FAST, SAME))["claims"]
-    timed, trained = Row(results={}, claim=claim).where.split("; its loss at ")
+    (row,) = rows([resulted(loaded(tmp_path / "made", content), speeds(FAST, SAME))])
+    timed, trained = row.where.split("; its loss at ")
     assert timed == trained
     shape = r"2 layers, {} wide, T=32, \w+ tokens, {} a step"
     assert re.match(f"{shape.format(32, 256)}, .*, against {shape.format(64, 512)}", timed)
@@ -154,7 +167,7 @@ def test_results_name_both_shapes(tmp_path: Path):
 
 def test_what_is_counted_apart(shown: dict[str, Row]):
     ids = {
-        about: {row.claim["id"] for row in shown.values() if row.about == about}
+        about: {row.claim.id for row in shown.values() if row.about == about}
         for about in (THERE, STAND_IN, PROJECT)
     }
     assert {"A1.kv", "A12.params", "A12.adamw", "C2.speed"} <= ids[THERE]
@@ -164,10 +177,10 @@ def test_what_is_counted_apart(shown: dict[str, Row]):
 
 def test_false_verdicts_to_expect(shown: dict[str, Row]):
     every = list(shown.values())
-    exact = {row.claim["id"] for row in every if words.is_exact(row.claim)}
+    exact = {row.claim.id for row in every if words.is_exact(row.judged.verdict.primary)}
     assert {"A1.kv", "A6.memory"} <= exact
     assert {"A1.speed", "C1.collections", "C4.time", "A16.qk", "A7.steps"}.isdisjoint(exact)
-    noisy = sum(not words.is_exact(row.claim) for row in every)
+    noisy = sum(not words.is_exact(row.judged.verdict.primary) for row in every)
     assert board.errors(every).startswith(
         f"{noisy} of the {len(every)} rows rest on measurements with noise."
     )
@@ -183,14 +196,13 @@ def test_bounds_that_were_passed_are_explained(shown: dict[str, Row]):
 def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     small_study = loaded(tmp_path / "made", study(claims=[SPEED]))
     small, large = (resulted(small_study, speeds(ratios, SAME)) for ratios in (FAST, [1.05, 1.051, 1.052]))
-    for shapes in large["claims"][0]["where"].values():
-        shapes[0]["batch_tokens"] = 1024
-    first, second = rows([small, large], {"made": small_study})
+    (judged,) = large.claims
+    where = {place: [replace(first, batch_tokens=1024)] for place, (first, *_) in judged.where.items()}
+    large = replace(large, claims=[replace(judged, where=where)])
+    first, second = rows([small, large])
     assert first.notes[0] == "depends on shape: refuted at 32 × 32 tokens, CPU"
     assert second.notes[0] == "depends on shape: confirmed at 16 × 32 tokens, CPU"
-    assert not any(
-        "depends" in note for row in rows([small, small], {"made": small_study}) for note in row.notes
-    )
+    assert not any("depends" in note for row in rows([small, small]) for note in row.notes)
 
 
 # --- words --------------------------------------------------------------------------------------------------
@@ -217,15 +229,15 @@ def test_verdicts_that_depend_on_the_shape(tmp_path: Path):
     ],
 )
 def test_expected_in_words(metric: str, scale: str, low: float | None, high: float | None, text: str):
-    assert words.expected({"metric": metric, "scale": scale, "expected": [low, high]}) == text
+    assert stated(low, high, METRICS[metric], Scale(scale)) == text
 
 
 def test_guards_in_words(shown: dict[str, Row]):
-    assert [words.guard(guard) for guard in shown["A0"].claim["guards"]] == [
-        "memory: 24.9% less memory, exact, allowed: no more memory",
+    assert shown["A0"].cells["guards"] == (
+        "memory: 24.9% less memory, exact, allowed: no more memory; "
         "validation loss: 0.4% lower loss [4.8% higher loss to 5.4% lower loss], n=3, "
-        "allowed: at most 2% higher loss",
-    ]
+        "allowed: at most 2% higher loss"
+    )
 
 
 # --- the page -----------------------------------------------------------------------------------------------
@@ -237,14 +249,14 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     page = written[STUDIES / "board.html"]
     text = text_of(page)
     for row in shown.values():
-        stated, measured = f"{row.measures}: {words.expected(row.claim)}", words.measured(row.claim)
-        for said in (f"{row.claim['statement']} {row.at}", stated, row.verdict, measured):
+        stated, measured = f"{row.measures}: {words.expected(row.claim)}", row.cells["measured"]
+        for said in (f"{row.claim.statement} {row.at}", stated, row.verdict, measured):
             assert said in text
     assert page.count("<svg") == page.count("<figcaption>") == len(pages.plots(list(shown.values())))
-    bounded = [row for row in shown.values() if row.claim["measured"] is None]
+    bounded = [row for row in shown.values() if not words.is_known(row.judged.verdict.primary)]
     assert page.count("<circle") == len(shown) - len(bounded)
     for row in bounded:
-        assert row.claim["statement"] in text.partition("Without an interval")[2]
+        assert row.claim.statement in text.partition("Without an interval")[2]
         assert "at least" in row.cells["measured"]
     assert page.count('<details class="claim"') == len(re.findall(r'data-verdict="\w+">', page)) == len(shown)
     assert len(page.encode()) < 300_000
@@ -252,11 +264,12 @@ def test_the_page_has_every_row_and_a_plot_for_each_unit_and_is_one_small_file(
     assert not re.search(r"<script|https?:|\bsrc=|\bhref=|@import|url\(", page)
 
 
-def test_names_and_values_stay_text():
-    results: Json = json.loads(next((STUDIES / "gqa").glob("results.*.json")).read_text())
-    claims = [{**results["claims"][0], "id": EVIL, "statement": EVIL, "arm": EVIL}]
-    made = rows([{**results, "claims": claims, "study": EVIL, "date": EVIL}], {})
-    section = board.Section(group=board.Group(whose=EVIL), rows=made, planned=[], unstudied=[])
+def test_names_and_values_stay_text(every: list[StudyResult]):
+    result = every[0]
+    claim = replace(result.claims[0].claim, id=EVIL, statement=EVIL, arm=EVIL)
+    study = replace(result.study, name=EVIL)
+    evil = replace(result, study=study, date=EVIL, claims=[replace(result.claims[0], claim=claim)])
+    section = board.Section(group=board.Group(whose=EVIL), rows=rows([evil]), planned=[], unstudied=[])
     page = board.html(EVIL, [section])
     assert not any(bad in page for bad in (EVIL, "<img", "<script"))
     assert html.escape(EVIL, quote=False)[:12] in page
@@ -266,7 +279,7 @@ def test_names_and_values_stay_text():
 
 
 @pytest.fixture(scope="module")
-def parts(every: list[Json], studies: dict[str, Study]) -> dict[str, board.Section]:
+def parts(every: list[StudyResult], studies: dict[str, Study]) -> dict[str, board.Section]:
     """The sections of the committed board by their groups' names."""
     _, found = board.sections(STUDIES, every, studies)
     return {part.group.whose: part for part in found}
@@ -284,10 +297,10 @@ def test_the_notes_nocaps_own_and_another_engines_are_counted_apart(
         parts[name] for name in ("the notes'", "nocap's own", "another engine, counted nowhere")
     )
     assert len(notes.rows) + len(own.rows) + len(engine.rows) == len(shown)
-    assert {row.results["study"] for row in engine.rows} == {"smallmind"}
-    assert {row.results["study"] for row in own.rows} == {"recipe_tuned", "ladder", "parts", "objectives"}
-    assert all(re.match("notes? 00[0-3]", row.claim["source"]) for row in notes.rows)
-    assert all(row.claim["source"] == "note 004" for row in engine.rows)
+    assert {row.result.study.name for row in engine.rows} == {"smallmind"}
+    assert {row.result.study.name for row in own.rows} == {"recipe_tuned", "ladder", "parts", "objectives"}
+    assert all(re.match("notes? 00[0-3]", row.claim.source) for row in notes.rows)
+    assert all(row.claim.source == "note 004" for row in engine.rows)
     head = written[STUDIES / "README.md"].splitlines()[0]
     for part in (notes, own):
         counted = ", ".join(f"{n} {word}" for word, n in words_of(part.rows).items() if n)
@@ -317,17 +330,16 @@ SOURCES = {
 
 def test_a_claim_names_the_note_that_states_it(shown: dict[str, Row]):
     for source, claims in SOURCES.items():
-        assert {name: shown[name].claim["source"] for name in claims} == dict.fromkeys(claims, source)
+        assert {name: shown[name].claim.source for name in claims} == dict.fromkeys(claims, source)
 
 
 def test_committed_results_have_their_studies_words(studies: dict[str, Study]):
     for path in sorted(STUDIES.glob("*/results.*.*.json")):
         asked = studies[path.parent.name]
-        for claim in json.loads(path.read_text())["claims"]:
-            same = [stated for stated in asked.claims if words.asks_the_same(stated, claim, asked)]
-            assert [(stated.statement, stated.source) for stated in same] == [
-                (claim["statement"], claim["source"])
-            ], (path, claim["id"])
+        claims = {claim.id: claim for claim in asked.claims}
+        for stored in json.loads(path.read_text())["claims"]:
+            assert stored["statement"] == claims[stored["id"]].statement, (path, stored["id"])
+            assert stored["source"] == claims[stored["id"]].source, (path, stored["id"])
 
 
 def test_a_statement_of_the_notes_that_nobody_measures_has_an_answer_or_a_reason(
@@ -381,7 +393,9 @@ def test_the_shares_of_a_forward_are_the_profiles(parts: dict[str, board.Section
 
 def test_what_a_profile_keeps_of_the_scores_and_norms(parts: dict[str, board.Section], shown: dict[str, Row]):
     entries = {entry.id: entry for entry in parts["the notes'"].unstudied}
-    scores_mb = shown["A12.scores"].claim["measured"]["mid"] * 2**20 / 1e6
+    scores = shown["A12.scores"].judged.verdict.primary.shown()
+    assert scores is not None
+    scores_mb = scores.mid * 2**20 / 1e6
     for mb, said in {
         scores_mb / 12 / 4: "a layer and sequence",
         scores_mb / 12: "a layer at four",
@@ -435,10 +449,15 @@ def test_equal_quality_is_shown_or_said_not_to_be(shown: dict[str, Row]):
 def test_an_interval_that_holds_its_margin_leaves_quality_open(
     scale: str, margin: float, low: float, high: float, is_open: bool
 ):
-    guard = {"metric": "val_loss", "scale": scale, "margin": margin, "measured": {"low": low, "high": high}}
-    assert words.leaves_quality_open(guard) == is_open
-    assert not words.leaves_quality_open({**guard, "metric": "memory_mib"})
-    assert not words.leaves_quality_open({**guard, "measured": None})
+    """Three pairs whose t-interval has these ends."""
+    ends = np.log([low, high]) if scale == "ratio" else np.array([low, high])
+    apart = (ends[1] - ends[0]) / 2 * math.sqrt(3) / stats.t.isf(0.025, 2)
+    pairs = (ends.mean() + apart * np.array([-1, 0, 1])).tolist()
+    gain = Gain(
+        metric=METRICS["val_loss"], scale=Scale(scale), per=Per.seed, least=pairs, most=pairs, ends=(0.0, 1.0)
+    )
+    assert words.leaves_quality_open(gain, margin) == is_open
+    assert not words.leaves_quality_open(replace(gain, metric=METRICS["memory_mib"]), margin)
 
 
 SCALES = {"cpu": study()["scales"]["cpu"], "gpu": study()["scales"]["cpu"]}
@@ -449,41 +468,47 @@ def test_a_gpus_results_end_the_wait(tmp_path: Path):
     scales = {name: {**at, "limitations": "a small model"} for name, at in SCALES.items()}
     made = loaded(tmp_path / "made", study(claims=[GUARDED], scales=scales))
     on_cpu = resulted(made, speeds(FAST, SAME))
-    (waiting,) = rows([on_cpu], {"made": made})
+    (waiting,) = rows([on_cpu])
     assert waiting.notes[0] == "no GPU yet"
-    on_gpu = {**on_cpu, "scale": "gpu", "hardware": {**on_cpu["hardware"], "device": "cuda"}}
-    of_cpu, of_gpu = rows([on_cpu, on_gpu], {"made": made})
+    on_gpu = replace(on_cpu, scale="gpu", hardware={**on_cpu.hardware, "device": "cuda"})
+    of_cpu, of_gpu = rows([on_cpu, on_gpu])
     assert "no GPU yet" not in of_cpu.notes
     assert "no GPU yet" not in of_gpu.notes
 
 
 def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
-    """An older claim of the same name, with other ends, is no answer."""
+    """An older claim of the same name, about another metric, is no answer."""
     later = {**SPEED, "id": "M.later", "expected": [1.1, None]}
     first = loaded(tmp_path / "made", study(claims=[SPEED]))
-    results = resulted(first, speeds(FAST, SAME))
+    result = resulted(first, speeds(FAST, SAME))
+    pages.write(first, tmp_path / "made", result)
     both = loaded(tmp_path / "made", study(claims=[SPEED, later], notes={"M.later": "asked later"}))
-    (planned,) = board.planned([results], {"made": both})
+    (planned,) = board.planned([result], {"made": both})
     assert planned.claim.id == "M.later"
     assert planned.cells["expected"] == "tokens/s: at least 10% faster"
     assert planned.cells["notes"] == "asked later"
     assert planned.cells["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
     assert board.planned([resulted(both, speeds(FAST, SAME))], {"made": both}) == []
-    other = loaded(tmp_path / "made", study(claims=[{**SPEED, "expected": [1.3, None]}]))
-    assert [each.claim.id for each in board.planned([results], {"made": other})] == ["M.speed"]
+    loaded(tmp_path / "made", study(claims=[{**LOSS, "id": "M.speed"}]))
+    studies, results = board.found(tmp_path)
+    assert results["made"][0].outdated == ["M.speed"]
+    assert [each.claim.id for each in board.planned(results["made"], studies)] == ["M.speed"]
 
 
-def test_a_rows_words_are_its_studys_of_now_while_it_asks_the_same(tmp_path: Path):
-    results = resulted(loaded(tmp_path / "made", study(claims=[SPEED])), speeds(FAST, SAME))
-    reworded = {**SPEED, "statement": "in other words", "source": "elsewhere"}
-    (row,) = rows([results], {"made": loaded(tmp_path / "made", study(claims=[reworded]))})
-    assert row.claim["statement"] == "in other words"
-    assert row.claim["source"] == "elsewhere"
+def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
+    """With other ends it is another claim, which its study's log has not."""
+    folder = tmp_path / "made"
+    made = loaded(folder, study(claims=[SPEED]))
+    pages.write(made, folder, resulted(made, speeds(FAST, SAME)))
+    changed = loaded(folder, study(claims=[{**SPEED, "statement": "in other words", "source": "elsewhere"}]))
+    (row,) = rows(pages.all_results(changed, folder))
+    assert row.claim.statement == "in other words"
+    assert row.claim.source == "elsewhere"
     assert row.word == "confirmed"
-    changed = {**reworded, "expected": [1.1, None]}
-    (row,) = rows([results], {"made": loaded(tmp_path / "made", study(claims=[changed]))})
-    assert row.claim["statement"] == SPEED["statement"]
-    assert row.claim["source"] == SPEED["source"]
+    changed = loaded(folder, study(claims=[{**SPEED, "expected": [1.3, None]}]))
+    (row,) = rows(pages.all_results(changed, folder))
+    assert row.word == "refuted"
+    assert row.judged.stands.exploratory == "not in its study's log"
 
 
 # --- a board of one's own -----------------------------------------------------------------------------------

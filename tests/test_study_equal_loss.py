@@ -20,15 +20,16 @@ from nocap.study import command, pages
 from nocap.study.__main__ import main
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, measurements
-from nocap.study.log import Log
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
-from nocap.study.results import judged, results
+from nocap.study.result import StudyResult, to_json
+from nocap.study.results import results
 from nocap.study.tasks import ROWS, Training
 from tests import test_equal_loss
 from tests.conftest import Door
 from tests.lab import Lab, lab
 from tests.studies import EQUAL, LOSS, SPEED, STUDY, Json, at, claim, loaded, study, tree, written
+from tests.test_study_results import again, claims_of
 
 __all__ = ["lab"]
 MACHINE = {"name": "a CPU", "cores": 2, "torch": "2.13", "fingerprint": "a"}
@@ -80,23 +81,18 @@ def planned(folder: Path, claims: Sequence[Json], seeds: int) -> StudyPlan:
     return PLANS[key]
 
 
-def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) -> Json:
+def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) -> StudyResult:
     """The results of a study with these claims, M.equal by default."""
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
-    content = results(Done(part=plan, evidence=evidence, stands=stands), hardware=MACHINE, command="made")
-    json.dumps(content, allow_nan=False)
-    return content
+    result = results(Done(part=plan, evidence=evidence, stands=stands), hardware=MACHINE, command="made")
+    json.dumps(to_json(result), allow_nan=False)
+    return result
 
 
 def row(tmp_path: Path, evidence: Evidence, **more: Any) -> Json:
-    (claimed,) = resulted(tmp_path, evidence, **more)["claims"]
-    return claimed  # type: ignore[no-any-return]
-
-
-def told(tmp_path: Path, content: Json) -> str:
-    """What a terminal shows."""
-    return pages.render(content, loaded(tmp_path / "made", study(claims=[EQUAL])))
+    (claimed,) = claims_of(resulted(tmp_path, evidence, **more))
+    return claimed
 
 
 # --- the estimate -------------------------------------------------------------------------------------------
@@ -105,13 +101,13 @@ def told(tmp_path: Path, content: Json) -> str:
 def test_an_arm_without_noise_has_the_closed_form(tmp_path: Path) -> None:
     """It is worth 1.2 times the steps, each of which takes 1.1 times as long."""
     content = resulted(tmp_path, made())
-    (claimed,) = content["claims"]
+    (claimed,) = claims_of(content)
     assert claimed["measured"]["mid"] == pytest.approx(1.1 / 1.2)
     assert claimed["measured"]["high"] == pytest.approx(1.1 / 1.2)
     assert claimed["word"] == "confirmed"
     assert claimed["n"] == 3
     assert claimed["per"] == "seed"
-    rows = {(m["arm"], m["repeat"]): m["value"] for m in content["measurements"]}
+    rows = {(m.arm, m.repeat): m.value for m in content.measurements["M.equal"]}
     assert rows == {
         **{("mha", seed): 1.0 for seed in range(3)},
         **{("mqa", seed): pytest.approx(1.1 / 1.2) for seed in range(3)},
@@ -162,13 +158,13 @@ def test_below_what_was_stated_is_better(
     tmp_path: Path, expected: list[float | None], word: str, why: str | None
 ) -> None:
     content = resulted(tmp_path, made(noise=0.0002), claim(EQUAL, expected=expected))
-    (claimed,) = content["claims"]
+    (claimed,) = claims_of(content)
     assert 0.91 < claimed["measured"]["low"] < claimed["measured"]["high"] < 0.925
     assert claimed["word"] == word
     assert claimed["reason"] == why
     # stored results say the same when they are judged anew
-    (again,) = judged(content, Log())["claims"]
-    assert {**again, "exploratory": None} == claimed
+    (stored,) = claims_of(again(content, tmp_path))
+    assert {**stored, "hash": "made", "exploratory": None} == claimed
 
 
 def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
@@ -176,11 +172,11 @@ def test_a_bound_and_two_sides_are_of_the_ratio_too(tmp_path: Path) -> None:
         EQUAL, expected=[0.95, 0.98], two_sided=True, mechanism={"bound": 0.95, "formula": "what was meant"}
     )
     content = resulted(tmp_path, made(noise=0.0002), stated)
-    (claimed,) = content["claims"]
+    (claimed,) = claims_of(content)
     assert claimed["word"] == "refuted"
     assert claimed["reason"] == "above"
     assert claimed["beyond_bound"]
-    said = told(tmp_path, content)
+    said = pages.render(content)
     assert "arithmetic allows  at best 0.95 of the baseline's time at equal loss (what was meant)" in said
     assert "expected           0.95 to 0.98 of the baseline's time at equal loss" in said
     assert ": better than stated: " in said
@@ -193,11 +189,11 @@ def test_a_guard_holds_the_time_at_equal_loss(
     """It may be 1% worse."""
     guard = {"metric": "time_at_equal_loss", "scale": "ratio", "margins": {"cpu": 1.01}}
     content = resulted(tmp_path, made(pace=pace, noise=0.0002), claim(LOSS, guards=[guard]))
-    (claimed,) = content["claims"]
+    (claimed,) = claims_of(content)
     assert claimed["word"] == word
     assert claimed["reason"] == reason
     assert claimed["guards"][0]["measured"]["mid"] == pytest.approx(pace / 1.2, rel=0.01)
-    assert "allowed: at most 1.01 of the baseline's time at equal loss" in told(tmp_path, content)
+    assert "allowed: at most 1.01 of the baseline's time at equal loss" in pages.render(content)
 
 
 # --- how it is told -----------------------------------------------------------------------------------------
@@ -205,12 +201,12 @@ def test_a_guard_holds_the_time_at_equal_loss(
 
 def test_the_terminal_the_page_and_the_board_say_it_in_the_same_words(tmp_path: Path) -> None:
     content = resulted(tmp_path, made(noise=0.002))
-    measured = content["claims"][0]["measured"]
+    measured = claims_of(content)[0]["measured"]
     mid, low, high = (f"{measured[key]:.2f}" for key in ("mid", "low", "high"))
     words = f"{mid} of the baseline's time at equal loss [{low}, {high}]"
-    assert f"measured           {words}, n=3" in told(tmp_path, content)
-    assert "expected           at most 0.98 of the baseline's time at equal loss" in told(tmp_path, content)
-    assert "; the baseline's ends after 8, 12 and 17 steps" in told(tmp_path, content)
+    assert f"measured           {words}, n=3" in pages.render(content)
+    assert "expected           at most 0.98 of the baseline's time at equal loss" in pages.render(content)
+    assert "; the baseline's ends after 8, 12 and 17 steps" in pages.render(content)
     made_study = loaded(tmp_path / "made", study(claims=[EQUAL]))
     pages.write(made_study, tmp_path / "made", content)
     assert f"| {words}, n=3 |" in (tmp_path / "made" / "README.md").read_text()
@@ -265,16 +261,16 @@ def test_what_it_cannot_say_is_refused_with_the_reason(
     tmp_path: Path, seeds: int, how: Json, why: str
 ) -> None:
     content = resulted(tmp_path, made(seeds, **how), seeds=seeds)
-    (claimed,) = content["claims"]
+    (claimed,) = claims_of(content)
     assert claimed["word"] == "inconclusive"
     assert claimed["reason"] == "refused"
     assert claimed["measured"] is None
     assert claimed["refused"] == why
     assert re.search(
-        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", told(tmp_path, content), re.M
+        rf"^M\.equal inconclusive at .*: {re.escape(claimed['refused'])}: ", pages.render(content), re.M
     )
-    (again,) = judged(content, Log())["claims"]
-    assert {**again, "exploratory": None} == claimed
+    (stored,) = claims_of(again(content, tmp_path))
+    assert {**stored, "hash": "made", "exploratory": None} == claimed
 
 
 @pytest.mark.parametrize("seeds", [3, 6])

@@ -5,49 +5,80 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from nocap.judge.claim import Claim
+from nocap.judge.verdict import Gain, Word
 from nocap.report import forest
+from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study import pages
 from nocap.study.__main__ import main
 from nocap.study.ladder import ladders, picture, section
+from nocap.study.result import StudyResult
 from nocap.study.spec import expand, parts_of
 from tests.lab import Lab, lab
-from tests.studies import LOSS, RACE, STUDY, Json, at, claim, loaded, study, written
+from tests.studies import (
+    LOSS,
+    RACE,
+    STUDY,
+    at,
+    claim,
+    loaded,
+    made_arm,
+    made_judged,
+    made_result,
+    made_verdict,
+    study,
+    typed,
+    written,
+)
 
 __all__ = ["lab"]
 
 
-def size(scale: str, params: float, speedups: Sequence[float], *, machine: str, ending: str) -> Json:
+def size(scale: str, params: float, speedups: Sequence[float], *, machine: str, ending: str) -> StudyResult:
     """Results of one size, as far as a ladder reads them."""
-    logs, n = np.log(speedups), len(speedups)
-    ends = {"mid": logs.mean(), "low": logs.mean() - 0.1, "high": logs.mean() + 0.1}
-    race = {"metric": "time_to_target_s", "arm": "mqa", "baseline": "mha", "word": "confirmed"}
-    row = {"claim": "M.time", "metric": "time_to_target_s", "ending": "measured"}
-    own = {**row, "arm": "mqa", "ending": ending}
-    return {
-        "scale": scale,
-        "hardware": {"name": machine, "fingerprint": machine},
-        "arms": [{"arm": "mha", "params": params}, {"arm": "mqa", "params": 2 * params}],
-        "claims": [{"id": "M.time", **race, "n": n, "measured": {k: math.exp(x) for k, x in ends.items()}}],
-        "measurements": [
-            *({**row, "arm": "mha", "repeat": i, "value": 100.0} for i in range(n)),
-            *({**own, "repeat": i, "value": 100.0 / x} for i, x in enumerate(speedups)),
-        ],
-    }
+    logs = np.log(speedups).tolist()
+    most = logs if ending == "measured" else [math.inf] * len(logs)
+    verdict = made_verdict(Word.confirmed, gain(logs, most))
+    return made_result(
+        [made_judged(typed(RACE), verdict, against="mha")],
+        [made_arm("mha", params=params), made_arm("mqa", params=2 * params)],
+        scale=scale,
+        machine=machine,
+    )
+
+
+def gain(least: Sequence[float], most: Sequence[float]) -> Gain:
+    """Logarithms of the speedups of pairs."""
+    return Gain(
+        metric=METRICS["time_to_target_s"],
+        scale=Scale.ratio,
+        per=Per.session,
+        least=least,
+        most=most,
+        ends=(math.log(1.05), math.inf),
+    )
 
 
 def ladder(
     *middles: float, noise: float = 0.01, machine: str = "here", ending: str = "measured"
-) -> list[Json]:
-    """Sizes of three pairs each, ten times from one to the next."""
+) -> list[StudyResult]:
+    """Sizes of three pairs each, ten times from one to the next. `ending`: of the third and later ones."""
     spread = np.exp(np.array([-noise, 0.0, noise]))
     return [
-        size(f"{10**i}M", 1e6 * 10**i, list(middle * spread), machine=machine, ending=ending)
+        size(
+            f"{10**i}M",
+            1e6 * 10**i,
+            list(middle * spread),
+            machine=machine,
+            ending="measured" if i < 2 else ending,
+        )
         for i, middle in enumerate(middles)
     ]
 
@@ -64,7 +95,7 @@ def ladder(
         (ladder(1.2, 1.4, 1.7, ending="at_most"), "cannot be told: fewer than 3 sizes were measured", None),
     ],
 )
-def test_what_size_does_to_a_speedup(every: list[Json], word: str, decade: float | None):
+def test_what_size_does_to_a_speedup(every: list[StudyResult], word: str, decade: float | None):
     (rungs,) = ladders(every)
     assert rungs.word == word
     assert (rungs.decade and rungs.decade.mid) == (decade and pytest.approx(decade, rel=0.01))
@@ -142,19 +173,23 @@ def test_what_is_no_stack_is_left_to_the_check():
 def test_a_table_says_what_each_part_costs():
     without = [f"stack without {part}" for part in ("mlp.swiglu", "ideas.gone")]
     arms = [
-        {"arm": "stack", "params": 300, "pace": {"step_ms": [12.0, 12.0]}},
-        {"arm": without[0], "params": 200, "pace": {"step_ms": [10.0, 10.0]}},
-        {"arm": without[1], "params": 310, "pace": None},
+        made_arm("stack", params=300, step_ms=[12.0, 12.0]),
+        made_arm(without[0], params=200, step_ms=[10.0, 10.0]),
+        made_arm(without[1], params=310),
     ]
-    plain = {"source": "leave_one_out", "arm": "stack", "metric": "time_to_target_s", "scale": "ratio"}
-    plain |= {"n": 3, "per": "session", "measured": {"mid": 1.2, "low": 1.1, "high": 1.3}}
+    faster = gain([0.1, 0.15, 0.2], [0.1, 0.15, 0.2])
     claims = [
-        {**plain, "id": "stack.mlp.swiglu", "baseline": without[0], "word": "confirmed"},
-        {**plain, "id": "stack.ideas.gone", "baseline": without[1], "word": "refuted"},
+        made_judged(part("mlp.swiglu", without[0]), made_verdict(Word.confirmed, faster), against=without[0]),
+        made_judged(part("ideas.gone", without[1]), made_verdict(Word.refuted, faster), against=without[1]),
     ]
-    swiglu, gone = pages._parts({"arms": arms, "claims": claims})
+    swiglu, gone = pages._parts(made_result(claims, arms))
     assert swiglu.pop(1) > 10  # lines
     assert [*swiglu[:3], swiglu[-1]] == ["mlp.swiglu", "+100", "+20.0%", "stays"]
     assert [*gone[:4], gone[-1]] == ["ideas.gone", None, "-10", None, "goes"]
-    arms[0]["params"] = None  # nothing has run
-    assert [row[2] for row in pages._parts({"arms": arms, "claims": claims})] == [None, None]
+    arms[0] = replace(arms[0], params=None)  # nothing has run
+    assert [row[2] for row in pages._parts(made_result(claims, arms))] == [None, None]
+
+
+def part(name: str, without: str) -> Claim:
+    """The claim about a part of a stack."""
+    return typed(claim(RACE, id=f"stack.{name}", source="leave_one_out", arm="stack", baseline=without))

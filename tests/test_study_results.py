@@ -3,6 +3,7 @@ them: the sentence of each verdict, a study's README, the board. From made evide
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -25,7 +26,8 @@ from nocap.study.log import Log
 from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
-from nocap.study.results import judged, results
+from nocap.study.result import StudyResult, read, to_json, write
+from nocap.study.results import results
 from nocap.study.spec import Study
 from tests.studies import (
     LOSS,
@@ -55,16 +57,29 @@ STANDS = Provenance(hash="made", at="2026-11-21T12:00:00+00:00", exploratory=Non
 LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses"])
 
 
-def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> Json:
+def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> StudyResult:
     plan = prepare(made_study, "cpu", output_dir="outputs")
     done = Done(
         part=plan,
         evidence=evidence,
         stands={claim.id: stands for claim in made_study.claims},
     )
-    content = results(done, hardware=MACHINE, command="made")
-    assert "host" not in content["hardware"]
-    return content
+    result = results(done, hardware=MACHINE, command="made")
+    assert "host" not in result.hardware
+    return result
+
+
+def claims_of(result: StudyResult) -> list[Json]:
+    """Its claims as JSON has them."""
+    claims: list[Json] = json.loads(json.dumps(to_json(result)))["claims"]
+    return claims
+
+
+def again(result: StudyResult, folder: Path) -> StudyResult:
+    """Write it and read it, where its study's log is empty."""
+    stored = read(write(result, folder), result.study, Log())
+    assert stored is not None
+    return stored
 
 
 def speeds(ratios: list[float], losses: list[float | None]) -> Evidence:
@@ -101,7 +116,7 @@ def test_what_is_said_of_each_verdict(
     tmp_path: Path, ratios: list[float], losses: list[float | None], start: str
 ):
     made_study = loaded(tmp_path / "made", study(claims=[SPEED]))
-    said = pages.render(resulted(made_study, speeds(ratios, losses), stands=LATE), made_study)
+    said = pages.render(resulted(made_study, speeds(ratios, losses), stands=LATE))
     head, facts = said.split("\n\n")[1].split("\n", 1)
     assert head.startswith("M.speed ")
     assert start in head
@@ -118,11 +133,15 @@ def test_what_is_said_of_each_verdict(
 
 def test_an_arms_loss_is_of_the_runs_that_finished(tmp_path: Path):
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    content = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
-    mha, mqa = content["arms"]
-    assert (mha["val_loss"]["all"], mha["diverged"]) == ([law(400) + x for x in NOISE.values()], [])
-    assert (mqa["val_loss"]["all"], mqa["diverged"]) == ([law(400) + NOISE[0], law(400) + NOISE[2]], [1])
-    assert re.search("^mqa .*, 1 diverged", pages.render(content, made_study), re.M)
+    result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
+    mha, mqa = result.arms
+    assert mha.val_loss is not None
+    assert mha.val_loss.all == [law(400) + x for x in NOISE.values()]
+    assert mha.diverged == []
+    assert mqa.val_loss is not None
+    assert mqa.val_loss.all == [law(400) + NOISE[0], law(400) + NOISE[2]]
+    assert mqa.diverged == [1]
+    assert re.search("^mqa .*, 1 diverged", pages.render(result), re.M)
 
 
 def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
@@ -133,11 +152,15 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
         session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)
     ]
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
-    (row,) = resulted(made_study, evidence)["claims"]
+    result = resulted(made_study, evidence)
+    (row,) = claims_of(result)
     gains = [math.log(4 * speed) for speed in (1.9, 2.0, 2.1)]
-    assert (row["measured"], row["least"]) == (None, pytest.approx(math.exp(of_pairs(gains, bias=0.005).low)))
-    assert words.measured(row) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
-    assert words.measured({**row, "least": None}) == "–, n=3 sessions"
+    assert row["measured"] is None
+    assert row["least"] == pytest.approx(math.exp(of_pairs(gains, bias=0.005).low))
+    gain = result.claims[0].verdict.primary
+    assert words.measured(gain) == f"at least {row['least']:.2f}× as fast to the target, n=3 sessions"
+    endless = replace(gain, least=[-math.inf] * 3)
+    assert words.measured(endless) == "–, n=3 sessions"
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
@@ -148,8 +171,8 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     made_study = loaded(
         tmp_path / "made", study(scales=scales, claims=[claim(LOSS, expected=[-0.1, None]), SPEED])
     )
-    content = resulted(made_study, speeds(FAST, SAME))
-    loss, speed = content["claims"]
+    result = resulted(made_study, speeds(FAST, SAME))
+    loss, speed = claims_of(result)
     (guard,) = speed["guards"]
     assert [row["noise"] for row in (loss, speed, guard)] == [NOISE_OF_A_PAIR, None, NOISE_OF_A_PAIR]
     half = 0.02 / math.sqrt(3) * stats.t.isf(0.005, 2 + 4.4)
@@ -157,15 +180,17 @@ def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):
     # a ratio of losses of 3
     ratio = guard["measured"]["high"] / guard["measured"]["mid"]
     assert math.log(ratio) == pytest.approx(half / 3, rel=1e-3)
-    assert judged(content, Log())["claims"] == [
-        {**row, "exploratory": "not in its study's log"} for row in content["claims"]
-    ]
+    stored = claims_of(again(result, tmp_path))
+    for before, after in zip((loss, speed), stored, strict=True):
+        assert {**after, "hash": "made"} == {**before, "exploratory": "not in its study's log"}
     declared = ", noise of a pair declared as 0.02 with 4.4 degrees of freedom (24 pairs of arms)"
-    assert words.noise(loss) == declared
+    of_loss = result.claims[0]
+    assert words.noise(of_loss.declared(of_loss.verdict.primary)) == declared
     # five times as wide: the declared one is dropped, and nothing says that it was used
     loud = loaded(tmp_path / "loud", study(scales=scales, claims=[LOSS]))
-    (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9]))["claims"]
-    assert (dropped["noise"], words.noise(dropped)) == (None, "")
+    (dropped,) = resulted(loud, speeds(FAST, [3.0, 3.1, 2.9])).claims
+    assert dropped.declared(dropped.verdict.primary) is None
+    assert words.noise(None) == ""
 
 
 @pytest.mark.parametrize("seeds", [[5, 3, 1, 0, 2], [9, 8, 7, 1], [2, 5, 0, 1, 3]])
@@ -174,12 +199,12 @@ def test_a_page_is_judged_in_the_order_that_was_registered(tmp_path: Path, seeds
     made_study = loaded(tmp_path / "made", study(claims=[LOSS], seeds=[*seeds, 20, 21][:6]))
     runs = {("mha", seed): record("mha", seed, 12, 3.0) for seed in seeds}
     runs |= {("mqa", seed): record("mqa", seed, 12, 3.0 - 0.1 * i) for i, seed in enumerate(seeds)}
-    content = resulted(made_study, Evidence(runs=runs))
-    (row,) = content["claims"]
+    result = resulted(made_study, Evidence(runs=runs))
+    (row,) = claims_of(result)
     assert row["n"] == 3
     assert row["measured"]["mid"] == pytest.approx(0.1)
-    (again,) = judged(content, Log())["claims"]
-    assert again == {**row, "exploratory": "not in its study's log"}
+    (stored,) = claims_of(again(result, tmp_path))
+    assert {**stored, "hash": "made"} == {**row, "exploratory": "not in its study's log"}
 
 
 def test_a_report_keeps_its_authors_text(tmp_path: Path):
@@ -204,7 +229,7 @@ def test_a_report_keeps_its_authors_text(tmp_path: Path):
     assert second.endswith(f"## What was learnt\n\n{lessons}")
     pages.write(made_study, folder, refuted)
     assert readme.read_text() == second
-    other = {**confirmed, "hardware": {**MACHINE, "name": "another", "fingerprint": "def"}}
+    other = replace(confirmed, hardware={**MACHINE, "name": "another", "fingerprint": "def"})
     pages.write(made_study, folder, other)
     head = "# made: M.speed refuted (cpu, a CPU); M.speed confirmed (cpu, another)\n"
     assert readme.read_text().startswith(head)

@@ -175,19 +175,33 @@ def write(folder: Path) -> list[Path]:
 
 def board(folder: Path) -> dict[Path, str]:
     """Return all that `write` writes, from the results that are there."""
+    studies, results = found(folder)
+    rule = "be a folder of studies that were carried out, as experiments"
+    require(any(results.values()), "--board", rule, folder)
+    return drawn(folder, studies, results)
+
+
+def found(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
+    """Return the studies of a folder, and the results of each."""
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
-    results = {name: all_results(study, folder / name) for name, study in studies.items()}
+    return studies, {name: all_results(study, folder / name) for name, study in studies.items()}
+
+
+def drawn(
+    folder: Path, studies: Mapping[str, Study], results: Mapping[str, list[StudyResult]]
+) -> dict[Path, str]:
+    """Return the board's files and those of each study, by their paths."""
     every = [result for some in results.values() for result in some]
-    require(bool(every), "--board", "be a folder of studies that were carried out, as experiments", folder)
     about, parts = sections(folder, every, studies)
-    written = {
+    files = {
         folder / "README.md": tame(markdown(about, parts)),
         folder / "board.html": html(about, parts),
     }
     for name, study in studies.items():
-        written |= told(study, folder / name, results[name]) if results[name] else {}
-    return written
+        if results[name]:
+            files |= told(study, folder / name, results[name])
+    return files
 
 
 def sections(
