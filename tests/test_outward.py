@@ -35,12 +35,15 @@ from nocap.store.identity import digest
 from nocap.store.record import Metrics, write_json
 from nocap.store.tracking import open_tracker
 from nocap.study import board, log
+from nocap.study.result import to_json
 from nocap.training.terminal import Reporter
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO, SMALL
 from tests.made_grid import made, record_of
 from tests.sealing import seal
+from tests.studies import SPEED, loaded, study
 from tests.test_bad_input import ask, empty, refused  # noqa: F401
+from tests.test_study_results import FAST, SAME, resulted, speeds
 
 
 def some(n: int, alphabet: str = string.ascii_letters + string.digits) -> str:
@@ -129,16 +132,18 @@ def logs_and_screen(folder: Path, planned: Plan) -> None:
         write_text(folder / f"{i}.py", f"# {text}\n" if "\n" not in text else text)
 
 
-def results_of(text: str) -> dict[str, Any]:
-    """A study's results whose first claim, and its measurements, have this text wherever they hold one."""
-    made = json.loads(next((REPO / "experiments" / "gqa").glob("results.*.json")).read_text())
-    claim = made["claims"][0]
-    rows = [row | {"claim": text} for row in made["measurements"] if row["claim"] == claim["id"]]
-    made["measurements"] = [row | {"arm": text} if row["arm"] == claim["arm"] else row for row in rows]
-    for shape in itertools.chain(*claim["where"].values()):
+def hostile_study(folder: Path, text: str) -> None:
+    """A study and its results, as somebody else's nocap may have written them, with this text wherever they
+    hold one."""
+    shown = "".join(letter for letter in text if letter.isprintable())  # a study.yaml has no other
+    stated = {**SPEED, "statement": shown, "source": shown}
+    made = loaded(folder, study(claims=[stated], question=shown, method=shown, notes={"M.speed": shown}))
+    content = json.loads(json.dumps(to_json(resulted(made, speeds(FAST, SAME)))))
+    for shape in itertools.chain(*content["claims"][0]["where"].values()):
         shape["tokenizer"] = text
-    made["claims"] = [claim | {"statement": text, "id": text, "arm": text}]
-    return made | {"command": f"x ` {text}\n```\n# y", "date": text, "study": f"../{text}"}
+    content["hardware"]["name"] = text
+    content |= {"command": f"x ` {text}\n```\n# y", "date": text}
+    (folder / "results.cpu.x.json").write_text(json.dumps(content))
 
 
 def studies(folder: Path, planned: Plan) -> None:
@@ -146,13 +151,11 @@ def studies(folder: Path, planned: Plan) -> None:
     lines = [line | {"claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
     log.append(folder / log.FILE, lines, {"machine": "abc", "scale": "cpu"})
     for i, text in enumerate(TEXTS):
-        write_json(folder / f"{i}.json", results_of(text))
-        raw = folder / "board" / f"s{i}" / "results.cpu.x.json"
-        raw.parent.mkdir(parents=True)
-        raw.write_text(json.dumps(results_of(text)))  # as somebody else's nocap may have written it
+        hostile_study(folder / "board" / f"s{i}", text)
     board.write(folder / "board")
-    for raw in folder.glob("board/*/results.cpu.x.json"):
-        raw.unlink()
+    for raw in folder.glob("board/*/*.*"):
+        if raw.name != "README.md":
+            raw.unlink()
 
 
 def comparisons(folder: Path, planned: Plan) -> None:
@@ -318,10 +321,7 @@ def test_a_hostile_record_does_nothing_to_a_screen_or_a_page(
 
 
 def test_a_hostile_study_writes_no_markup(tmp_path: Path) -> None:
-    results = results_of(EVIL)
-    results["hardware"]["name"] = EVIL
-    (tmp_path / "made").mkdir()
-    (tmp_path / "made" / "results.cpu.x.json").write_text(json.dumps(results))
+    hostile_study(tmp_path / "made", EVIL)
     board.write(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert EVIL[-9:] in text

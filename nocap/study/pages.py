@@ -14,6 +14,7 @@ from markupsafe import Markup
 from nocap import outside
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
+from nocap.config.outward import redact
 from nocap.report import forest
 from nocap.report.table import Column, Table, one_line, tame
 from nocap.report.words import amount
@@ -183,8 +184,9 @@ def write(study: Study, folder: Path, result: StudyResult) -> list[Path]:
 
 
 def write_all(files: Mapping[Path, str]) -> list[Path]:
+    """Write these files; return their paths. No secret of the environment is in one."""
     for path, content in files.items():
-        write_file(path, content.encode())
+        write_file(path, redact(content).encode())
     return list(files)
 
 
