@@ -2,7 +2,7 @@
 within one error budget.
 
 A proposal has four fresh batches of four pairs, and stops at the first that shows no gain
-(`nocap.judge.interval.batches_above`). It is what it trains, not what it is called: the same resolved config
+(`nocap.judge.batches`). It is what it trains, not what it is called: the same resolved config
 gets the same answer and spends nothing. The first result of a run counts: training it again, or deleting it,
 changes nothing.
 
@@ -21,7 +21,6 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, cast
 
 from nocap.config import hardware
@@ -30,7 +29,8 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
+from nocap.judge.batches import Answer, BatchQuestion, LossPair, judge
+from nocap.judge.interval import alike
 from nocap.sources import arms
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
@@ -47,7 +47,6 @@ FIXED = (
     "baseline, gain or limit is another study"
 )
 MOST = 200  # proposals of one study: for so many the error budget was simulated
-ACCEPTED, NOT_SHOWN = "accepted", "not shown"
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
 BASELINE, PROPOSAL = "baseline", "proposal"
 # seed → the proposal's and the baseline's; infinite where a run diverged
@@ -58,9 +57,11 @@ class Campaign:
     """The answers so far. `lines`: the log's; `write` adds one."""
 
     def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
-        self.rules, self._write = rules, write
-        self.proposals, self.answers = dict[str, Line](), dict[str, Line]()
-        self._gains: dict[tuple[str, int], float] = {}
+        self.rules = rules
+        self.proposals = dict[str, Line]()
+        self.answers = dict[str, Line]()
+        self._write = write
+        self._pairs: dict[tuple[str, int], LossPair] = {}
         self._baseline: dict[tuple[str, int], float | None] = {}
         for line in lines:
             self._know(line)
@@ -68,8 +69,8 @@ class Campaign:
     def propose(
         self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str
     ) -> Line:
-        """The answer, as its line in the log. `arm` is the digest of what is trained, `against` of what the
-        baseline trains.
+        """Return the answer, as its line in the log. `arm` is the digest of what is trained, `against` of
+        what the baseline trains.
 
         Errors:
             ValueError: one proposal too many.
@@ -78,43 +79,57 @@ class Campaign:
         if arm in self.answers:
             return self.answers[arm]
         if arm not in self.proposals:
-            number = len(self.proposals) + 1
-            require(
-                number <= MOST,
-                "--propose",
-                f"be one of {MOST} at most: more wear the error budget out",
-                f"proposal {number}",
-            )
-            self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
-        gains: list[float] = []
+            self._begin(arm, overrides)
+        question = BatchQuestion(bar=self.rules.gain)
+        pairs = list[LossPair]()
         for seeds in self.rules.batches:
-            missing = [seed for seed in seeds if (arm, seed) not in self._gains]
-            for seed, (loss, baseline_loss) in (measure(missing) if missing else {}).items():
-                self._add(
-                    {
-                        "event": "pair",
-                        "arm": arm,
-                        "against": against,
-                        "seed": seed,
-                        "loss": _plain(loss),
-                        "baseline": self._baseline.get((against, seed), _plain(baseline_loss)),
-                    }
-                )
-            gains += [self._gains[arm, seed] for seed in seeds]
-            if not batches_above(gains, self.rules.gain):
+            missing = [seed for seed in seeds if (arm, seed) not in self._pairs]
+            if missing:
+                self._keep(arm, against, measure(missing))
+            pairs += [self._pairs[arm, seed] for seed in seeds]
+            result = judge(pairs, question)
+            if result.word is not Answer.undecided:
                 break
-        accepted = len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain)
         return self._add(
             {
                 "event": "answer",
                 "arm": arm,
                 "number": self.proposals[arm]["number"],
-                "word": ACCEPTED if accepted else NOT_SHOWN,
-                "pairs": len(gains),
-                "gain": _plain(fmean(gains)),
-                "diverged": -math.inf in gains,
+                "word": result.word.value,
+                "pairs": result.pairs,
+                "gain": _plain(result.gain),
+                "diverged": result.diverged,
             }
         )
+
+    def _begin(self, arm: str, overrides: Sequence[str]) -> None:
+        """Log a new proposal.
+
+        Errors:
+            ValueError: it is one too many.
+        """
+        number = len(self.proposals) + 1
+        require(
+            number <= MOST,
+            "--propose",
+            f"be one of {MOST} at most: more wear the error budget out",
+            f"proposal {number}",
+        )
+        self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
+
+    def _keep(self, arm: str, against: str, losses: Losses) -> None:
+        """Log these pairs. A baseline's run that was logged before counts as it was the first time."""
+        for seed, (loss, baseline) in losses.items():
+            self._add(
+                {
+                    "event": "pair",
+                    "arm": arm,
+                    "against": against,
+                    "seed": seed,
+                    "loss": _plain(loss),
+                    "baseline": self._baseline.get((against, seed), _plain(baseline)),
+                }
+            )
 
     def _add(self, line: Line) -> Line:
         self._write(line)
@@ -122,19 +137,20 @@ class Campaign:
         return line
 
     def _know(self, line: Line) -> None:
-        """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged,
-        nan where only the baseline did."""
-        known = {"proposal": self.proposals, "answer": self.answers}
-        if line["event"] == "pair":
-            loss, base = line["loss"], line["baseline"]
-            gain = -math.inf if loss is None else math.nan if base is None else base - loss
-            self._gains.setdefault((line["arm"], line["seed"]), gain)
-            self._baseline.setdefault((line["against"], line["seed"]), base)
-        elif line["event"] in known:
-            known[line["event"]].setdefault(line["arm"], line)
+        """Take a line of the log in. Of two lines of one thing the first counts."""
+        event = line["event"]
+        if event == "pair":
+            pair = LossPair(loss=line["loss"], baseline=line["baseline"])
+            self._pairs.setdefault((line["arm"], line["seed"]), pair)
+            self._baseline.setdefault((line["against"], line["seed"]), pair.baseline)
+        elif event == "proposal":
+            self.proposals.setdefault(line["arm"], line)
+        elif event == "answer":
+            self.answers.setdefault(line["arm"], line)
 
 
 def _plain(value: float) -> float | None:
+    """Return a number that JSON can say; None where it is not finite."""
     return value if math.isfinite(value) else None
 
 
