@@ -19,9 +19,10 @@ from scipy import stats
 from nocap import race
 from nocap.config.errors import FailedError
 from nocap.sources import command
+from nocap.sources.answer import written
 from nocap.sources.arms import of_commands, of_refs, split
 from nocap.sources.command import LOG, RESULT, Command, Reading
-from nocap.sources.race import Race, content
+from nocap.sources.race import Race
 from nocap.sources.slurm import on_slurm
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
@@ -821,7 +822,7 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
     arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
     reading = Reading(what=PATTERN, better=Better.lower)
     racing = Race(arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin)
-    verdicts = content(racing, racing.run())["verdicts"]
+    verdicts = written(racing, racing.run())["verdicts"]
     base, others = losses["base"], [losses[name] for name in ("a", "b", "c")]
     ends = of_a_mixed_model(base - np.array(others), look=look)
     for verdict, other, (low, high) in zip(verdicts, others, ends, strict=True):
@@ -843,7 +844,7 @@ def simulated(tmp_path, *, seed, gain, skewed=False):
     chance, words = random.Random(seed), []
     for number in range(200):
         made = made_race(tmp_path / str(number), chance, gain=gain, pairs=12, skewed=skewed)
-        words.append(str(content(made, made.run())["verdicts"][0]["word"]))
+        words.append(str(written(made, made.run())["verdicts"][0]["word"]))
     return words
 
 
