@@ -131,8 +131,8 @@ def timed_rounds(
             return len(times) >= LEAST_PAIRS and time.monotonic() - began >= seconds
 
         times = in_turns(instances, enough=enough)
-    of_arms: list[list[float]] = times.mean(axis=2).T[1:].tolist()
-    return of_arms
+    by_arm: list[list[float]] = times.mean(axis=2).T[1:].tolist()
+    return by_arm
 
 
 def clock_of(arms: Sequence[TimedArm]) -> Clock:
