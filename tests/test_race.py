@@ -295,6 +295,14 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
     assert f"idea, steps to the target loss: {why}" in answer["said"]
 
 
+def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
+    words = [*GAINING[:-1], r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3", "--target", "9"]
+    answer = raced(*words)
+    cost = costs(answer)["steps_to_target"]
+    assert cost["verdict"] == "no verdict"
+    assert cost["method"] == "a run never came to the target, or began at it"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [

@@ -32,6 +32,7 @@ from nocap.judge.time_to_target import Crossing, too_coarse, widening
 from nocap.judge.verdict import Reason, Word, decide
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
+NOT_REACHED = "a run never came to the target, or began at it"
 OPEN = (Outcome.unclear, Outcome.undecided, Word.inconclusive)  # more repeats may change these words
 
 
@@ -104,7 +105,7 @@ class RacedArm:
     name: str
     word: Outcome | Word
     reason: Reason | None  # None: the interval of the gain says it all
-    guard: str  # the first metric that may be beyond its limit; "": none
+    guard: str  # the first metric that is beyond its limit, or else that may be; "": none
     gain: Estimate  # in the first metric, over all repeats of the last analysis
     guards: Mapping[str, Estimate]  # metric that has a limit → gain in it, over the same repeats
     costs: Mapping[str, Difference]  # metric → ratio, over the same repeats; above 1 the arm costs less
@@ -188,10 +189,7 @@ def _word(question: RaceQuestion, gain: Estimate, guards: Mapping[str, Estimate]
     if not math.isfinite(gain.high):
         return _without_interval()
     places = [guards[limit.metric.name].place(-limit.margin, math.inf) for limit in question.limits]
-    guard = ""
-    for limit, place in zip(question.limits, places, strict=True):
-        if not guard and place not in (0, 1):
-            guard = limit.metric.name
+    guard = _first_at(question.limits, places, -1) or _first_at(question.limits, places, 2)
     if question.expect is not None:
         word, reason = decide(gain.place(*question.expect, tie=tie), places)
         return word, reason, guard
@@ -201,6 +199,14 @@ def _word(question: RaceQuestion, gain: Estimate, guards: Mapping[str, Estimate]
     if guard and way is Outcome.better:
         return Outcome.unclear, Reason.guard, guard
     return way, None, ""
+
+
+def _first_at(limits: Sequence[Limit], places: Sequence[int], wanted: int) -> str:
+    """Name the first metric whose gain lies there to its limit; nothing where none does."""
+    for limit, place in zip(limits, places, strict=True):
+        if place == wanted:
+            return limit.metric.name
+    return ""
 
 
 # --- gains --------------------------------------------------------------------------------------------------
@@ -245,14 +251,15 @@ class _Repeats:
         """Return how much less an arm costs than the baseline: the logarithm of the ratio. It has no middle
         where that is not known, and its method says why."""
         base = self.question.baseline
-        sides = [*self.values(arm, cost), *self.values(base, cost)]
-        if min(sides) <= 0 or not all(map(math.isfinite, sides)):
-            return self._unknown("a run never came to the target, or began at it")
+        if not _have_logarithms([*self.values(arm, cost), *self.values(base, cost)]):
+            return self._unknown(NOT_REACHED)
         bias = CLOCK_BIAS if cost.kind is Kind.clock else 0.0
         if cost.name in TO_TARGET:
             steps = METRICS["steps_to_target"]
             own_steps = self._crossings(arm, steps)
             base_steps = self._crossings(base, steps)
+            if not _have_logarithms([*_places(own_steps), *_places(base_steps)]):
+                return self._unknown(NOT_REACHED)
             in_steps = self._log_ratio(_places(own_steps), _places(base_steps), steps).exp()
             why = too_coarse(own_steps, base_steps, in_steps)
             if why is not None:
@@ -323,6 +330,10 @@ def _shown(mean: float | None, gain: Estimate) -> Measured:
 def _sign(metric: Metric) -> int:
     """Return what makes more of it better."""
     return 1 if metric.better is Better.higher else -1
+
+
+def _have_logarithms(values: Sequence[float]) -> bool:
+    return min(values) > 0 and all(map(math.isfinite, values))
 
 
 def _differences(own: Sequence[float], base: Sequence[float]) -> list[float]:
