@@ -48,7 +48,8 @@ FIXED = (
 )
 MOST = 200  # proposals of one study: for so many the error budget was simulated
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
-BASELINE, PROPOSAL = "baseline", "proposal"
+BASELINE = "baseline"
+PROPOSAL = "proposal"
 # seed → the proposal's and the baseline's; infinite where a run diverged
 Losses = Mapping[int, tuple[float, float]]
 
@@ -175,13 +176,15 @@ class Asked:
 
 
 def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any]]:
-    """One after the other; without proposals, the answers so far. What the runs print goes to stderr.
+    """Answer one after the other; without proposals, yield the answers so far. What the runs print goes to
+    stderr.
 
     Errors:
         ValueError: changed rules, a damaged log, one proposal too many.
         StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
-    path, fixed = folder / LOG, digest(asked.fixed)
+    path = folder / LOG
+    fixed = digest(asked.fixed)
     known = read(path)
     require(
         not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken
@@ -194,8 +197,9 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
         with redirect_stdout(sys.stderr):
             line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=asked.against)
         yield _shown(line, proposal.words)
-    for line in [] if asked.proposals else campaign.answers.values():
-        yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
+    if not asked.proposals:
+        for line in campaign.answers.values():
+            yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
 
 
 def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
@@ -211,7 +215,7 @@ def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
 def of_overrides(
     study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None
 ) -> Asked:
-    """All are checked before the first one is trained.
+    """Check all proposals before the first one is trained, and return how each is measured.
 
     Errors:
         ValueError: a proposal that does not compose, sets what the study sets, is no fair comparison, or has
@@ -220,23 +224,17 @@ def of_overrides(
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
     at = study.scales[scale]
-    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[
-        study.baseline
-    ]
-    sides = [
-        (words, _composed(rules, baseline, words))
-        for words in (arms.split(text, "--propose") for text in texts)
-    ]
+    overrides = training_overrides(at, output_dir, steps)
+    baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
+    proposals = list[Proposal]()
+    for text in texts:
+        words = arms.split(text, "--propose")
+        side = _composed(rules, baseline, words)
+        measure = partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline})
+        proposals.append(Proposal(words=words, arm=_arm(side), measure=measure))
     trainer = baseline.run.trainer
     return Asked(
-        proposals=[
-            Proposal(
-                words=words,
-                arm=_arm(side),
-                measure=partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline}),
-            )
-            for words, side in sides
-        ],
+        proposals=proposals,
         against=_arm(baseline),
         fixed={
             **{name: getattr(rules, name) for name in ("gain", "flops", "first_seed")},
@@ -247,15 +245,14 @@ def of_overrides(
 
 
 def _arm(side: Composed) -> str:
-    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no
-    part of it."""
-    return digest(
-        {"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)}
-    )
+    """Digest what a side trains: its resolved config without the seed, and its source. A name is no part of
+    it."""
+    config = {**config_that_counts(side.run), "seed": None}
+    return digest({"config": config, "source": source_hashes(side.run)})
 
 
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
-    """The proposal's overrides on top of the baseline's, with its precision and compilation."""
+    """Compose the proposal's overrides on top of the baseline's, with its precision and compilation."""
     for word in words:
         name = parsed(word).key_or_group
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
@@ -277,7 +274,8 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
 def _check_flops(sides: Sequence[Run], *, most: float) -> None:
     from nocap.model.flops import flops_per_token  # torch
 
-    rule, flops = f"be at most {most:g} of the baseline's (propose.flops)", list[float]()
+    rule = f"be at most {most:g} of the baseline's (propose.flops)"
+    flops = list[float]()
     for run in sides:
         counted, basis = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
         require(counted is not None, "FLOPs of a token", rule, basis)
@@ -287,7 +285,13 @@ def _check_flops(sides: Sequence[Run], *, most: float) -> None:
 
 
 def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:
-    runs, losses = trainings(sides, {seed: [*sides] for seed in seeds}), dict[tuple[str, int], float]()
+    """Train what is missing of both sides with these seeds, and return their losses.
+
+    Errors:
+        FailedError: a run failed.
+    """
+    runs = trainings(sides, {seed: [*sides] for seed in seeds})
+    losses = dict[tuple[str, int], float]()
     results = train(runs, label)
     for run in runs:
         if (record := run.record()) is None:
@@ -302,7 +306,8 @@ def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) ->
 def of_commands(
     study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack
 ) -> Asked:
-    """All are checked before the first one runs. Worktrees go with `undo`.
+    """Check all proposals before the first one runs, and return how each is measured. Worktrees go with
+    `undo`.
 
     Errors:
         ValueError: a command that is not there or takes no seed, a ref that is none, files that are locked
@@ -314,17 +319,19 @@ def of_commands(
         "timeout_s": duration_s(rules.timeout, "propose.timeout"),
         "keep": [rules.file] if rules.file else [],
     }
-    words, rule = list[list[str]](), "have {seed}, unless the study has propose.reads_seed: true"
+    words = list[list[str]]()
+    rule = "have {seed}, unless the study has propose.reads_seed: true"
     for text in (rules.command, *dict.fromkeys(texts)):
         name = "--propose" if words else "propose.command"
         require(rules.reads_seed or "{seed}" in text, name, rule, text)
         words.append(arms.split(text, name))
     (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
     measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
+    proposals = list[Proposal]()
+    for side in sides:
+        proposals.append(Proposal(words=side.words, arm=side.content, measure=partial(measure, side)))
     return Asked(
-        proposals=[
-            Proposal(words=side.words, arm=side.content, measure=partial(measure, side)) for side in sides
-        ],
+        proposals=proposals,
         against=baseline.content,
         fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],
         common={"machine": hardware.describe(Device.cpu, 0)["fingerprint"], "scale": ""},
@@ -334,19 +341,18 @@ def of_commands(
 def _sides(
     study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
 ) -> tuple[list[Command], arms.Begin]:
-    """The baseline and the proposals, and what runs one. What the study writes is no part of a working
+    """Return the baseline and the proposals, and what runs one. What the study writes is no part of a working
     tree."""
-    apart = [
-        output_dir,
-        *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME)),
-        *([Path(rules.file)] if rules.file else []),
-    ]
+    apart = [output_dir, *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME))]
+    if rules.file:
+        apart.append(Path(rules.file))
     if not rules.ref:
         require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
         return arms.of_commands(list(zip(names, words, strict=True)), locked=rules.locked, apart=apart)
+    refs = [rules.ref, *[arms.HERE] * (len(words) - 1)]
     return arms.of_refs(
-        list(zip([rules.ref, *[arms.HERE] * (len(words) - 1)], words, strict=True)),
+        list(zip(refs, words, strict=True)),
         locked=rules.locked,
         links=rules.link,
         folder=output_dir / "races" / "trees",
@@ -364,15 +370,18 @@ def _run(
     proposal: Command,
     seeds: Sequence[int],
 ) -> Losses:
-    """What is missing is run, in turns. Of a metric of which more is better the loss is its negative.
+    """Run what is missing, in turns, and return the losses. Of a metric of which more is better the loss is
+    its negative.
 
     Errors:
         FailedError: a run that failed, or left no metric.
         ValueError: a side that ignores its seed: each of its runs is the same one.
     """
-    losses, sign = dict[tuple[str, int], float](), -1 if reading.better is Better.higher else 1
+    losses = dict[tuple[str, int], float]()
+    sign = -1 if reading.better is Better.higher else 1
+    turns = [(baseline, proposal), (proposal, baseline)]
     for i, seed in enumerate(seeds):
-        for side in (baseline, proposal)[:: 1 if i % 2 == 0 else -1]:
+        for side in turns[i % 2]:
             place = runs / f"{side.content}-{seed}"
             if not reading.is_in(place):
                 with named(side, seed):
@@ -380,11 +389,8 @@ def _run(
             value = reading.value(place, finite=False)
             losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):
-        known = [loss for seed in seeds if math.isfinite(loss := losses[side.content, seed])]
-        require(
-            not alike(known),
-            side.name,
-            "use its seed: losses of other seeds are equal to rounding",
-            f"{known[:1]}",
-        )
+        of_side = [losses[side.content, seed] for seed in seeds]
+        known = [loss for loss in of_side if math.isfinite(loss)]
+        rule = "use its seed: losses of other seeds are equal to rounding"
+        require(not alike(known), side.name, rule, f"{known[:1]}")
     return {seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds}
