@@ -266,10 +266,19 @@ def test_the_page_of_a_race(repo, raced):
 
 @pytest.mark.slow
 def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced):
-    (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
-    words = [*GAINING[:-1], r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3"]
-    answer = raced(*words, "--target", "2.9", *THREE_SESSIONS)
-    assert costs(answer)["steps_to_target"]["verdict"] == "better"
+    """Beside 2.5 each curve has a point a step: one gets there after 50 steps, the other after 25."""
+    for name, slope in (("slow.py", 0.01), ("quick.py", 0.02)):
+        (repo / name).write_text(
+            "import random, sys\n"
+            "noise = random.Random(int(sys.argv[1])).gauss(0, 0.01)\n"
+            f"for step in range(101): print('step', step, 'val loss', 3 - {slope} * step + noise)\n"
+        )
+    both = arms(base="slow.py {seed}", idea="quick.py {seed}")
+    words = [*both, "--metric", r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3"]
+    answer = raced(*words, "--target", "2.5", *THREE_SESSIONS)
+    steps = costs(answer)["steps_to_target"]
+    assert steps["verdict"] == "better"
+    assert steps["low"] < 2 < steps["high"]
     assert costs(answer)["wall_s"]["verdict"] != "no verdict"
     assert answer["said"].count("waiting") == 2
     # none of one session is taken
