@@ -7,11 +7,11 @@ import argparse
 import math
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
@@ -19,6 +19,9 @@ from nocap.config.outward import trusted, visible
 from nocap.config.paths import STDOUT
 from nocap.store.command import command
 from nocap.store.record import write_json
+
+if TYPE_CHECKING:
+    from nocap.measure.benched import Bench
 
 SECONDS = 120.0
 FORMS = """\
@@ -104,7 +107,8 @@ def _bench(options: argparse.Namespace) -> int:
         f"{len(overrides)} of them",
     )
     runs = compose_arms(base, overrides)
-    from nocap.measure.bench import bench  # torch, once the arms are known to be right
+    from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
+    from nocap.measure.benched import written
     from nocap.measure.external import external_arm
     from nocap.measure.timed import TimedArm
 
@@ -118,20 +122,23 @@ def _bench(options: argparse.Namespace) -> int:
             twins = sorted({label for label in labels if labels.count(label) > 1})
             require(not twins, "--arm-external", "differ from the others", ", ".join(twins))
             keep = partial(_keep, options.json, words=base)
-            result = bench(arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep)
+            result = carry_out(arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep)
     finally:
         _progress("")
     print(render_bench(result))
-    options.answer({"words": base, **result})
-    lost = result["arms"][0]["status"] != "measured"
-    failed = lost or any(arm["status"] == "failed" for arm in result["arms"])
+    options.answer({"words": base, **written(result)})
+    lost = result.arms[0].status != "measured"
+    failed = lost or any(arm.status == "failed" for arm in result.arms)
     return EXIT_CODES["failed" if failed else "finished"]
 
 
-def _keep(path: Path | None, result: Mapping[str, Any], **about: Any) -> None:
-    if path not in (None, STDOUT):
+def _keep(path: Path | None, result: Bench, *, words: Sequence[str]) -> None:
+    """Write the result so far; stdout gets it at the end alone."""
+    from nocap.measure.benched import written
+
+    if path is not None and path != STDOUT:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {**about, **result})
+        write_json(path, {"words": words, **written(result)})
 
 
 def _progress(line: str) -> None:

@@ -22,7 +22,7 @@ from nocap.store.record import write_json
 
 if TYPE_CHECKING:
     from nocap.sources.command import Command, Reading
-    from nocap.sources.race import Guard, Race
+    from nocap.sources.race import Guarded, Race
 
 FORMS = """\
 Arms are commands (--arm) or versions of the repository in which one stands (--ref), the baseline first.
@@ -137,18 +137,19 @@ def _add(group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: 
 
 def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
-    from nocap.sources import answer, race
+    from nocap.sources import answer
 
     try:
         with ExitStack() as undo:
             running = _race(asked, words, undo)
             running.folder.mkdir(parents=True, exist_ok=True)
             with lease.acquire(running.folder):
-                content = race.content(running, running.run())
+                raced = running.run()
+                content = answer.written(running, raced)
                 write_json(running.folder / "result.json", content)
-        for table in answer.tables(running, content):
+        for table in answer.tables(running, raced):
             print(f"\n{table}")
-        write_text(running.folder / "result.html", answer.render(running, content))
+        write_text(running.folder / "result.html", answer.render(running, raced))
     except KeyboardInterrupt as stop:
         raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     print(f"written: {running.folder}: result.json, result.html")
@@ -255,13 +256,13 @@ def _arms(
     )
 
 
-def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
+def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
     """What is compared, and what may not be worse."""
     from nocap.sources.command import Reading, number
-    from nocap.sources.race import MEASURED, Guard
+    from nocap.sources.race import MEASURED, Guarded
     from nocap.store.metrics import Better
 
-    readings, guards = list[Reading](), list[Guard]()
+    readings, guards = list[Reading](), list[Guarded]()
     for metric in asked.metrics:
         what, better = metric["what"], Better(metric["better"])
         if metric["option"] == "--metric":
@@ -275,7 +276,7 @@ def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guard]]:
                 metric["what"],
             )
             guards.append(
-                Guard(
+                Guarded(
                     reading=Reading(what=what, better=better, file=asked.file),
                     margin=number(margin, "--guard"),
                 )

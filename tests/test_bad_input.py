@@ -203,7 +203,7 @@ class StartedError(Exception):
 
 STARTS = {
     "train": ["launch.attempt.start", "launch.runner.Runner.run", "launch.grid.Grid.write"],
-    "bench": ["measure.bench.bench"],
+    "bench": ["measure.bench.carry_out"],
     "profile": ["measure.profile.profiles"],
     "generate": ["measure.generation.load"],
     "study": ["study.conduct.carry_out", "study.preview.render"],

@@ -14,7 +14,7 @@ from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.judge.compare import compare
-from nocap.measure.bench import bench
+from nocap.measure.bench import carry_out
 from nocap.measure.profile import profile
 from nocap.measure.profile_text import render_profile
 from nocap.measure.roofline import count
@@ -407,8 +407,8 @@ def test_profile_and_bench_time_what_cannot_be_counted(tmp_path: Path):
     assert profiled["ceilings"]["table"] == []
     assert f"FLOPs a token: not counted ({WHY})" in told.splitlines()
     arms = [TimedArm(mlp, compose([*TINY, f"mlp={mlp}"])) for mlp in ("gelu4x", "sparse_experts")]
-    timed = bench(arms, seconds=1e9, rounds=1)
-    assert timed["arms"][1]["speed_by_flops"] is None
+    timed = carry_out(arms, seconds=1e9, rounds=1)
+    assert timed.arms[1].speed_by_flops is None
     assert f"sparse_experts: FLOPs not counted ({WHY})" in render_bench(timed).splitlines()
 
 

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.interval import batches_above
+from nocap.judge.batches import Answer, BatchQuestion, LossPair, batches_above, judge
 from nocap.study.__main__ import main
 from nocap.study.log import FILE
-from nocap.study.propose import ACCEPTED, MOST, Campaign, Line
+from nocap.study.propose import MOST, Campaign, Line
 from nocap.study.spec import Propose
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO, SMALL, Door, Finished
@@ -56,6 +56,31 @@ def test_every_batch_must_be_above_and_a_part_of_one_shows_nothing(losses: list[
     assert not batches_above(losses, 0.0)
 
 
+def pairs(*gains: float | None) -> list[LossPair]:
+    """Make the pairs of these gains over a baseline at 3; None: the proposal diverged."""
+    return [LossPair(loss=None if gain is None else 3 - gain, baseline=3.0) for gain in gains]
+
+
+def test_a_proposal_is_judged_batch_by_batch():
+    question = BatchQuestion(bar=0.2)
+    words = [judge(pairs(*GOOD * batches), question).word for batches in (1, 2, 3, 4)]
+    assert words == [Answer.undecided, Answer.undecided, Answer.undecided, Answer.accepted]
+    higher = judge(pairs(*GOOD), BatchQuestion(bar=0.3))
+    assert higher.word is Answer.not_shown
+    assert higher.pairs == 4
+    assert higher.gain == pytest.approx(0.3)
+
+
+def test_a_proposal_that_diverged_shows_nothing():
+    lost = judge(pairs(*GOOD * 3, 0.3, 0.3, None, 0.3), BatchQuestion(bar=0.0))
+    assert lost.word is Answer.not_shown
+    assert lost.diverged
+    assert lost.gain == -math.inf
+    alone = judge([*pairs(*GOOD[:3]), LossPair(loss=2.0, baseline=None)], BatchQuestion(bar=0.0))
+    assert alone.word is Answer.not_shown
+    assert not alone.diverged
+
+
 # --- answers ------------------------------------------------------------------------------------------------
 
 
@@ -83,7 +108,7 @@ def propose(name: str, trainer: Any, lines: list[Line] | None = None, **rules: f
 
 def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
     good, same, less = (Trainer(gain) for gain in (0.1, 0.0, 0.1))
-    assert (propose("good", good)["word"], good.asked) == (ACCEPTED, list(range(16)))
+    assert (propose("good", good)["word"], good.asked) == ("accepted", list(range(16)))
     answer = propose("same", same)
     assert (answer["word"], answer["pairs"], same.asked) == ("not shown", 4, list(range(4)))
     assert propose("good", less, gain=0.2)["word"] == "not shown"  # below what is asked for
@@ -110,7 +135,7 @@ def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
     lines, dies, goes_on = list[Line](), Trainer(0.1, dies_at=8), Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
         propose("arm", dies, lines)
-    assert propose("arm", goes_on, lines)["word"] == ACCEPTED
+    assert propose("arm", goes_on, lines)["word"] == "accepted"
     assert dies.asked + goes_on.asked == list(range(16))
     assert sum(line["event"] == "proposal" for line in lines) == 1
 

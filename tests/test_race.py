@@ -19,9 +19,10 @@ from scipy import stats
 from nocap import race
 from nocap.config.errors import FailedError
 from nocap.sources import command
+from nocap.sources.answer import written
 from nocap.sources.arms import of_commands, of_refs, split
 from nocap.sources.command import LOG, RESULT, Command, Reading
-from nocap.sources.race import Race, content
+from nocap.sources.race import Race
 from nocap.sources.slurm import on_slurm
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
@@ -265,10 +266,19 @@ def test_the_page_of_a_race(repo, raced):
 
 @pytest.mark.slow
 def test_steps_to_a_target_and_times_of_three_sessions_have_verdicts(repo, raced):
-    (repo / "other.py").write_text(SCRIPT.replace("0.1 * step", "0.3 * step"))
-    words = [*GAINING[:-1], r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3"]
-    answer = raced(*words, "--target", "2.9", *THREE_SESSIONS)
-    assert costs(answer)["steps_to_target"]["verdict"] == "better"
+    """Beside 2.5 each curve has a point a step: one gets there after 50 steps, the other after 25."""
+    for name, slope in (("slow.py", 0.01), ("quick.py", 0.02)):
+        (repo / name).write_text(
+            "import random, sys\n"
+            "noise = random.Random(int(sys.argv[1])).gauss(0, 0.01)\n"
+            f"for step in range(101): print('step', step, 'val loss', 3 - {slope} * step + noise)\n"
+        )
+    both = arms(base="slow.py {seed}", idea="quick.py {seed}")
+    words = [*both, "--metric", r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3"]
+    answer = raced(*words, "--target", "2.5", *THREE_SESSIONS)
+    steps = costs(answer)["steps_to_target"]
+    assert steps["verdict"] == "better"
+    assert steps["low"] < 2 < steps["high"]
     assert costs(answer)["wall_s"]["verdict"] != "no verdict"
     assert answer["said"].count("waiting") == 2
     # none of one session is taken
@@ -292,6 +302,14 @@ def test_steps_to_a_target_are_refused_where_one_arm_prints_its_loss_rarely(repo
     why = "validated every 10 steps there, and the other every 1"
     assert cost["method"].startswith(why)
     assert f"idea, steps to the target loss: {why}" in answer["said"]
+
+
+def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
+    words = [*GAINING[:-1], r"step (?P<step>\d+) val loss (?P<value>\S+)", "--pairs", "3", "--target", "9"]
+    answer = raced(*words)
+    cost = costs(answer)["steps_to_target"]
+    assert cost["verdict"] == "no verdict"
+    assert cost["method"] == "a run never came to the target, or began at it"
 
 
 @pytest.mark.parametrize(
@@ -821,7 +839,7 @@ def test_what_several_arms_print_has_one_interval_and_what_they_cost_the_cautiou
     arms = [Command(name=name, words=("{seed}",), cwd=tmp_path, content=name) for name in losses]
     reading = Reading(what=PATTERN, better=Better.lower)
     racing = Race(arms=arms, readings=[reading], output_dir=tmp_path, pairs=pairs, seeded=seeded, begin=begin)
-    verdicts = content(racing, racing.run())["verdicts"]
+    verdicts = written(racing, racing.run())["verdicts"]
     base, others = losses["base"], [losses[name] for name in ("a", "b", "c")]
     ends = of_a_mixed_model(base - np.array(others), look=look)
     for verdict, other, (low, high) in zip(verdicts, others, ends, strict=True):
@@ -843,7 +861,7 @@ def simulated(tmp_path, *, seed, gain, skewed=False):
     chance, words = random.Random(seed), []
     for number in range(200):
         made = made_race(tmp_path / str(number), chance, gain=gain, pairs=12, skewed=skewed)
-        words.append(str(content(made, made.run())["verdicts"][0]["word"]))
+        words.append(str(written(made, made.run())["verdicts"][0]["word"]))
     return words
 
 

@@ -17,12 +17,12 @@ from nocap import outside
 from nocap.config import hardware
 from nocap.config.keys import InputError
 from nocap.config.trainer import Compile, Device, Precision
+from nocap.judge import speeds
 from nocap.judge.cautious import of_pairs
-from nocap.judge.compare import difference
 from nocap.measure import bench as measure
 from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms
-from nocap.measure.bench import LIMIT, bench, estimates, interleave, order
+from nocap.measure.bench import LIMIT, bench, interleave, order
 from nocap.measure.external import external_arm
 from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
@@ -38,8 +38,14 @@ NANO = (
 )
 
 
-def verdict(log_ratio):
-    return difference(log_ratio, metric="tokens_per_s").verdict
+def judged(times):
+    """What the judge says of rounds × instances × blocks: the control, then the arms after the baseline."""
+    return speeds.judge(times.mean(axis=2))
+
+
+def words(times):
+    found = judged(times)
+    return [each and each.verdict for each in (found.control, *found.arms)]
 
 
 def nano(overrides=""):
@@ -60,13 +66,12 @@ def test_every_arm_has_every_place_once_in_n_rounds(n):
 def test_an_even_drift_cancels_to_the_last_digit():
     at = count(1)  # 60% slower within a round's neighbours of ten rounds
     blocks = [lambda s=s: s * (1 + 0.01 * next(at)) for s in (1.0, 1.0, 1.1, 0.8)]
-    control, base, *arms = estimates(interleave(blocks, enough=lambda times: len(times) == 10))
-    assert base is None
-    assert (control.mid, control.half_width) == (pytest.approx(0, abs=1e-12), pytest.approx(0, abs=1e-12))
-    assert [(arm.exp().mid, verdict(arm)) for arm in arms] == [
-        (pytest.approx(1 / 1.1), "worse"),
-        (pytest.approx(1 / 0.8), "better"),
-    ]
+    times = interleave(blocks, enough=lambda times: len(times) == 10)
+    found = judged(times)
+    assert found.control.estimate.mid == pytest.approx(0, abs=1e-12)
+    assert found.control.estimate.half_width == pytest.approx(0, abs=1e-12)
+    assert [arm.estimate.exp().mid for arm in found.arms] == pytest.approx([1 / 1.1, 1 / 0.8])
+    assert words(times) == ["no difference shown", "worse", "better"]
 
 
 # --- the verdicts -------------------------------------------------------------------------------------------
@@ -99,20 +104,21 @@ def around(*centres, spread=0.01, n=20):
     ],
 )
 def test_words(times, control, arm):
-    assert [each and verdict(each) for each in estimates(times)] == [control, None, arm]
+    assert words(times) == [control, arm]
 
 
 def test_an_arm_that_failed_has_no_estimate_and_spoils_no_other():
     times = around(0, 0, 0.1, 0)
     times[5:, 3] = np.nan
-    assert [each and verdict(each) for each in estimates(times)[2:]] == ["worse", None]
+    assert words(times)[1:] == ["worse", None]
 
 
 def test_the_interval_is_the_judges_wider_by_the_controls_bias_and_for_more_arms():
     times = around(0, 0.02, 0.1, 0.1)
     logs = np.log(times.mean(axis=2))
     bias = float(abs((logs[:, 1] - logs[:, 0]).mean()))
-    both, alone = estimates(times)[2], estimates(times[:, :3])[2]
+    both = judged(times).arms[0].estimate
+    alone = judged(times[:, :3]).arms[0].estimate
     assert both == of_pairs(logs[:, 1] - logs[:, 2], bias=bias, comparisons=2)
     assert both.half_width > alone.half_width > 0.02
 
@@ -137,14 +143,10 @@ def resembling(rng, shape):
 def stopped(rng, noise, *, sd, effect=0.0):
     """The verdict on one arm where rounds go on until the intervals are narrow, at most 200."""
     times = blocks(sd * noise(rng, (200, 3)) + np.array([0, 0, effect]))
-    narrow = (
-        n
-        for n in range(3, 200)
-        if all(each.half_width <= LIMIT[Device.cpu] for each in estimates(times[:n]) if each)
-    )
-    estimate = estimates(times[: next(narrow, 200)])[2]
-    assert estimate is not None
-    return verdict(estimate)
+    narrow = (n for n in range(3, 200) if judged(times[:n]).are_narrow(LIMIT[Device.cpu]))
+    (arm,) = judged(times[: next(narrow, 200)]).arms
+    assert arm is not None
+    return arm.verdict
 
 
 @pytest.mark.slow
@@ -615,8 +617,8 @@ def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
     torch.set_num_threads(before)
     for arm, n in zip(arms, threads, strict=True):
         arm.facts |= {"flops_per_token": 1e6, "tokens_per_step": 1}
-        row = measure._row(arm, np.full((3, 2), 1e-3), None, base=arm, peaks=peaks)
-        assert row["mfu"]["measured"] == pytest.approx(1 / n)
+        row = measure._arm(arm, np.full((3, 2), 1e-3), None, base=arm, peaks=peaks)
+        assert row.mfu.measured == pytest.approx(1 / n)
 
 
 def test_the_documented_file_is_the_example():

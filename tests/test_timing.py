@@ -98,9 +98,9 @@ def test_speeds_are_those_of_the_timing() -> None:
     comparison = timed(timing(noise=0.01))
     rows = {row.label: row for row in comparison.arms}
     swiglu = rows["flash swiglu"].times["token_us"]
-    assert swiglu.ratio is not None
-    assert swiglu.ratio.low < 1.1 < swiglu.ratio.high
-    assert swiglu.ratio.n == 12
+    assert swiglu.estimate is not None
+    assert swiglu.estimate.low < 1.1 < swiglu.estimate.high
+    assert swiglu.estimate.n == 12
     assert swiglu.mean == pytest.approx(110, rel=0.01)
     assert rows["flash gelu4x"].times["token_us"].mean == pytest.approx(100, rel=0.01)
     factors = comparison.factors

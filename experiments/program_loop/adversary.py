@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.study.propose import ACCEPTED, MOST, Campaign, Line
+from nocap.judge.batches import Answer
+from nocap.study.propose import MOST, Campaign, Line
 from nocap.study.spec import Propose
 
 SEEDS = 16
@@ -134,7 +135,8 @@ def played(
         rng = np.random.default_rng([number, round(10 * effect)])
         adversary = Adversary(KINDS[kind], rng, quiet=quiet, effect=effect, share=share)
         adversary.play()
-        taken = {line["arm"] for line in adversary.campaign.answers.values() if line["word"] == ACCEPTED}
+        answers = adversary.campaign.answers.values()
+        taken = {line["arm"] for line in answers if line["word"] == Answer.accepted.value}
         false += bool(taken - adversary.good)
         accepted, good = accepted + len(taken & adversary.good), good + len(adversary.good)
         pairs += sum(line["event"] == "pair" for line in adversary.lines)

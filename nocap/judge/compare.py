@@ -67,7 +67,8 @@ from nocap.judge.factors import Factors, by_factor, crossing
 from nocap.judge.findings import Findings, Judged, by_effect, findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
-from nocap.judge.pace import PACE, Paces, Timed
+from nocap.judge.measured import Measured
+from nocap.judge.pace import PACE, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import plural, shorten
@@ -92,7 +93,7 @@ class ComparedArm:
     val_loss: float | None  # means
     val_bpb: float | None
     difference: Difference | None  # None: it is the baseline
-    times: Mapping[str, Timed]
+    times: Mapping[str, Measured]  # means over runs of one machine, and their ratios to the baseline's
     equal_loss: TimeAtEqualLoss | None  # None: it is the baseline, or that has no other lengths
     to_target: Mapping[str, Reach] | None
 
@@ -128,7 +129,7 @@ class ComparedArm:
             "val_loss": self.val_loss,
             "val_bpb": self.val_bpb,
             "difference": self.difference and self.difference.json(),
-            **{metric: timed.json() for metric, timed in self.times.items()},
+            **{metric: _times(timed) for metric, timed in self.times.items()},
             "equal_loss": self.equal_loss and self.equal_loss.json(),
             "params": arm.summary("params") or {},
             **{key: arm.summary(key) for key in ("flops_per_token", "flops_basis", "tokens", "steps")},
@@ -538,21 +539,21 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
-def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> Timed:
+def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> Measured:
     """Return an arm's time a token: that of a timing, or of its own runs where these are of one machine."""
     if paces.timing is not None:
         mean = paces.mean(arm)
     elif len(arm.machines) != 1:
         mean = None
-    return Timed(mean=mean, ratio=ratio, refused=paces.refusal(arm, base))
+    return Measured(mean=mean, estimate=ratio, refused=paces.refusal(arm, base))
 
 
-def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Timed:
+def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Measured:
     refused = _refused(arm, base, metric)
     ratio = None
     if refused is None and arm is not base and _has_ratio(arm, metric):
         ratio = _gain(arm, base, others, metric, log=True)
-    return Timed(mean=mean if len(arm.machines) == 1 else None, ratio=ratio, refused=refused)
+    return Measured(mean=mean if len(arm.machines) == 1 else None, estimate=ratio, refused=refused)
 
 
 def _has_ratio(arm: Arm, metric: str) -> bool:
@@ -693,6 +694,11 @@ def _starts(arm: Arm) -> list[float]:
 
 
 # --- as JSON ------------------------------------------------------------------------------------------------
+
+
+def _times(timed: Measured) -> dict[str, object]:
+    ratio = None if timed.estimate is None else timed.estimate.json()
+    return {"mean": timed.mean, "ratio": ratio, "refused": timed.refused}
 
 
 def _run(run: Record, arm: Arm) -> dict[str, Any]:

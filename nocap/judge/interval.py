@@ -368,15 +368,3 @@ def seeds_to_show(estimate: Estimate, *, look: int) -> int | None:
         width=width,
         sizes=((look + 1, size) for size in more),
     )
-
-
-def batches_above(values: Sequence[float], bar: float) -> bool:
-    """Whether every batch of four shows a mean above the bar by itself: the lower end of its plain 95%
-    t-interval. Among 200 proposals without an effect one passes four batches in at most 5% of campaigns, also
-    where noise is skewed (`experiments/program_loop`). An incomplete batch shows nothing, nor does one with a
-    value that is not finite."""
-    rows = np.asarray(values[: len(values) // BATCH * BATCH], dtype=np.float64).reshape(-1, BATCH)
-    if len(values) % BATCH or not len(rows) or not np.isfinite(rows).all():
-        return False
-    reach = quantile(BATCH - 1, (1 - CONFIDENCE) / 2) / math.sqrt(BATCH)
-    return bool((rows.mean(axis=1) - reach * rows.std(axis=1, ddof=1) > bar).all())

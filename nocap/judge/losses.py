@@ -43,9 +43,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Of the metric to the baseline's: below 0 is better."""
+    """How an arm compares with the baseline, and the word for it."""
 
-    estimate: Estimate
+    estimate: Estimate  # of the metric less the baseline's; whoever races or benches says a ratio or a gain
     outcome: Outcome
     reason: str = ""  # why there is no verdict, what confounds it, or on what it depends
 

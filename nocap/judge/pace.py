@@ -10,7 +10,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from nocap.judge.arms import Arm, machines_differ
 from nocap.judge.interval import Estimate, of_arms
@@ -19,18 +18,6 @@ from nocap.store.timing import Timing
 
 PACE = "token_us"
 NO_TIMES = "a record has no time a token"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timed:
-    """A mean over runs of one machine, and its ratio to the baseline's; or why there is none."""
-
-    mean: float | None
-    ratio: Estimate | None = None
-    refused: str | None = None
-
-    def json(self) -> dict[str, Any]:
-        return {"mean": self.mean, "ratio": self.ratio and self.ratio.json(), "refused": self.refused}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,9 @@
 """A bench from its arms to its result: warm up, take turns until the intervals are narrow or the time is
-spent, compare.
+spent, ask the judge.
 
-A round has two blocks of each arm, there and back, and gives one log ratio an arm, to the baseline's second
-instance: what is built and timed first has come out 0.5 to 1% slow, and the first instance, the control, is
-only there to show it. The interval is that of all clocks (`judge.cautious`), over rounds, wider by what the
-baseline differs from itself. All of it is of one session.
-
-Rounds go on until the intervals are narrow enough. Their width does not depend on where they lie, so that
-stopping on it keeps the level (`tests/test_speed.py` simulates it).
+A round has two blocks of each arm, there and back. `nocap.judge.speeds` compares the arms; all of it is of
+one session. Rounds go on until the intervals are narrow enough. Their width does not depend on where they
+lie, so that stopping on it keeps the level (`tests/test_speed.py` simulates it).
 """
 
 from __future__ import annotations
@@ -29,12 +25,13 @@ from numpy.typing import NDArray
 from nocap.config import hardware
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.judge.cautious import CLOCK_BIAS, of_pairs
-from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
-from nocap.judge.losses import difference
+from nocap.judge import speeds
+from nocap.judge.interval import LEAST_PAIRS
+from nocap.judge.losses import Difference
+from nocap.measure.benched import Bench, BenchedArm, Facts, Mfu, Peak, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
-from nocap.store.metrics import METRICS, Measurement, now
+from nocap.store.metrics import now
 from nocap.training import memory
 
 # (rounds, instances, 2): seconds a token in the two blocks of each; NaN from where it failed
@@ -44,15 +41,20 @@ LIMIT = {Device.cpu: 0.03, Device.cuda: 0.01}
 WARM_SHARE = 0.6  # of the time: an arm whose turn to warm up comes later is left out
 
 
-def bench(
+def bench(arms: Sequence[TimedArm], *, seconds: float, rounds: int | None = None) -> dict[str, Any]:
+    """Time the arms against the first one, as `carry_out` does, and return the result as JSON types."""
+    return written(carry_out(arms, seconds=seconds, rounds=rounds))
+
+
+def carry_out(
     arms: Sequence[TimedArm],
     *,
     seconds: float,
     rounds: int | None = None,
     log: Callable[[str], None] = lambda line: None,
-    keep: Callable[[dict[str, Any]], None] = lambda result: None,
-) -> dict[str, Any]:
-    """Time the arms against the first one. The result as JSON types, which `keep` gets after each round.
+    keep: Callable[[Bench], None] = lambda result: None,
+) -> Bench:
+    """Time the arms against the first one, and return the result, which `keep` gets after each round.
 
     Without `rounds`, rounds go on until every interval is within the limit or `seconds`, warm-up included,
     are spent. Where the baseline fails or does not fit, the other arms are timed, and compared with nothing.
@@ -60,7 +62,9 @@ def bench(
     Errors:
         ValueError: the arms are on different devices.
     """
-    started, began, trainer = now(), time.monotonic(), arms[0].run.trainer
+    started = now()
+    began = time.monotonic()
+    device = arms[0].run.trainer.device
     devices = sorted({arm.run.trainer.device.value for arm in arms})
     require(
         len(devices) == 1,
@@ -71,34 +75,43 @@ def bench(
     clock = clock_of(arms)
     instances = [copy.copy(arms[0]), *arms]  # the control comes first
 
-    def spent() -> float:
+    def spent_s() -> float:
         return time.monotonic() - began
 
-    def result(times: Times) -> dict[str, Any]:
-        return {
-            "kind": "bench",
-            "date": date.today().isoformat(),
-            "started": started,
-            "clock": clock.value,
-            **_result(instances, times, peaks),
-            "ended": now(),
-            "spent_s": {"warm_up": warm_up_s, "all": spent()},
-        }
+    def found(times: Times) -> Bench:
+        machine = hardware.describe(device, arms[0].run.trainer.threads)
+        control, *others = _benched(instances, times, peaks)
+        return Bench(
+            date=date.today().isoformat(),
+            started=started,
+            ended=now(),
+            clock=clock.value,
+            peaks=peaks,
+            hardware=machine,
+            limit=LIMIT[device],
+            rounds=len(times),
+            control=control,
+            arms=others,
+            warm_up_s=warm_up_s,
+            spent_s=spent_s(),
+        )
 
     def enough(times: Times) -> bool:
-        keep(result(times))
-        log(f"round {len(times)}, {spent():.0f} s")
+        keep(found(times))
+        log(f"round {len(times)}, {spent_s():.0f} s")
         alone = any(arm.status != "measured" for arm in instances[:2])
         if rounds is not None or alone:
             return len(times) >= (rounds or LEAST_PAIRS)
-        narrow = all(each.half_width <= LIMIT[trainer.device] for each in estimates(times) if each)
-        return narrow or spent() + (spent() - warm_up_s) / len(times) > seconds
+        if _compared(times).are_narrow(LIMIT[device]):
+            return True
+        next_s = (spent_s() - warm_up_s) / len(times)
+        return spent_s() + next_s > seconds
 
-    with _room(trainer.device):
+    with _room(device):
         warm_up(instances, clock, seconds=None if rounds is not None else seconds, log=log)
         peaks = _peaks(instances)
-        warm_up_s = spent()
-        return result(in_turns(instances, enough=enough))
+        warm_up_s = spent_s()
+        return found(in_turns(instances, enough=enough))
 
 
 def timed_rounds(
@@ -118,8 +131,8 @@ def timed_rounds(
             return len(times) >= LEAST_PAIRS and time.monotonic() - began >= seconds
 
         times = in_turns(instances, enough=enough)
-    of_arms: list[list[float]] = times.mean(axis=2).T[1:].tolist()
-    return of_arms
+    by_arm: list[list[float]] = times.mean(axis=2).T[1:].tolist()
+    return by_arm
 
 
 def clock_of(arms: Sequence[TimedArm]) -> Clock:
@@ -159,29 +172,6 @@ def in_turns(instances: Sequence[TimedArm], *, enough: Callable[[Times], bool]) 
     return times
 
 
-def _result(instances: Sequence[TimedArm], times: Times, peaks: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    trainer, log_ratios = instances[0].run.trainer, estimates(times)
-    machine = hardware.describe(trainer.device, trainer.threads)
-    control, *rows = [
-        _row(arm, times[:, i], log_ratios[i], base=instances[1], peaks=peaks)
-        for i, arm in enumerate(instances)
-    ]
-    return {
-        "peak_flops": peaks,
-        "hardware": machine,
-        "limit": {"half_width": LIMIT[trainer.device], "confidence": CONFIDENCE},
-        "rounds": len(times),
-        "control": {
-            key: control[key]
-            for key in ("verdict", "speed", "tokens_per_s", "warm_up_s", "seconds_per_token")
-        },
-        "arms": rows,
-        "measurements": [
-            each.json() for row in rows for each in _measurements(row, str(machine["fingerprint"]))
-        ],
-    }
-
-
 def order(n: int, *, round_: int) -> list[int]:
     """The instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly slows all
     alike; then B C A A C B, and so on. Over n rounds each has every place once; then the neighbours
@@ -201,29 +191,21 @@ def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times
     return np.array(rounds)
 
 
-def estimates(times: Times) -> list[Estimate | None]:
-    """Of each instance's tokens/s over those of the second one: the log ratio. `None`: it is the second, or
-    it failed."""
-    logs = np.log(times.mean(axis=2))
-    control = of_pairs(logs[:, 1] - logs[:, 0])
-    bias = max(CLOCK_BIAS, abs(control.mid))  # an arm must differ by more than the baseline does from itself
-    others = [
-        of_pairs(logs[:, 1] - arm, bias=bias, comparisons=max(1, logs.shape[1] - 2)) for arm in logs.T[2:]
-    ]
-    known = [each if math.isfinite(each.mid) else None for each in (control, *others)]
-    return [known[0], None, *known[1:]]
+def _compared(times: Times) -> speeds.Speeds:
+    """Return how fast the instances are beside the baseline, by the means of their two blocks."""
+    return speeds.judge(times.mean(axis=2))
 
 
-def _peaks(arms: Sequence[TimedArm]) -> dict[str, dict[str, Any]]:
+def _peaks(arms: Sequence[TimedArm]) -> dict[str, Peak]:
     """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet, where there
     is one, and of a large matrix product here."""
-    peaks = dict[str, dict[str, Any]]()
+    peaks = dict[str, Peak]()
     trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == "measured"}
     for name, t in trainers.items():
         torch.set_num_threads(t.threads)
         nominal, source = hardware.peak_flops(t.device, t.precision)
         measured = matmul_flops(t.device, t.precision)
-        peaks[name] = {"nominal": nominal, "nominal_source": source, "measured": measured}
+        peaks[name] = Peak(nominal=nominal, nominal_source=source, measured=measured)
     return peaks
 
 
@@ -234,48 +216,54 @@ def _peak_of(arm: TimedArm) -> str:
     return f"{t.precision.value}, {t.threads} threads" if has_threads else t.precision.value
 
 
-def _row(
+def _benched(instances: Sequence[TimedArm], times: Times, peaks: dict[str, Peak]) -> list[BenchedArm]:
+    """Return the instances in the result, the control first."""
+    compared = _compared(times)
+    differences = [compared.control, None, *compared.arms]
+    base = instances[1]
+    arms = list[BenchedArm]()
+    for i, (arm, speed) in enumerate(zip(instances, differences, strict=True)):
+        arms.append(_arm(arm, times[:, i], speed, base=base, peaks=peaks))
+    return arms
+
+
+def _arm(
     arm: TimedArm,
     times: Times,
-    log_ratio: Estimate | None,
+    speed: Difference | None,
     *,
     base: TimedArm,
-    peaks: dict[str, dict[str, Any]],
-) -> dict[str, Any]:
-    """An arm in the result, with the same keys for every arm; null where there is nothing to report. Its
-    tokens/s are the geometric mean over rounds, as its ratio is."""
-    timed, flops, base_flops = (
-        arm.status == "measured",
-        arm.facts["flops_per_token"],
-        base.facts["flops_per_token"],
+    peaks: dict[str, Peak],
+) -> BenchedArm:
+    """Return an arm in the result. `times`: (rounds, 2)."""
+    facts = Facts(**arm.facts)
+    tokens_per_s = None
+    rate = None  # FLOP/s
+    by_flops = None
+    if arm.status == "measured":
+        tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean())
+        if facts.flops_per_token:
+            rate = facts.flops_per_token * tokens_per_s
+            base_flops = base.facts["flops_per_token"]
+            by_flops = base_flops / facts.flops_per_token if base_flops else None
+    return BenchedArm(
+        label=arm.label,
+        status=arm.status,
+        reason=arm.reason,
+        facts=facts,
+        speed=speed,
+        tokens_per_s=tokens_per_s,
+        speed_by_flops=by_flops,
+        mfu=_mfu(rate, peaks.get(_peak_of(arm))),
+        config=arm.config,
+        seconds_per_token=times.tolist() if arm.status == "measured" else None,
     )
-    tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean()) if timed else None
-    peak = peaks.get(_peak_of(arm), {})
-    rate = flops * tokens_per_s if flops and tokens_per_s else None
-    ratio = log_ratio.exp() if log_ratio and log_ratio.n >= LEAST_PAIRS else None
-    return {
-        **arm.facts,
-        "label": arm.label,
-        "status": arm.status,
-        "reason": arm.reason,
-        "verdict": difference(log_ratio, metric="tokens_per_s").verdict if log_ratio else None,
-        "speed": {"ratio": ratio.mid, "low": ratio.low, "high": ratio.high} if ratio else None,
-        "tokens_per_s": tokens_per_s,
-        "step_ms": arm.facts["tokens_per_step"] / tokens_per_s * 1e3 if tokens_per_s else None,
-        # what arithmetic alone would give
-        "speed_by_flops": base_flops / flops if rate and base_flops else None,
-        "mfu": {
-            kind: rate / peak[kind] if rate and peak.get(kind) else None for kind in ("nominal", "measured")
-        },
-        "config": arm.config,
-        "seconds_per_token": times.tolist() if timed else None,
-    }
 
 
-def _measurements(row: dict[str, Any], where: str) -> list[Measurement]:
-    """Tokens/s round by round: the mean over its two blocks."""
-    metric, when, seconds = METRICS["tokens_per_s"], now(), row["seconds_per_token"] or []
-    return [
-        Measurement(arm=row["label"], repeat=n, metric=metric, value=2 / sum(blocks), where=where, when=when)
-        for n, blocks in enumerate(seconds)
-    ]
+def _mfu(rate: float | None, peak: Peak | None) -> Mfu:
+    """Return the share of the peak that so many FLOP/s are."""
+    if rate is None or peak is None:
+        return Mfu()
+    nominal = rate / peak.nominal if peak.nominal else None
+    measured = rate / peak.measured if peak.measured else None
+    return Mfu(nominal=nominal, measured=measured)

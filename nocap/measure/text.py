@@ -2,88 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from nocap.judge.interval import Estimate
+from nocap.judge.interval import CONFIDENCE, Estimate
+from nocap.measure.benched import Bench, BenchedArm, Peak
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import measured, values
 from nocap.store.metrics import METRICS, Scale
 
-Json = Mapping[str, Any]
+ONE_SESSION = (
+    "all of this is of one session: how much this machine differs tomorrow is in no "
+    "interval here; a study times in three sessions"
+)
+COUNTED = "parameters, gradients, optimizer and what a forward keeps, counted"
 
 
-def render_bench(result: Json) -> str:
-    """The table, then what its columns count and what could not be timed."""
-    base, *others = result["arms"]
-    arms = [{**base, "verdict": "baseline"}, {**result["control"], "label": "  again (control)"}, *others]
+def render_bench(bench: Bench) -> str:
+    """Draw the table, then what its columns count and what could not be timed."""
+    base, *others = bench.arms
+    rows = list[list[object]]()
+    if base.tokens_per_s:
+        rows.append(_row(base, verdict="baseline"))
+    if bench.control.tokens_per_s:
+        rows.append(_control(bench.control))
+    rows += [_row(arm, verdict=arm.verdict) for arm in others if arm.tokens_per_s]
     columns = [
         Column(title="arm"),
         values("tokens_per_s", "tokens/s"),
         values("step_ms", "step ms"),
         Column(title="speed", show=_speed),
-        Column(title="by FLOPs", show=lambda ratio: f"{ratio:.3f}×"),
+        Column(title="by FLOPs", show="{:.3f}×".format),
         values("memory_mib", "MiB"),
         Column(title="MFU"),
         Column(title="verdict"),
     ]
-    rows = [
-        [
-            *(arm.get(key) for key in ("label", "tokens_per_s", "step_ms", "speed", "speed_by_flops")),
-            (arm.get("memory_mib") or {}).get("peak"),
-            " / ".join(f"{share:.0%}" for share in arm.get("mfu", {}).values() if share) or None,
-            arm["verdict"],
-        ]
-        for arm in arms
-        if arm["tokens_per_s"]
+    machine = f"{bench.hardware['name']}, torch {bench.hardware['torch']}"
+    spent = f"in {bench.spent_s:.0f} s, {bench.warm_up_s:.0f} s of it warm-up"
+    title = f"{machine}: {bench.clock}; {bench.rounds} interleaved rounds {spent}"
+    return str(Table(title=title, columns=columns, rows=rows, notes=list(_notes(bench))))
+
+
+def _row(arm: BenchedArm, *, verdict: str | None) -> list[object]:
+    mib = (arm.facts.memory_mib or {}).get("peak")
+    shares = [f"{share:.0%}" for share in (arm.mfu.nominal, arm.mfu.measured) if share]
+    return [
+        arm.label,
+        arm.tokens_per_s,
+        arm.step_ms,
+        arm.ratio,
+        arm.speed_by_flops,
+        mib,
+        " / ".join(shares) or None,
+        verdict,
     ]
-    hard, spent = result["hardware"], result["spent_s"]
-    first = (
-        f"{hard['name']}, torch {hard['torch']}: {result['clock']}; {result['rounds']} interleaved rounds"
-        f" in {spent['all']:.0f} s, {spent['warm_up']:.0f} s of it warm-up"
-    )
-    return str(Table(title=first, columns=columns, rows=rows, notes=list(_notes(result))))
 
 
-def _speed(ratio: Json) -> Cell:
-    return measured(
-        Estimate(mid=ratio["ratio"], low=ratio["low"], high=ratio["high"], n=0),
-        METRICS["tokens_per_s"],
-        Scale.ratio,
-    )
+def _control(arm: BenchedArm) -> list[object]:
+    """Return the row of the baseline's first instance: its speed alone, for all else is the baseline's."""
+    return ["  again (control)", arm.tokens_per_s, None, arm.ratio, None, None, None, arm.verdict]
 
 
-def _notes(result: Json) -> Iterator[str]:
-    peaks, arms = result["peak_flops"], result["arms"]
-    yield from (f"{arm['label']}: {arm['status']}: {arm['reason']}" for arm in arms if arm["reason"])
-    unknown = (arm for arm in arms if arm["flops_per_token"] is None and arm["flops_basis"])
-    yield from (f"{arm['label']}: FLOPs {arm['flops_basis']}" for arm in unknown)
+def _speed(ratio: Estimate) -> Cell:
+    return measured(ratio, METRICS["tokens_per_s"], Scale.ratio)
+
+
+def _notes(bench: Bench) -> Iterator[str]:
+    for arm in bench.arms:
+        if arm.reason:
+            yield f"{arm.label}: {arm.status}: {arm.reason}"
+    for arm in bench.arms:
+        if arm.facts.flops_per_token is None and arm.facts.flops_basis:
+            yield f"{arm.label}: FLOPs {arm.facts.flops_basis}"
+    yield ONE_SESSION
     yield (
-        "all of this is of one session: how much this machine differs tomorrow is in no "
-        "interval here; a study times in three sessions"
-    )
-    yield (
-        "speed: tokens/s over the baseline's, round by round, with an interval at "
-        f"{result['limit']['confidence']:.0%} for all arms"
-        " together, wider by what the baseline differs from itself (the control). by FLOPs: "
+        f"speed: tokens/s over the baseline's, round by round, with an interval at {CONFIDENCE:.0%} for all "
+        "arms together, wider by what the baseline differs from itself (the control). by FLOPs: "
         "what arithmetic alone would give"
     )
-    counted = "parameters, gradients, optimizer and what a forward keeps, counted"
-    which = "nominal / measured" if any(peak["nominal"] for peak in peaks.values()) else "measured"
-    tera = "; ".join(
-        f"{precision} {peak['measured'] / 1e12:,.2f} TFLOP/s measured"
-        + (f", {peak['nominal'] / 1e12:,.0f} nominal" if peak["nominal"] else "")
-        for precision, peak in peaks.items()
-    )
-    yield (
-        f"MiB: {'most allocated' if result['hardware']['device'] == 'cuda' else counted}. "
-        f"MFU ({which} peak): {tera}"
-    )
-    yield from (
-        f"{arm['label']}: {', '.join(f'{key} {x}' for key, x in arm['settings'].items())}"
-        for arm in arms
-        if arm["settings"]
-    )
-    sizes = sorted({arm["tokens_per_step"] for arm in arms if arm["tokens_per_s"]})
+    yield _of_memory_and_peaks(bench)
+    for arm in bench.arms:
+        if arm.facts.settings:
+            settings = [f"{key} {value}" for key, value in arm.facts.settings.items()]
+            yield f"{arm.label}: {', '.join(settings)}"
+    sizes = {arm.facts.tokens_per_step for arm in bench.arms if arm.tokens_per_s}
     if len(sizes) > 1:
-        yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sizes)}): speed is per token"
+        told = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]
+        yield f"tokens per step differ ({', '.join(told)}): speed is per token"
+
+
+def _of_memory_and_peaks(bench: Bench) -> str:
+    """Say what the MiB count, and by which peaks the shares are."""
+    mib = "most allocated" if bench.hardware["device"] == "cuda" else COUNTED
+    peaks = bench.peaks
+    which = "nominal / measured" if any(peak.nominal for peak in peaks.values()) else "measured"
+    tera = [f"{precision} {_tera(peak)}" for precision, peak in peaks.items()]
+    return f"MiB: {mib}. MFU ({which} peak): {'; '.join(tera)}"
+
+
+def _tera(peak: Peak) -> str:
+    measured = f"{peak.measured / 1e12:,.2f} TFLOP/s measured"
+    if not peak.nominal:
+        return measured
+    return f"{measured}, {peak.nominal / 1e12:,.0f} nominal"

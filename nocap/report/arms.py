@@ -317,7 +317,7 @@ def _speed(comparison: Comparison, what: str) -> Table:
         why, timed = refused(row, metric), row.times[metric]
         return [
             timed.mean,
-            *([f"refused [{reasons.index(why) + 1}]" if why else timed.ratio] if gain else []),
+            *([f"refused [{reasons.index(why) + 1}]" if why else timed.estimate] if gain else []),
         ]
 
     columns = [ARM]

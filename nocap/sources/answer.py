@@ -1,156 +1,284 @@
-"""The answer of a race: its tables, for a terminal and a page, and the page with a forest plot of the
-gains."""
+"""The answer of a race: as JSON, as tables for a terminal and a page, and the page with a forest plot of the
+gains. All of it is drawn from the judge's result; here it is written, and nowhere else."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from statistics import fmean
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
+from nocap.judge.losses import Outcome
+from nocap.judge.measured import Measured
+from nocap.judge.turns import RacedArm, RaceResult
 from nocap.report import forest, page
+from nocap.report.page import finite
 from nocap.report.table import Cell, Column, Table
 from nocap.report.words import measured, values
-from nocap.sources.command import Command
-from nocap.sources.race import Race
-from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.sources.race import Race, Raced
+from nocap.store.metrics import METRICS, Measurement, Metric, Scale
 
-Content = Mapping[str, Any]
-SHOWN: Callable[[Cell], Cell] = lambda cell: cell  # noqa: E731  # what is drawn already
+IGNORES_SEED = "n=1: repeats are equal to rounding, the command ignores its seed"
+# what the page shows of a registration
+REGISTERED = (
+    "metrics",
+    "guards",
+    "expect",
+    "target",
+    "first_seed",
+    "seeded",
+    "sessions",
+    "apart_s",
+    "at_once",
+)
+TEXTS = ("arm", "seed", "session")  # columns of the page's table of runs
 
 
-def tables(race: Race, content: Content) -> Iterator[Table]:
-    """The verdicts; what else is read from the command's output; the costs."""
-    base, verdicts = race.arms[0], {verdict["arm"]: verdict for verdict in content["verdicts"]}
-    n, primary = _pairs(content), race.readings[0].metric
-    rows = [[base.name, n, _mean(content, base, primary.name), None, "baseline"]]
-    for arm in race.arms[1:]:
-        word, reason = verdicts[arm.name]["word"], verdicts[arm.name]["reason"]
-        gain = measured(race.gain(arm, primary, n), primary, Scale.difference)
-        rows.append(
-            [arm.name, n, _mean(content, arm, primary.name), gain, f"{word} ({reason})" if reason else word]
-        )
-    columns = [
-        Column(title="arm"),
-        Column(title="n"),
-        _column(primary),
-        Column(title="gain", show=SHOWN),
-        Column(title="verdict"),
-    ]
-    title = f"{primary.name}: {primary.better.value} is better; the gain with its 95% interval"
-    yield Table(title=title, columns=columns, rows=rows, notes=_notes(content))
-    if others := [reading.metric for reading in race.measured[1:]]:
-        margins = "; ".join(f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards)
-        yield _beside(
-            race, content, "What else was read", others, Scale.difference, [margins] if margins else []
-        )
-    yield _beside(
-        race, content, "Costs", [METRICS[name] for name in race.costs], Scale.ratio, [_of_times(race)]
+def reason(result: RaceResult, arm: RacedArm) -> str:
+    """Say why an arm has its word; nothing where its gain says it."""
+    if result.ignores_seed:
+        return IGNORES_SEED
+    if arm.word is Outcome.undecided:
+        return f"n={arm.gain.n}"
+    if arm.guard:
+        return f"guard {arm.guard}"
+    return "" if arm.reason is None else arm.reason.value
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------
+
+
+def written(race: Race, raced: Raced) -> dict[str, Any]:
+    """Write all of it as JSON types: the registration, every verdict, every measurement."""
+    registration = raced.registration
+    verdicts = list[dict[str, object]]()
+    for arm in raced.result.arms:
+        verdicts.append({**_verdict(race, raced.result, arm), "exploratory": registration.exploratory})
+    return {
+        **race.registered(registration),
+        "verdicts": verdicts,
+        "measurements": _runs(race, raced.result.n),
+        "paired": race.seeded,
+    }
+
+
+def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]:
+    guards = list[dict[str, object]]()
+    for guard in race.guards:
+        name = guard.reading.name
+        guards.append({"metric": name, "margin": guard.margin, **arm.guards[name].json()})
+    costs = dict[str, object]()
+    for name, cost in arm.costs.items():
+        costs[name] = {**cost.estimate.json(), "verdict": cost.outcome.value}
+    return {
+        "arm": arm.name,
+        "n": result.n,
+        "word": arm.word.value,
+        "reason": reason(result, arm),
+        "decided": arm.is_decided,
+        "gain": arm.gain.json(),
+        "guards": guards,
+        "costs": costs,
+    }
+
+
+def _runs(race: Race, n: int) -> list[dict[str, object]]:
+    """Return an object a run of the first n repeats, arm by arm, with the value of each metric."""
+    runs = dict[tuple[str, int], dict[str, object]]()
+    for each in race.rows(n).measurements:
+        run = runs.setdefault((each.arm, each.repeat), _named(race, each))
+        run[each.metric.name] = each.value
+    return [*runs.values()]
+
+
+def _named(race: Race, row: Measurement) -> dict[str, object]:
+    session = race.question.session(row.repeat - race.first_seed)
+    return {"arm": row.arm, "seed": row.repeat, "session": session}
+
+
+# --- as tables ----------------------------------------------------------------------------------------------
+
+
+def tables(race: Race, raced: Raced) -> Iterator[Table]:
+    """Yield the verdicts, what else is read from the command's output, and the costs."""
+    yield _verdicts(race, raced)
+    result = raced.result
+    others = [reading.metric for reading in race.measured[1:]]
+    if others:
+        margins = [f"{guard.reading.name} may be worse by {guard.margin:g}" for guard in race.guards]
+        notes = ["; ".join(margins)] if margins else []
+        yield _beside(race, result, "What else was read", others, Scale.difference, notes)
+    yield _beside(race, result, "Costs", race.costs, Scale.ratio, [_of_times(race)])
+
+
+def _verdicts(race: Race, raced: Raced) -> Table:
+    result = raced.result
+    metric = race.readings[0].metric
+    base = result.baseline[metric.name]
+    rows: list[list[object]] = [[race.arms[0].name, result.n, base.mean, None, "baseline"]]
+    for arm in result.arms:
+        seen = arm.measured[metric.name]
+        why = reason(result, arm)
+        word = f"{arm.word.value} ({why})" if why else arm.word.value
+        rows.append([arm.name, result.n, seen.mean, _drawn(seen, metric, Scale.difference), word])
+    return Table(
+        title=f"{metric.name}: {metric.better.value} is better; the gain with its 95% interval",
+        columns=[
+            Column(title="arm"),
+            Column(title="n"),
+            _means(metric),
+            _gains("gain"),
+            Column(title="verdict"),
+        ],
+        rows=rows,
+        notes=_notes(race, raced),
     )
 
 
 def _beside(
-    race: Race, content: Content, title: str, metrics: list[Metric], scale: Scale, notes: list[str]
+    race: Race,
+    result: RaceResult,
+    title: str,
+    metrics: Sequence[Metric],
+    scale: Scale,
+    notes: Sequence[str],
 ) -> Table:
-    """Means and gains, two columns a metric."""
-    base = race.arms[0]
-    n = _pairs(content)
+    """Return means and gains, two columns a metric. Notes say which gains are not known."""
+    arms: dict[str, Mapping[str, Measured]] = {race.arms[0].name: result.baseline}
+    for arm in result.arms:
+        arms[arm.name] = arm.measured
     columns = [Column(title="arm")]
-    rows = [list[Any]([arm.name]) for arm in race.arms]
-    unknown: list[str] = []
+    unknown = list[str]()
     for metric in metrics:
-        columns += [_column(metric), Column(title=f"{metric.title}, gain", show=SHOWN)]
-        for row, arm in zip(rows, race.arms, strict=True):
-            row += [_mean(content, arm, metric.name), None]
-            if arm is not base and (scale is Scale.difference or race.has_verdict(metric.name)):
-                gain = race.gain(arm, metric, n)
-                row[-1] = measured(gain.exp() if scale is Scale.ratio else gain, metric, scale)
-                if math.isnan(gain.mid):
-                    unknown.append(f"{arm.name}, {metric.title}: {gain.method}.")
+        columns += [_means(metric), _gains(f"{metric.title}, gain")]
+        for name, of_arm in arms.items():
+            why = of_arm[metric.name].refused
+            if why is not None:
+                unknown.append(f"{name}, {metric.title}: {why}.")
+    rows = list[list[object]]()
+    for name, of_arm in arms.items():
+        row: list[object] = [name]
+        for metric in metrics:
+            seen = of_arm[metric.name]
+            row += [seen.mean, _drawn(seen, metric, scale)]
+        rows.append(row)
     return Table(title=title, columns=columns, rows=rows, notes=[*notes, *unknown])
 
 
-def _column(metric: Metric) -> Column:
-    return (
-        values(metric.name, metric.title)
-        if metric.name in METRICS
-        else Column(title=metric.title, show="{:.5g}".format)
-    )
+def _drawn(seen: Measured, metric: Metric, scale: Scale) -> Cell | None:
+    return None if seen.estimate is None else measured(seen.estimate, metric, scale)
 
 
-def _mean(content: Content, arm: Command, name: str) -> float | None:
-    known = [row[name] for row in content["measurements"] if row["arm"] == arm.name]
-    return None if None in known else fmean(known)
+def _means(metric: Metric) -> Column:
+    if metric.name in METRICS:
+        return values(metric.name, metric.title)
+    return Column(title=metric.title, show="{:.5g}".format)
 
 
-def _pairs(content: Content) -> int:
-    return max(verdict["n"] for verdict in content["verdicts"])
+def _gains(title: str) -> Column:
+    """Return a column of cells that are drawn already."""
+
+    def show(cell: Cell) -> Cell:
+        return cell
+
+    return Column(title=title, show=show)
 
 
-def _notes(content: Content) -> list[str]:
-    """What a reader must know before the verdicts."""
-    notes = (
-        [] if content["paired"] else ["Unpaired (Welch): the commands take no seed ({seed} or --reads-seed)."]
-    )
-    return [*notes, *([f"exploratory: {content['exploratory']}"] if content["exploratory"] else [])]
+def _notes(race: Race, raced: Raced) -> list[str]:
+    """List what a reader must know before the verdicts."""
+    notes = list[str]()
+    if not race.seeded:
+        notes.append("Unpaired (Welch): the commands take no seed ({seed} or --reads-seed).")
+    if raced.registration.exploratory:
+        notes.append(f"exploratory: {raced.registration.exploratory}")
+    return notes
 
 
 def _of_times(race: Race) -> str:
+    """Say of which sessions times and memory are, and whether they have verdicts."""
     if race.jobs > 1:
         return f"{race.where}: no times, and no verdict about costs."
-    timed = race.has_verdict("wall_s")
-    sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart" if race.sessions > 1 else "one session"
-    return f"Times and memory are of {sessions}{'.' if timed else ': no verdict; --sessions 3 makes one.'}"
+    sessions = "one session"
+    if race.sessions > 1:
+        sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart"
+    if race.question.has_verdict(METRICS["wall_s"]):
+        return f"Times and memory are of {sessions}."
+    return f"Times and memory are of {sessions}: no verdict; --sessions 3 makes one."
 
 
-# --- the page -----------------------------------------------------------------------------------------------
+# --- as a page ----------------------------------------------------------------------------------------------
 
 
-def render(race: Race, content: Content) -> str:
-    primary = race.readings[0].metric
-    forests = [_forest(race, content, primary, stated=content["expect"] or (None, None))]
-    forests += [_forest(race, content, guard.reading.metric, bound=-guard.margin) for guard in race.guards]
-    kept = ("metrics", "guards", "expect", "target", "first_seed", "seeded", "sessions", "apart_s", "at_once")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Headline:
+    arm: str
+    word: str
+    reason: str
+
+
+def render(race: Race, raced: Raced) -> str:
+    """Draw the page: headlines, tables, gains, the registration and every run."""
+    result = raced.result
+    metric = race.readings[0].metric
+    headlines = list[_Headline]()
+    for arm in result.arms:
+        headlines.append(_Headline(arm=arm.name, word=arm.word.value, reason=reason(result, arm)))
+    stated = race.stated
+    low, high = race.expect or (None, None)
+    pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
+    for guard in race.guards:
+        pictures.append(_forest(race, result, guard.reading.metric, bound=-guard.margin))
     return page.render(
         "race",
         kind="nocap race",
-        title=f"{primary.name}, against {race.arms[0].name}",
-        verdicts=content["verdicts"],
-        tables=list(tables(race, content)),
-        forests=[picture for picture in forests if picture],
-        when=content["at"],
-        arms={name: shlex.join(words) for name, (_, *words) in content["arms"].items()},
-        stated={name: json.dumps(content[name]) for name in kept if content[name] not in (None, [])},
-        rows=_rows(content),
+        title=f"{metric.name}, against {race.arms[0].name}",
+        verdicts=headlines,
+        tables=list(tables(race, raced)),
+        forests=[picture for picture in pictures if picture],
+        when=raced.registration.at,
+        arms={arm.name: shlex.join(arm.words) for arm in race.arms},
+        stated={name: json.dumps(stated[name]) for name in REGISTERED if stated[name] not in (None, [])},
+        rows=_every_run(_runs(race, result.n)),
     )
 
 
-def _forest(race: Race, content: Content, metric: Metric, **line: Any) -> Markup | None:
-    """The gains of one metric; `None` where none has an interval, as of one seed."""
-    lines = []
-    for arm, verdict in zip(race.arms[1:], content["verdicts"], strict=True):
-        gain = race.gain(arm, metric, _pairs(content))
-        told, look = (
-            f"{arm.name}: {measured(gain, metric, Scale.difference)}",
-            verdict["word"].replace(" ", "-"),
-        )
-        if math.isfinite(gain.high):
+def _forest(
+    race: Race,
+    result: RaceResult,
+    metric: Metric,
+    *,
+    stated: tuple[float | None, float | None] = (None, None),
+    bound: float | None = None,
+) -> Markup | None:
+    """Draw the gains in one metric; `None` where none has an interval, as of one seed."""
+    lines = list[forest.Line]()
+    for arm in result.arms:
+        gain = arm.measured[metric.name].estimate
+        if gain is not None and math.isfinite(gain.high):
             lines.append(
                 forest.Line(
-                    label=arm.name, title=told, look=look, mid=gain.mid, low=gain.low, high=gain.high, **line
+                    label=arm.name,
+                    title=f"{arm.name}: {measured(gain, metric, Scale.difference)}",
+                    look=arm.word.value.replace(" ", "-"),
+                    mid=gain.mid,
+                    low=gain.low,
+                    high=gain.high,
+                    stated=stated,
+                    bound=bound,
                 )
             )
+    if not lines:
+        return None
     title = f"{metric.name}: how much {metric.better.value} than {race.arms[0].name}'s; right is better"
-    return forest.svg(lines, title=title, cut=True) if lines else None
+    return forest.svg(lines, title=title, cut=True)
 
 
-def _rows(content: Content) -> Table:
-    names, texts = list(content["measurements"][0]), ("arm", "seed", "session")
-    columns = [Column(title=name, show=str if name in texts else "{:.6g}".format) for name in names]
-    return Table(
-        title="Every run", columns=columns, rows=[list(row.values()) for row in content["measurements"]]
-    )
+def _every_run(runs: Sequence[Mapping[str, object]]) -> Table:
+    columns = list[Column]()
+    for name in runs[0]:
+        columns.append(Column(title=name, show=str if name in TEXTS else "{:.6g}".format))
+    return Table(title="Every run", columns=columns, rows=[list(run.values()) for run in runs])

@@ -1,10 +1,9 @@
-"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent; then a
-verdict for each arm.
+"""A race of commands: pairs of runs, interleaved, until the answer is safe or the pairs are spent; then the
+judge's result.
 
 The first arm is the baseline. A repeat runs every arm once with its seed, forwards and backwards in turns, so
-that a machine that drifts favours none. After 3, 6, 12, … repeats the arms are judged: what the commands
-print by `judge.interval`, all arms together, and what they cost by `judge.cautious`. The race stops where all
-are decided. Its registration, `race.json`, is written before the first run.
+that a machine that drifts favours none. After 3, 6, 12, … repeats `nocap.judge.turns` judges the rows, and
+the race stops where all arms are decided. Its registration, `race.json`, is written before the first run.
 """
 
 from __future__ import annotations
@@ -15,43 +14,58 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from threading import Event
-from typing import Any
 
-from nocap.judge import cautious
-from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.claim import TO_TARGET
-from nocap.judge.interval import (
-    LEAST_PAIRS,
-    ROUNDING,
-    Estimate,
-    alike,
-    analyses,
-    analysis_of,
-    of_arms,
-    of_arms_apart,
-)
-from nocap.judge.losses import Outcome, outcome
-from nocap.judge.time_to_target import Crossing, crossing, too_coarse, widening
-from nocap.judge.verdict import Word, decide
+from nocap.judge.interval import analyses
+from nocap.judge.time_to_target import Crossing, crossing
+from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, named, result
-from nocap.store.metrics import METRICS, Better, Kind, Metric, now
-from nocap.store.record import digest, read_json, write_json
+from nocap.store.metrics import METRICS, Better, Ending, Measurement, Metric, now
+from nocap.store.record import Whole, digest, read_json, write_json
 
 FILE = "race.json"
 MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
-# more pairs may change these words
-OPEN = (Outcome.unclear.value, Outcome.undecided.value, Word.inconclusive.value)
+LOOKS_AT_SEEDS = 2  # repeats that show whether a command ignores its seed
+NEVER = "it never came to the target"
+_REGISTERED = Whole({"at": str, "exploratory": str, "arms": dict})  # what is read of a registration
 
 
-@dataclass(frozen=True, kw_only=True)
-class Guard:
-    """A metric that may be no worse than by `margin`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guarded:
+    """A metric that may be no worse than by `margin`, and how it is read."""
 
     reading: Reading
     margin: float
+
+    @property
+    def limit(self) -> Limit:
+        return Limit(metric=self.reading.metric, margin=self.margin)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """What was written of a race before its first run, beside what it is."""
+
+    at: str
+    exploratory: str  # why the race is; "": it is not
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raced:
+    """What a race found."""
+
+    registration: Registration
+    result: RaceResult
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What is known of a run that ended."""
+
+    measurements: Sequence[Measurement]
+    crossings: Mapping[str, Crossing]  # by the names of `TO_TARGET`; empty without a target
 
 
 @dataclass(kw_only=True)
@@ -60,7 +74,7 @@ class Race:
     readings: Sequence[Reading]  # the one that decides first
     output_dir: Path
     pairs: int
-    guards: Sequence[Guard] = ()
+    guards: Sequence[Guarded] = ()
     expect: tuple[float, float] | None = None  # what the arms' gain is said to be
     target: float | None = None  # of the first metric
     first_seed: int = 0
@@ -73,23 +87,21 @@ class Race:
     stop: Event = field(default_factory=Event)  # ends what runs
     failed: Event = field(default_factory=Event)  # begins nothing more
     log: Callable[[str], None] = print
-    known: dict[str, Any] = field(default_factory=dict)  # the registration
-    rows: dict[Path, dict[str, float]] = field(default_factory=dict)  # of runs that ended
-    crossings: dict[Path, dict[str, Crossing]] = field(default_factory=dict)  # by the names of `TO_TARGET`
+    _runs: dict[Path, _Run] = field(default_factory=dict, init=False)  # each is read once
 
-    # --- runs -----------------------------------------------------------------------------------------------
+    # --- what it is -----------------------------------------------------------------------------------------
 
     @property
-    def stated(self) -> dict[str, Any]:
-        """What makes it this race and no other."""
+    def stated(self) -> dict[str, object]:
+        """Say what makes it this race and no other, as its registration has it."""
         timed = self.sessions > 1
         return {
-            "arms": {arm.name: [arm.content, *arm.words] for arm in self.arms},
+            "arms": self._stated_arms(),
             "metrics": [[reading.what, reading.file, reading.better.value] for reading in self.readings],
             "guards": [
                 [guard.reading.what, guard.margin, guard.reading.better.value] for guard in self.guards
             ],
-            "expect": self.expect and [end if math.isfinite(end) else None for end in self.expect],
+            "expect": self._stated_ends(),
             "target": self.target,
             "first_seed": self.first_seed,
             "seeded": self.seeded,
@@ -99,76 +111,121 @@ class Race:
             "at_once": self.jobs > 1,
         }
 
+    def _stated_arms(self) -> dict[str, list[str]]:
+        return {arm.name: [arm.content, *arm.words] for arm in self.arms}
+
+    def _stated_ends(self) -> list[float | None] | None:
+        """Return the stated gain; an open end is null."""
+        return None if self.expect is None else [finite(end) for end in self.expect]
+
     @property
     def folder(self) -> Path:
         return self.output_dir / "races" / digest(self.stated)
 
     def place(self, arm: Command, repeat: int) -> Path:
-        """Of a run, which all races share; but those of another race were not made in the sessions of this
-        one."""
+        """Return the folder of a run, which all races share. A run of another race was not made in the
+        sessions of this one: where there are several, the race has runs of its own."""
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
         return runs / f"{arm.content}-{self.first_seed + repeat}"
 
-    def register(self) -> None:
-        """Once, before the first run."""
-        self.known = read_json(self.folder / FILE) or {}
-        if not self.known:
-            arms = [*self.stated["arms"].values()]
-            there = sum(
-                result(self.place(arm, i)) is not None for arm in self.arms for i in range(self.pairs)
-            )
-            others = [read_json(path) or {} for path in self.folder.parent.glob(f"*/{FILE}")]
-            raced = sum([*other["arms"].values()] == arms for other in others)
-            self.known = {
-                "kind": "race",
-                "hash": digest(self.stated),
-                "at": now(),
-                "exploratory": _exploratory(there, raced),
-                **self.stated,
-            }
-            write_json(self.folder / FILE, self.known)
+    def registered(self, registration: Registration) -> dict[str, object]:
+        """Return the registration as JSON."""
+        return {
+            "kind": "race",
+            "hash": digest(self.stated),
+            "at": registration.at,
+            "exploratory": registration.exploratory,
+            **self.stated,
+        }
 
-    def run(self) -> list[dict[str, Any]]:
-        """All that is missing, look by look; the verdicts.
+    def register(self) -> Registration:
+        """Write the registration before the first run; where it is there, read it.
+
+        Errors:
+            ValueError: it is damaged, or that of another race is.
+        """
+        known = read_json(self.folder / FILE, _REGISTERED)
+        if known is not None:
+            return Registration(at=known["at"], exploratory=known["exploratory"])
+        registration = Registration(at=now(), exploratory=self._exploratory())
+        write_json(self.folder / FILE, self.registered(registration))
+        return registration
+
+    def _exploratory(self) -> str:
+        """Say why a race that is not registered yet is exploratory; nothing where it is not."""
+        there = 0
+        for arm in self.arms:
+            there += sum(result(self.place(arm, repeat)) is not None for repeat in range(self.pairs))
+        arms = [*self._stated_arms().values()]
+        raced = False
+        for path in self.folder.parent.glob(f"*/{FILE}"):
+            other = read_json(path, _REGISTERED)
+            raced = raced or (other is not None and [*other["arms"].values()] == arms)
+        reasons = list[str]()
+        if there:
+            reasons.append(f"{there} of its runs were there before it was registered")
+        if raced:
+            reasons.append("its arms were raced before with other seeds, metrics or ends")
+        return "; ".join(reasons)
+
+    # --- runs -----------------------------------------------------------------------------------------------
+
+    def run(self) -> Raced:
+        """Run all that is missing, look by look, and return what it shows.
 
         Errors:
             FailedError: a run that did not end well.
         """
-        self.register()
-        begun, stops = 0, {2, *analyses(), self.pairs}  # at two it shows whether a command ignores its seed
-        for n in range(1, self.pairs + 1) if self.sessions > 1 else sorted(stops):
-            if n <= self.pairs:
-                self._wait(begun)
-                self._measure(range(begun, n))
-                begun = n
-                if self.sessions == 1 and (self.ignores_seed(n) or (n in analyses() and self._is_decided(n))):
-                    break
-        return self.verdicts(begun)
+        registration = self.register()
+        begun = 0
+        for n in self._stops():
+            self._wait(begun)
+            self._measure(range(begun, n))
+            begun = n
+            if self.sessions == 1 and self._is_over(n):
+                break
+        return Raced(registration=registration, result=self.judged(begun))
 
-    def _is_decided(self, n: int) -> bool:
-        return all(verdict["decided"] for verdict in self.verdicts(n))
+    def _stops(self) -> Sequence[int]:
+        """List after how many repeats it looks: at the analyses, at the end, and where it may turn out that a
+        command ignores its seed. With several sessions it may have to wait before each repeat."""
+        if self.sessions > 1:
+            return range(1, self.pairs + 1)
+        return sorted(n for n in {LOOKS_AT_SEEDS, *analyses(), self.pairs} if n <= self.pairs)
+
+    def _is_over(self, n: int) -> bool:
+        if self.rows(n).ignores_seed(self.question):
+            return True
+        return n in analyses() and self.judged(n).is_decided
+
+    def judged(self, n: int) -> RaceResult:
+        """Return what the first n repeats show."""
+        return judge(self.rows(n), self.question)
 
     def _measure(self, repeats: range) -> None:
-        """What is missing of these repeats, `jobs` at once, in the order in which arms take turns. After a
-        failure nothing more begins, and what runs goes on to its end."""
-        turns = [
-            (arm, repeat) for repeat in repeats for arm in (self.arms if repeat % 2 == 0 else self.arms[::-1])
-        ]
+        """Run what is missing of these repeats, `jobs` at once, in the order in which arms take turns. After
+        a failure nothing more begins, and what runs goes on to its end."""
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                for run in [pool.submit(self._run, arm, repeat) for arm, repeat in turns]:
+                runs = [pool.submit(self._run, arm, repeat) for arm, repeat in self._turns(repeats)]
+                for run in runs:
                     run.result()
             except KeyboardInterrupt:
                 self.stop.set()
                 raise
 
+    def _turns(self, repeats: range) -> list[tuple[Command, int]]:
+        turns = list[tuple[Command, int]]()
+        for repeat in repeats:
+            order = self.arms if repeat % 2 == 0 else self.arms[::-1]
+            turns += [(arm, repeat) for arm in order]
+        return turns
+
     def _run(self, arm: Command, repeat: int) -> None:
-        place, seed, began = self.place(arm, repeat), self.first_seed + repeat, time.monotonic()
-        if (
-            self.failed.is_set()
-            or self.stop.is_set()
-            or (self.has_times(place) and all(reading.is_in(place) for reading in self.measured))
-        ):
+        place = self.place(arm, repeat)
+        seed = self.first_seed + repeat
+        began = time.monotonic()
+        if self.failed.is_set() or self.stop.is_set() or self._is_there(place):
             return
         try:
             with named(arm, seed):
@@ -177,50 +234,84 @@ class Race:
         except Exception:
             self.failed.set()
             raise
-        self.log(
-            f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  "
-            f"{time.monotonic() - began:.1f} s"
-        )
+        spent_s = time.monotonic() - began
+        self.log(f"{arm.name}, seed {seed}: {self.readings[0].name} {values[0]:g}  {spent_s:.1f} s")
 
-    def has_times(self, place: Path) -> bool:
-        """Whether a run ended well, and alone where its times are asked for."""
-        return {*self.costs} - {*TO_TARGET} <= (result(place) or {}).keys()
+    def _is_there(self, place: Path) -> bool:
+        """Say whether a run ended well with all that is read from it, and alone where its times are asked
+        for."""
+        known = result(place) or {}
+        costs = {metric.name for metric in self.costs} - {*TO_TARGET}
+        return costs <= known.keys() and all(reading.is_in(place) for reading in self.measured)
 
     def _wait(self, repeat: int) -> None:
-        """Until the next session of timing may begin."""
-        places = [self.place(arm, repeat) for arm in self.arms]
-        if repeat == 0 or self.session(repeat) == self.session(repeat - 1) or all(map(result, places)):
+        """Wait until the next session of timing may begin."""
+        if repeat == 0 or self.question.session(repeat) == self.question.session(repeat - 1):
             return
-        self.log(
-            f"waiting {self.apart_s / 60:g} minutes: session {self.session(repeat) + 1} of {self.sessions}"
-        )
+        if all(result(self.place(arm, repeat)) for arm in self.arms):
+            return
+        session = self.question.session(repeat) + 1
+        self.log(f"waiting {self.apart_s / 60:g} minutes: session {session} of {self.sessions}")
         time.sleep(self.apart_s)
 
-    def session(self, repeat: int) -> int:
-        return repeat * self.sessions // self.pairs
-
-    # --- what they show -------------------------------------------------------------------------------------
-
-    def values(self, arm: Command, metric: str, n: int) -> list[float]:
-        """Of the first n repeats."""
-        return [self.row(arm, repeat)[metric] for repeat in range(n)]
-
-    def row(self, arm: Command, repeat: int) -> dict[str, float]:
-        """All that is known of a run that ended, read once. What never came to the target is infinite."""
-        place = self.place(arm, repeat)
-        if place not in self.rows:
-            costs = dict(result(place) or {})
-            if self.target is not None:
-                self.crossings[place] = self._to_target(place, self.target)
-                costs |= {name: there.at for name, there in self.crossings[place].items()}
-            read = {reading.name: reading.value(place) for reading in self.measured}
-            self.rows[place] = read | {name: float(costs[name]) for name in self.costs}
-        return self.rows[place]
+    # --- rows and question ----------------------------------------------------------------------------------
 
     @property
     def measured(self) -> list[Reading]:
-        """What is compared, and what may not be worse."""
+        """List what is read: what is compared, and what may not be worse."""
         return [*self.readings, *(guard.reading for guard in self.guards)]
+
+    @property
+    def costs(self) -> list[Metric]:
+        """List what is compared beside that, as ratios. Runs that share the machine have no times."""
+        names = MEASURED if self.target is not None else COSTS
+        metrics = [METRICS[name] for name in names]
+        return [metric for metric in metrics if self.jobs == 1 or metric.unit != "s"]
+
+    @property
+    def question(self) -> RaceQuestion:
+        return RaceQuestion(
+            arms=[arm.name for arm in self.arms],
+            metrics=[reading.metric for reading in self.readings],
+            limits=[guard.limit for guard in self.guards],
+            costs=self.costs,
+            expect=self.expect,
+            paired=self.seeded,
+            repeats=self.pairs,
+            sessions=self.sessions,
+        )
+
+    def rows(self, n: int) -> RaceRows:
+        """Return the rows of the first n repeats, which all ended."""
+        measurements = list[Measurement]()
+        crossings = dict[tuple[str, str], list[Crossing]]()
+        for arm in self.arms:
+            for repeat in range(n):
+                run = self._read(arm, repeat)
+                measurements += run.measurements
+                for name, there in run.crossings.items():
+                    crossings.setdefault((arm.name, name), []).append(there)
+        return RaceRows(measurements=measurements, crossings=crossings)
+
+    def _read(self, arm: Command, repeat: int) -> _Run:
+        place = self.place(arm, repeat)
+        if place not in self._runs:
+            self._runs[place] = self._read_anew(arm, repeat, place)
+        return self._runs[place]
+
+    def _read_anew(self, arm: Command, repeat: int, place: Path) -> _Run:
+        ended = result(place) or {}
+        when = str(ended.get("started", ""))
+        crossings = dict[str, Crossing]()
+        if self.target is not None:
+            crossings = self._to_target(place, self.target)
+        values = {reading.metric: reading.value(place) for reading in self.measured}
+        for cost in self.costs:
+            there = crossings.get(cost.name)
+            values[cost] = float(ended[cost.name]) if there is None else there.at
+        seed = self.first_seed + repeat
+        measurements = [_row(arm.name, seed, metric, x, when) for metric, x in values.items()]
+        return _Run(measurements=measurements, crossings=crossings)
 
     def _to_target(self, place: Path, target: float) -> dict[str, Crossing]:
         """Return where the run came to the target, on the curve of the first metric. Its seconds are those at
@@ -237,163 +328,12 @@ class Race:
         said = Crossing(at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after])
         return dict(zip(TO_TARGET, (said, there), strict=True))
 
-    @property
-    def costs(self) -> list[str]:
-        """What is compared beside the metrics, as ratios. Runs that share the machine have no times."""
-        names = [*COSTS, *(TO_TARGET if self.target is not None else ())]
-        return [name for name in names if self.jobs == 1 or METRICS[name].unit != "s"]
 
-    def has_verdict(self, cost: str) -> bool:
-        """Times of one session have none."""
-        return METRICS[cost].kind is not Kind.clock or self.sessions >= LEAST_PAIRS
-
-    def ignores_seed(self, n: int) -> bool:
-        """Whether an arm's repeats are equal to rounding: the command takes no seed, and more of them would
-        say nothing."""
-        sides = [self.values(arm, self.readings[0].name, n) for arm in self.arms]
-        return any(map(alike, sides))
-
-    def gain(self, arm: Command, metric: Metric, n: int) -> Estimate:
-        """How much better than the baseline: in the metric's unit, of times and memory as a logarithm of the
-        ratio."""
-        if metric.name in MEASURED:
-            return self._cost(arm, metric, n)
-        values = {each.name: self.values(each, metric.name, n) for each in self.arms}
-        base = values.pop(self.arms[0].name)
-        finite = {name: row for name, row in values.items() if all(map(math.isfinite, [*row, *base]))}
-        if arm.name not in finite:
-            return _unknown(n, "a run printed no finite number")
-        sign = 1 if metric.better is Better.higher else -1
-        rows = [[sign * x for x in row] for row in finite.values()]
-        against = [sign * x for x in base]
-        look = max(1, analysis_of(n))
-        if self.seeded:
-            pairs = [[x - y for x, y in zip(row, against, strict=True)] for row in rows]
-            estimates = of_arms(pairs, look=look)
-        else:
-            estimates = of_arms_apart(against, rows, look=look)
-        return estimates[[*finite].index(arm.name)]
-
-    def _cost(self, arm: Command, metric: Metric, n: int) -> Estimate:
-        """How much less it costs, as a logarithm of the ratio."""
-        a, b = (self.values(side, metric.name, n) for side in (arm, self.arms[0]))
-        if min(*a, *b) <= 0 or not all(map(math.isfinite, [*a, *b])):
-            return _unknown(n, "a run never came to the target, or began at it")
-        bias = CLOCK_BIAS if metric.kind is Kind.clock else 0.0
-        if metric.name in TO_TARGET:
-            steps = METRICS["steps_to_target"]
-            own, base = (self._crossings(side, steps, n) for side in (arm, self.arms[0]))
-            at, base_at = ([there.at for there in side] for side in (own, base))
-            if (why := too_coarse(own, base, self._gain_in_cost(at, base_at, steps).exp())) is not None:
-                return _unknown(n, why)
-            bias += widening(*(self._crossings(side, metric, n) for side in (arm, self.arms[0])))
-        return self._gain_in_cost(a, b, metric, bias=bias)
-
-    def _crossings(self, arm: Command, metric: Metric, n: int) -> list[Crossing]:
-        return [self.crossings[self.place(arm, i)][metric.name] for i in range(n)]
-
-    def _gain_in_cost(
-        self, own: Sequence[float], base: Sequence[float], metric: Metric, *, bias: float = 0.0
-    ) -> Estimate:
-        """Return the logarithm of a ratio of these, repeat by repeat, or session by session."""
-        n = len(own)
-        a, b = ([math.log(x) for x in side] for side in (own, base))
-        if self.sessions > 1:  # a session is what repeats a time
-            groups = [[i for i in range(n) if self.session(i) == session] for session in range(self.sessions)]
-            a, b = ([fmean(side[i] for i in group) for group in groups if group] for side in (a, b))
-        sign = 1 if metric.better is Better.higher else -1
-        pairs = [sign * (x - y) for x, y in zip(a, b, strict=True)]
-        return cautious.of_pairs(
-            pairs,
-            bias=bias,
-            analysis=max(1, analysis_of(len(pairs))),
-            comparisons=len(self.arms) - 1,
+def _row(arm: str, seed: int, metric: Metric, value: float, when: str) -> Measurement:
+    """Return a measurement of a run; refused where the value is endless, as of a target that was not met."""
+    if math.isinf(value):
+        ending = Ending.refused
+        return Measurement(
+            arm=arm, repeat=seed, metric=metric, value=None, ending=ending, when=when, why=NEVER
         )
-
-    def verdicts(self, n: int) -> list[dict[str, Any]]:
-        """Of each arm but the baseline, at the last analysis of n repeats."""
-        shown = analyses()[analysis_of(n) - 1] if analysis_of(n) else n
-        single = self.ignores_seed(n)
-        return [self._verdict(arm, shown, single=single) for arm in self.arms[1:]]
-
-    def _verdict(self, arm: Command, n: int, *, single: bool) -> dict[str, Any]:
-        primary = self.readings[0].metric
-        gain = self.gain(arm, primary, n)
-        size = max(
-            map(abs, [*self.values(arm, primary.name, n), *self.values(self.arms[0], primary.name, n)])
-        )
-        guards = [(guard, self.gain(arm, guard.reading.metric, n)) for guard in self.guards]
-        word, reason = self._word(gain, guards, tie=ROUNDING * size)
-        if single:
-            word, reason = (
-                Outcome.undecided.value,
-                "n=1: repeats are equal to rounding, the command ignores its seed",
-            )
-        costs = {}
-        for name in self.costs:
-            ends = self.gain(arm, METRICS[name], n)
-            way = outcome(ends) if self.has_verdict(name) else Outcome.undecided
-            costs[name] = {**ends.exp().json(), "verdict": way.value}  # the ratio, not its logarithm
-        return {
-            "arm": arm.name,
-            "n": 1 if single else n,
-            "word": word,
-            "reason": reason,
-            "decided": word not in OPEN,
-            "gain": gain.json(),
-            "guards": [
-                {"metric": guard.reading.name, "margin": guard.margin, **ends.json()}
-                for guard, ends in guards
-            ],
-            "costs": costs,
-            "exploratory": self.known["exploratory"],
-        }
-
-    def _word(
-        self, gain: Estimate, guards: Sequence[tuple[Guard, Estimate]], *, tie: float
-    ) -> tuple[str, str]:
-        if not math.isfinite(gain.high):
-            return Outcome.undecided.value, f"n={gain.n}"
-        places = [ends.place(-guard.margin, math.inf) for guard, ends in guards]
-        broken = next(
-            (
-                guard.reading.name
-                for (guard, _), place in zip(guards, places, strict=True)
-                if place not in (0, 1)
-            ),
-            "",
-        )
-        if self.expect is not None:
-            word, reason = decide(gain.place(*self.expect, tie=tie), places)
-            return word.value, f"guard {broken}" if broken else reason.value if reason else ""
-        if -1 in places:
-            return Outcome.worse.value, f"guard {broken}"
-        way = outcome(gain, tie=tie)
-        return (
-            (Outcome.unclear.value, f"guard {broken}")
-            if broken and way is Outcome.better
-            else (way.value, "")
-        )
-
-
-def _unknown(n: int, why: str) -> Estimate:
-    return Estimate(mid=math.nan, low=-math.inf, high=math.inf, n=n, method=why)
-
-
-def _exploratory(there: int, raced: int) -> str:
-    """Why a race is, if it is."""
-    reasons = [f"{there} of its runs were there before it was registered"] if there else []
-    return "; ".join(
-        [*reasons, *(["its arms were raced before with other seeds, metrics or ends"] if raced else [])]
-    )
-
-
-def content(race: Race, verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """All of it as JSON: the registration, every measurement, every verdict."""
-    n = max([verdict["n"] for verdict in verdicts] + [1])
-    runs = [(arm, i) for arm in race.arms for i in range(n)]
-    rows = [
-        {"arm": arm.name, "seed": race.first_seed + i, "session": race.session(i), **race.row(arm, i)}
-        for arm, i in runs
-    ]
-    return {**race.known, "verdicts": list(verdicts), "measurements": finite(rows), "paired": race.seeded}
+    return Measurement(arm=arm, repeat=seed, metric=metric, value=value, when=when)

@@ -2,7 +2,7 @@
 within one error budget.
 
 A proposal has four fresh batches of four pairs, and stops at the first that shows no gain
-(`nocap.judge.interval.batches_above`). It is what it trains, not what it is called: the same resolved config
+(`nocap.judge.batches`). It is what it trains, not what it is called: the same resolved config
 gets the same answer and spends nothing. The first result of a run counts: training it again, or deleting it,
 changes nothing.
 
@@ -21,7 +21,6 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any, cast
 
 from nocap.config import hardware
@@ -30,7 +29,8 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.judge.interval import BATCH, BATCHES, alike, batches_above
+from nocap.judge.batches import Answer, BatchQuestion, LossPair, judge
+from nocap.judge.interval import alike
 from nocap.sources import arms
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
@@ -47,9 +47,9 @@ FIXED = (
     "baseline, gain or limit is another study"
 )
 MOST = 200  # proposals of one study: for so many the error budget was simulated
-ACCEPTED, NOT_SHOWN = "accepted", "not shown"
 OURS = ("seed", *CLOSED)  # keys that the study sets, not who proposes
-BASELINE, PROPOSAL = "baseline", "proposal"
+BASELINE = "baseline"
+PROPOSAL = "proposal"
 # seed → the proposal's and the baseline's; infinite where a run diverged
 Losses = Mapping[int, tuple[float, float]]
 
@@ -58,9 +58,11 @@ class Campaign:
     """The answers so far. `lines`: the log's; `write` adds one."""
 
     def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
-        self.rules, self._write = rules, write
-        self.proposals, self.answers = dict[str, Line](), dict[str, Line]()
-        self._gains: dict[tuple[str, int], float] = {}
+        self.rules = rules
+        self.proposals = dict[str, Line]()
+        self.answers = dict[str, Line]()
+        self._write = write
+        self._pairs: dict[tuple[str, int], LossPair] = {}
         self._baseline: dict[tuple[str, int], float | None] = {}
         for line in lines:
             self._know(line)
@@ -68,8 +70,8 @@ class Campaign:
     def propose(
         self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str
     ) -> Line:
-        """The answer, as its line in the log. `arm` is the digest of what is trained, `against` of what the
-        baseline trains.
+        """Return the answer, as its line in the log. `arm` is the digest of what is trained, `against` of
+        what the baseline trains.
 
         Errors:
             ValueError: one proposal too many.
@@ -78,43 +80,57 @@ class Campaign:
         if arm in self.answers:
             return self.answers[arm]
         if arm not in self.proposals:
-            number = len(self.proposals) + 1
-            require(
-                number <= MOST,
-                "--propose",
-                f"be one of {MOST} at most: more wear the error budget out",
-                f"proposal {number}",
-            )
-            self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
-        gains: list[float] = []
+            self._begin(arm, overrides)
+        question = BatchQuestion(bar=self.rules.gain)
+        pairs = list[LossPair]()
         for seeds in self.rules.batches:
-            missing = [seed for seed in seeds if (arm, seed) not in self._gains]
-            for seed, (loss, baseline_loss) in (measure(missing) if missing else {}).items():
-                self._add(
-                    {
-                        "event": "pair",
-                        "arm": arm,
-                        "against": against,
-                        "seed": seed,
-                        "loss": _plain(loss),
-                        "baseline": self._baseline.get((against, seed), _plain(baseline_loss)),
-                    }
-                )
-            gains += [self._gains[arm, seed] for seed in seeds]
-            if not batches_above(gains, self.rules.gain):
+            missing = [seed for seed in seeds if (arm, seed) not in self._pairs]
+            if missing:
+                self._keep(arm, against, measure(missing))
+            pairs += [self._pairs[arm, seed] for seed in seeds]
+            result = judge(pairs, question)
+            if result.word is not Answer.undecided:
                 break
-        accepted = len(gains) == BATCH * BATCHES and batches_above(gains, self.rules.gain)
         return self._add(
             {
                 "event": "answer",
                 "arm": arm,
                 "number": self.proposals[arm]["number"],
-                "word": ACCEPTED if accepted else NOT_SHOWN,
-                "pairs": len(gains),
-                "gain": _plain(fmean(gains)),
-                "diverged": -math.inf in gains,
+                "word": result.word.value,
+                "pairs": result.pairs,
+                "gain": _plain(result.gain),
+                "diverged": result.diverged,
             }
         )
+
+    def _begin(self, arm: str, overrides: Sequence[str]) -> None:
+        """Log a new proposal.
+
+        Errors:
+            ValueError: it is one too many.
+        """
+        number = len(self.proposals) + 1
+        require(
+            number <= MOST,
+            "--propose",
+            f"be one of {MOST} at most: more wear the error budget out",
+            f"proposal {number}",
+        )
+        self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
+
+    def _keep(self, arm: str, against: str, losses: Losses) -> None:
+        """Log these pairs. A baseline's run that was logged before counts as it was the first time."""
+        for seed, (loss, baseline) in losses.items():
+            self._add(
+                {
+                    "event": "pair",
+                    "arm": arm,
+                    "against": against,
+                    "seed": seed,
+                    "loss": _plain(loss),
+                    "baseline": self._baseline.get((against, seed), _plain(baseline)),
+                }
+            )
 
     def _add(self, line: Line) -> Line:
         self._write(line)
@@ -122,19 +138,20 @@ class Campaign:
         return line
 
     def _know(self, line: Line) -> None:
-        """Of two lines of one thing the first counts. A gain is minus infinity where the proposal diverged,
-        nan where only the baseline did."""
-        known = {"proposal": self.proposals, "answer": self.answers}
-        if line["event"] == "pair":
-            loss, base = line["loss"], line["baseline"]
-            gain = -math.inf if loss is None else math.nan if base is None else base - loss
-            self._gains.setdefault((line["arm"], line["seed"]), gain)
-            self._baseline.setdefault((line["against"], line["seed"]), base)
-        elif line["event"] in known:
-            known[line["event"]].setdefault(line["arm"], line)
+        """Take a line of the log in. Of two lines of one thing the first counts."""
+        event = line["event"]
+        if event == "pair":
+            pair = LossPair(loss=line["loss"], baseline=line["baseline"])
+            self._pairs.setdefault((line["arm"], line["seed"]), pair)
+            self._baseline.setdefault((line["against"], line["seed"]), pair.baseline)
+        elif event == "proposal":
+            self.proposals.setdefault(line["arm"], line)
+        elif event == "answer":
+            self.answers.setdefault(line["arm"], line)
 
 
 def _plain(value: float) -> float | None:
+    """Return a number that JSON can say; None where it is not finite."""
     return value if math.isfinite(value) else None
 
 
@@ -159,13 +176,15 @@ class Asked:
 
 
 def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any]]:
-    """One after the other; without proposals, the answers so far. What the runs print goes to stderr.
+    """Answer one after the other; without proposals, yield the answers so far. What the runs print goes to
+    stderr.
 
     Errors:
         ValueError: changed rules, a damaged log, one proposal too many.
         StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
-    path, fixed = folder / LOG, digest(asked.fixed)
+    path = folder / LOG
+    fixed = digest(asked.fixed)
     known = read(path)
     require(
         not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken
@@ -178,8 +197,9 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
         with redirect_stdout(sys.stderr):
             line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=asked.against)
         yield _shown(line, proposal.words)
-    for line in [] if asked.proposals else campaign.answers.values():
-        yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
+    if not asked.proposals:
+        for line in campaign.answers.values():
+            yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
 
 
 def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
@@ -195,7 +215,7 @@ def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
 def of_overrides(
     study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None
 ) -> Asked:
-    """All are checked before the first one is trained.
+    """Check all proposals before the first one is trained, and return how each is measured.
 
     Errors:
         ValueError: a proposal that does not compose, sets what the study sets, is no fair comparison, or has
@@ -204,23 +224,17 @@ def of_overrides(
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     require(not study.tune.trials, "tune", "be left out of a study with propose: nothing is searched", "one")
     at = study.scales[scale]
-    baseline = compose_arms(study, at, [study.baseline], training_overrides(at, output_dir, steps))[
-        study.baseline
-    ]
-    sides = [
-        (words, _composed(rules, baseline, words))
-        for words in (arms.split(text, "--propose") for text in texts)
-    ]
+    overrides = training_overrides(at, output_dir, steps)
+    baseline = compose_arms(study, at, [study.baseline], overrides)[study.baseline]
+    proposals = list[Proposal]()
+    for text in texts:
+        words = arms.split(text, "--propose")
+        side = _composed(rules, baseline, words)
+        measure = partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline})
+        proposals.append(Proposal(words=words, arm=_arm(side), measure=measure))
     trainer = baseline.run.trainer
     return Asked(
-        proposals=[
-            Proposal(
-                words=words,
-                arm=_arm(side),
-                measure=partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline}),
-            )
-            for words, side in sides
-        ],
+        proposals=proposals,
         against=_arm(baseline),
         fixed={
             **{name: getattr(rules, name) for name in ("gain", "flops", "first_seed")},
@@ -231,15 +245,14 @@ def of_overrides(
 
 
 def _arm(side: Composed) -> str:
-    """The digest of what a side trains: its resolved config without the seed, and its source. A name is no
-    part of it."""
-    return digest(
-        {"config": {**config_that_counts(side.run), "seed": None}, "source": source_hashes(side.run)}
-    )
+    """Digest what a side trains: its resolved config without the seed, and its source. A name is no part of
+    it."""
+    config = {**config_that_counts(side.run), "seed": None}
+    return digest({"config": config, "source": source_hashes(side.run)})
 
 
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
-    """The proposal's overrides on top of the baseline's, with its precision and compilation."""
+    """Compose the proposal's overrides on top of the baseline's, with its precision and compilation."""
     for word in words:
         name = parsed(word).key_or_group
         require(not name.startswith(OURS), name, "be left out of a proposal: the study sets it", word)
@@ -261,7 +274,8 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
 def _check_flops(sides: Sequence[Run], *, most: float) -> None:
     from nocap.model.flops import flops_per_token  # torch
 
-    rule, flops = f"be at most {most:g} of the baseline's (propose.flops)", list[float]()
+    rule = f"be at most {most:g} of the baseline's (propose.flops)"
+    flops = list[float]()
     for run in sides:
         counted, basis = flops_per_token(run, vocab_size=run.tokenizer.vocab_size)
         require(counted is not None, "FLOPs of a token", rule, basis)
@@ -271,7 +285,13 @@ def _check_flops(sides: Sequence[Run], *, most: float) -> None:
 
 
 def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) -> Losses:
-    runs, losses = trainings(sides, {seed: [*sides] for seed in seeds}), dict[tuple[str, int], float]()
+    """Train what is missing of both sides with these seeds, and return their losses.
+
+    Errors:
+        FailedError: a run failed.
+    """
+    runs = trainings(sides, {seed: [*sides] for seed in seeds})
+    losses = dict[tuple[str, int], float]()
     results = train(runs, label)
     for run in runs:
         if (record := run.record()) is None:
@@ -286,7 +306,8 @@ def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) ->
 def of_commands(
     study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack
 ) -> Asked:
-    """All are checked before the first one runs. Worktrees go with `undo`.
+    """Check all proposals before the first one runs, and return how each is measured. Worktrees go with
+    `undo`.
 
     Errors:
         ValueError: a command that is not there or takes no seed, a ref that is none, files that are locked
@@ -298,17 +319,19 @@ def of_commands(
         "timeout_s": duration_s(rules.timeout, "propose.timeout"),
         "keep": [rules.file] if rules.file else [],
     }
-    words, rule = list[list[str]](), "have {seed}, unless the study has propose.reads_seed: true"
+    words = list[list[str]]()
+    rule = "have {seed}, unless the study has propose.reads_seed: true"
     for text in (rules.command, *dict.fromkeys(texts)):
         name = "--propose" if words else "propose.command"
         require(rules.reads_seed or "{seed}" in text, name, rule, text)
         words.append(arms.split(text, name))
     (baseline, *sides), begin = _sides(study, rules, words, output_dir, undo)
     measure = partial(_run, reading, output_dir / "commands", partial(begin, **how), baseline)
+    proposals = list[Proposal]()
+    for side in sides:
+        proposals.append(Proposal(words=side.words, arm=side.content, measure=partial(measure, side)))
     return Asked(
-        proposals=[
-            Proposal(words=side.words, arm=side.content, measure=partial(measure, side)) for side in sides
-        ],
+        proposals=proposals,
         against=baseline.content,
         fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],
         common={"machine": hardware.describe(Device.cpu, 0)["fingerprint"], "scale": ""},
@@ -318,19 +341,18 @@ def of_commands(
 def _sides(
     study: Study, rules: Propose, words: Sequence[Sequence[str]], output_dir: Path, undo: ExitStack
 ) -> tuple[list[Command], arms.Begin]:
-    """The baseline and the proposals, and what runs one. What the study writes is no part of a working
+    """Return the baseline and the proposals, and what runs one. What the study writes is no part of a working
     tree."""
-    apart = [
-        output_dir,
-        *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME)),
-        *([Path(rules.file)] if rules.file else []),
-    ]
+    apart = [output_dir, *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME))]
+    if rules.file:
+        apart.append(Path(rules.file))
     if not rules.ref:
         require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
         return arms.of_commands(list(zip(names, words, strict=True)), locked=rules.locked, apart=apart)
+    refs = [rules.ref, *[arms.HERE] * (len(words) - 1)]
     return arms.of_refs(
-        list(zip([rules.ref, *[arms.HERE] * (len(words) - 1)], words, strict=True)),
+        list(zip(refs, words, strict=True)),
         locked=rules.locked,
         links=rules.link,
         folder=output_dir / "races" / "trees",
@@ -348,15 +370,18 @@ def _run(
     proposal: Command,
     seeds: Sequence[int],
 ) -> Losses:
-    """What is missing is run, in turns. Of a metric of which more is better the loss is its negative.
+    """Run what is missing, in turns, and return the losses. Of a metric of which more is better the loss is
+    its negative.
 
     Errors:
         FailedError: a run that failed, or left no metric.
         ValueError: a side that ignores its seed: each of its runs is the same one.
     """
-    losses, sign = dict[tuple[str, int], float](), -1 if reading.better is Better.higher else 1
+    losses = dict[tuple[str, int], float]()
+    sign = -1 if reading.better is Better.higher else 1
+    turns = [(baseline, proposal), (proposal, baseline)]
     for i, seed in enumerate(seeds):
-        for side in (baseline, proposal)[:: 1 if i % 2 == 0 else -1]:
+        for side in turns[i % 2]:
             place = runs / f"{side.content}-{seed}"
             if not reading.is_in(place):
                 with named(side, seed):
@@ -364,11 +389,8 @@ def _run(
             value = reading.value(place, finite=False)
             losses[side.content, seed] = sign * value if math.isfinite(value) else math.inf
     for side in (baseline, proposal):
-        known = [loss for seed in seeds if math.isfinite(loss := losses[side.content, seed])]
-        require(
-            not alike(known),
-            side.name,
-            "use its seed: losses of other seeds are equal to rounding",
-            f"{known[:1]}",
-        )
+        of_side = [losses[side.content, seed] for seed in seeds]
+        known = [loss for loss in of_side if math.isfinite(loss)]
+        rule = "use its seed: losses of other seeds are equal to rounding"
+        require(not alike(known), side.name, rule, f"{known[:1]}")
     return {seed: (losses[proposal.content, seed], losses[baseline.content, seed]) for seed in seeds}

@@ -1,0 +1,168 @@
+"""The result of a bench: what is known of each arm, and how it compares with the baseline. Here it is written
+as JSON, and nowhere else. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
+from nocap.judge.losses import Difference
+from nocap.store.metrics import METRICS, Measurement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What is known of a step besides its times. None: it could not be built, or an arm from a file does not
+    say."""
+
+    tokens_per_step: int | None
+    steps_per_block: int | None
+    warm_up_s: float | None
+    flops_per_token: float | None
+    flops_basis: str | None
+    params: int | None
+    kernel: str | None
+    memory_mib: Mapping[str, float] | None
+    settings: Mapping[str, object] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The FLOP/s that bound an arm."""
+
+    nominal: float | None  # by the data sheet; None: there is none
+    nominal_source: str
+    measured: float  # of a large matrix product
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mfu:
+    """The share of a peak that an arm uses. None: not known."""
+
+    nominal: float | None = None
+    measured: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchedArm:
+    """An arm in the result. None: there is nothing to report."""
+
+    label: str
+    status: str  # measured, not measured, failed, does not fit
+    reason: str | None
+    facts: Facts
+    speed: Difference | None  # the logarithm of its tokens/s over the baseline's; None: it is the baseline
+    tokens_per_s: float | None  # the geometric mean over rounds, as its ratio is
+    speed_by_flops: float | None  # what arithmetic alone would give
+    mfu: Mfu
+    config: Mapping[str, object]
+    seconds_per_token: Sequence[Sequence[float]] | None  # round by round, of its two blocks
+
+    @property
+    def step_ms(self) -> float | None:
+        if self.tokens_per_s is None or self.facts.tokens_per_step is None:
+            return None
+        return self.facts.tokens_per_step / self.tokens_per_s * 1e3
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """Return its speed over the baseline's, where there are rounds enough for an interval."""
+        if self.speed is None or self.speed.estimate.n < LEAST_PAIRS:
+            return None
+        return self.speed.estimate.exp()
+
+    @property
+    def verdict(self) -> str | None:
+        return None if self.speed is None else self.speed.verdict
+
+    def measurements(self, *, where: str, when: str) -> Iterator[Measurement]:
+        """Yield its tokens/s round by round: the mean over the two blocks."""
+        for number, blocks in enumerate(self.seconds_per_token or ()):
+            yield Measurement(
+                arm=self.label,
+                repeat=number,
+                metric=METRICS["tokens_per_s"],
+                value=2 / sum(blocks),
+                where=where,
+                when=when,
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """What a bench found, so far or at its end."""
+
+    date: str
+    started: str
+    ended: str
+    clock: str  # how work is timed
+    peaks: Mapping[str, Peak]  # precision and threads → what bounds them
+    hardware: Mapping[str, object]
+    limit: float  # half width of an interval, of the ratio's logarithm, that needs no more rounds
+    rounds: int
+    control: BenchedArm  # the baseline's first instance
+    arms: Sequence[BenchedArm]  # the baseline first
+    warm_up_s: float
+    spent_s: float  # warm-up included
+
+
+# --- as JSON ------------------------------------------------------------------------------------------------
+
+
+def written(bench: Bench) -> dict[str, Any]:
+    """Write a bench as JSON types. Every arm has the same keys; null where there is nothing to report."""
+    fingerprint = str(bench.hardware["fingerprint"])
+    measurements = list[dict[str, object]]()
+    for arm in bench.arms:
+        measurements += [each.json() for each in arm.measurements(where=fingerprint, when=bench.ended)]
+    return {
+        "kind": "bench",
+        "date": bench.date,
+        "started": bench.started,
+        "clock": bench.clock,
+        "peak_flops": {name: asdict(peak) for name, peak in bench.peaks.items()},
+        "hardware": bench.hardware,
+        "limit": {"half_width": bench.limit, "confidence": CONFIDENCE},
+        "rounds": bench.rounds,
+        "control": _control(bench.control),
+        "arms": [_arm(arm) for arm in bench.arms],
+        "measurements": measurements,
+        "ended": bench.ended,
+        "spent_s": {"warm_up": bench.warm_up_s, "all": bench.spent_s},
+    }
+
+
+def _arm(arm: BenchedArm) -> dict[str, object]:
+    return {
+        **asdict(arm.facts),
+        "label": arm.label,
+        "status": arm.status,
+        "reason": arm.reason,
+        "verdict": arm.verdict,
+        "speed": _speed(arm.ratio),
+        "tokens_per_s": arm.tokens_per_s,
+        "step_ms": arm.step_ms,
+        "speed_by_flops": arm.speed_by_flops,
+        "mfu": asdict(arm.mfu),
+        "config": arm.config,
+        "seconds_per_token": arm.seconds_per_token,
+    }
+
+
+def _control(control: BenchedArm) -> dict[str, object]:
+    """Return what differs from the baseline's second instance, which is the same step."""
+    return {
+        "verdict": control.verdict,
+        "speed": _speed(control.ratio),
+        "tokens_per_s": control.tokens_per_s,
+        "warm_up_s": control.facts.warm_up_s,
+        "seconds_per_token": control.seconds_per_token,
+    }
+
+
+def _speed(ratio: Estimate | None) -> dict[str, float] | None:
+    if ratio is None:
+        return None
+    return {"ratio": ratio.mid, "low": ratio.low, "high": ratio.high}

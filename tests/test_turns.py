@@ -1,0 +1,222 @@
+"""The judge of a race: rows in, a result out. Gains against scipy, words by the rules, what is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nocap.judge.cautious import CLOCK_BIAS
+from nocap.judge.losses import Outcome
+from nocap.judge.time_to_target import Crossing
+from nocap.judge.turns import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
+from nocap.judge.verdict import Reason, Word
+from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
+
+WALL = METRICS["wall_s"]
+STEPS = METRICS["steps_to_target"]
+SECONDS = METRICS["time_to_target_s"]
+
+
+def printed(name: str, better: Better = Better.lower) -> Metric:
+    return Metric(name=name, title=name, unit="", better=better, kind=Kind.seed, made_by="command")
+
+
+LOSS = printed("loss")
+ACCURACY = printed("accuracy", Better.higher)
+MEMORY = printed("memory")
+
+Values = Mapping[str, Sequence[float]]  # of each arm, repeat by repeat
+
+
+def rows(values: Mapping[Metric, Values], crossings: Mapping[tuple[str, str], list[Crossing]] | None = None):
+    measurements = []
+    for metric, by_arm in values.items():
+        for arm, numbers in by_arm.items():
+            measurements += [
+                Measurement(arm=arm, repeat=seed, metric=metric, value=number)
+                for seed, number in enumerate(numbers)
+            ]
+    return RaceRows(measurements=measurements, crossings=crossings or {})
+
+
+def question(repeats: int, **more: object) -> RaceQuestion:
+    asked = {"arms": ["base", "idea"], "metrics": [LOSS], "repeats": repeats} | more
+    return RaceQuestion(**asked)  # type: ignore[arg-type]
+
+
+def losses(gain: float, repeats: int) -> Values:
+    """Losses that lie `gain` apart, with noise that the seeds share."""
+    rng = np.random.default_rng(0)
+    base = rng.normal(3.0, 0.1, repeats)
+    idea = base - gain + rng.normal(0.0, 0.001, repeats)
+    return {"base": base.tolist(), "idea": idea.tolist()}
+
+
+def only(values: Mapping[Metric, Values], asked: RaceQuestion) -> RacedArm:
+    (arm,) = judge(rows(values), asked).arms
+    return arm
+
+
+# --- gains --------------------------------------------------------------------------------------------------
+
+
+def test_a_gain_is_that_of_pairs():
+    made = losses(0.05, 3)
+    arm = only({LOSS: made}, question(3))
+    interval = stats.ttest_rel(made["base"], made["idea"]).confidence_interval(0.95)
+    assert arm.word is Outcome.better
+    assert arm.is_decided
+    assert arm.gain.low == pytest.approx(interval.low)
+    assert arm.gain.high == pytest.approx(interval.high)
+
+
+def test_a_gain_is_that_of_two_samples_where_no_seed_is_shared():
+    made = losses(0.05, 3)
+    arm = only({LOSS: made}, question(3, paired=False))
+    apart = stats.ttest_ind(made["base"], made["idea"], equal_var=False)
+    assert arm.gain.low == pytest.approx(apart.confidence_interval(0.95).low)
+    assert arm.word is Outcome.unclear
+    assert not arm.is_decided
+
+
+def test_more_is_better_where_it_is_said():
+    made = losses(0.05, 3)
+    assert only({ACCURACY: made}, question(3, metrics=[ACCURACY])).word is Outcome.worse
+
+
+@pytest.mark.parametrize(("there", "analysed"), [(1, 1), (2, 2), (3, 3), (5, 3), (8, 6), (12, 12)])
+def test_repeats_are_judged_at_the_analyses_alone(there: int, analysed: int):
+    made = losses(0.05, 12)
+    result = judge(rows({LOSS: {arm: row[:there] for arm, row in made.items()}}), question(12))
+    assert result.n == analysed
+    (arm,) = result.arms
+    assert arm.gain.n == analysed
+    assert result.baseline["loss"].mean == pytest.approx(fmean(made["base"][:analysed]))
+    assert arm.measured["loss"].estimate == arm.gain
+    assert (arm.word is Outcome.undecided) == (there < 3)
+
+
+def test_equal_arms_show_no_difference():
+    made = losses(0.0, 3)
+    assert only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word is Outcome.unclear
+
+
+def test_a_command_that_ignores_its_seed_counts_once():
+    made = {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.5, 2.2]}
+    result = judge(rows({LOSS: made}), question(3))
+    (arm,) = result.arms
+    assert result.ignores_seed
+    assert result.n == 1
+    assert arm.word is Outcome.undecided
+    assert not result.is_decided
+    assert arm.measured["loss"].mean == 2.0
+    shown = arm.measured["loss"].estimate
+    assert shown is not None
+    assert math.isinf(shown.high)
+
+
+# --- words --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ends", "word", "reason"),
+    [
+        ((0.04, 0.06), Word.confirmed, None),
+        ((0.01, 0.02), Word.exceeded, None),
+        ((0.2, math.inf), Word.refuted, Reason.below),
+        ((0.05, 0.0501), Word.inconclusive, Reason.undecided),
+    ],
+)
+def test_a_stated_gain(ends: tuple[float, float], word: Word, reason: Reason | None):
+    arm = only({LOSS: losses(0.05, 3)}, question(3, expect=ends))
+    assert arm.word is word
+    assert arm.reason is reason
+    assert arm.is_decided == (word is not Word.inconclusive)
+
+
+SURE = {"base": [1.0, 1.1, 1.2], "idea": [1.5, 1.6001, 1.7]}  # worse by 0.5
+OPEN = {"base": [1.0, 1.1, 1.2], "idea": [1.0, 1.4, 0.9]}  # nobody knows
+
+
+@pytest.mark.parametrize(
+    ("margins", "word", "guard"),
+    [
+        ({MEMORY: 1.0}, Outcome.better, ""),
+        ({MEMORY: 0.1}, Outcome.worse, "memory"),
+        ({ACCURACY: 0.1}, Outcome.unclear, "accuracy"),
+        # the one that is broken is named, and not the one before it
+        ({ACCURACY: 0.1, MEMORY: 0.1}, Outcome.worse, "memory"),
+    ],
+)
+def test_a_gain_counts_where_each_limit_is_kept(margins: dict[Metric, float], word: Outcome, guard: str):
+    values = {LOSS: losses(0.05, 3), MEMORY: SURE, ACCURACY: OPEN}
+    limits = [Limit(metric=metric, margin=margin) for metric, margin in margins.items()]
+    arm = only(values, question(3, limits=limits))
+    assert arm.word is word
+    assert arm.guard == guard
+    assert arm.reason is (Reason.guard if guard else None)
+
+
+# --- costs --------------------------------------------------------------------------------------------------
+
+WALLS = {"base": [10.0, 11.0, 12.0, 10.5, 11.5, 10.2], "idea": [5.0, 5.6, 5.9, 5.2, 5.7, 5.1]}
+
+
+def test_times_of_one_session_have_a_ratio_and_no_word():
+    made = {LOSS: losses(0.05, 6), WALL: WALLS}
+    arm = only(made, question(6, costs=[WALL]))
+    assert arm.costs["wall_s"].outcome is Outcome.undecided
+    assert arm.costs["wall_s"].estimate.mid == pytest.approx(2.0, abs=0.1)
+    assert arm.measured["wall_s"].mean == pytest.approx(fmean(WALLS["idea"]))
+    assert arm.measured["wall_s"].estimate is None
+
+
+def test_a_session_is_what_repeats_a_time():
+    made = {LOSS: losses(0.05, 6), WALL: WALLS}
+    arm = only(made, question(6, costs=[WALL], sessions=3))
+    logs = np.log(np.array(WALLS["base"]) / np.array(WALLS["idea"])).reshape(3, 2).mean(axis=1)
+    reach = (1 + 3.3 / math.sqrt(3)) * stats.t.isf(0.05, 2) * stats.sem(logs) + CLOCK_BIAS
+    cost = arm.costs["wall_s"]
+    assert cost.outcome is Outcome.better
+    assert cost.estimate.low == pytest.approx(math.exp(logs.mean() - reach))
+    assert arm.measured["wall_s"].estimate == cost.estimate
+
+
+def met(*steps: float) -> list[Crossing]:
+    return [Crossing(at=step, before=step - 1, after=step + 1) for step in steps]
+
+
+def to_target(own: list[Crossing], base: list[Crossing]) -> RacedArm:
+    """Judge steps and seconds to a target; a second takes ten steps, the first of them at 0.1 s."""
+    crossings = {}
+    for arm, steps in (("base", base), ("idea", own)):
+        crossings[arm, STEPS.name] = steps
+        crossings[arm, SECONDS.name] = met(*((there.at + 1) / 10 for there in steps))
+    values: dict[Metric, Values] = {LOSS: losses(0.05, 3)}
+    for cost in (SECONDS, STEPS):
+        values[cost] = {arm: [there.at for there in crossings[arm, cost.name]] for arm in ("base", "idea")}
+    made = RaceRows(measurements=rows(values).measurements, crossings=crossings)
+    (arm,) = judge(made, question(3, costs=[SECONDS, STEPS], sessions=3)).arms
+    return arm
+
+
+def test_steps_to_a_target_are_a_ratio():
+    arm = to_target(met(50, 51, 52), met(100, 101, 103))
+    ratio = arm.measured[STEPS.name].estimate
+    assert ratio is not None
+    assert ratio.mid == pytest.approx(2.0, abs=0.05)
+    assert arm.costs[STEPS.name].outcome is Outcome.better
+
+
+def test_a_run_that_begins_at_the_target_tells_no_ratio():
+    """Of its seconds neither, which are above 0."""
+    start = Crossing(at=0.0, before=0.0, after=0.0)
+    arm = to_target([start, *met(51, 52)], met(100, 101, 103))
+    for name in (STEPS.name, SECONDS.name):
+        assert arm.costs[name].outcome is Outcome.undecided
+        assert arm.measured[name].refused == NOT_REACHED
