@@ -60,7 +60,7 @@ const page = (() => {
     return mark.x.map((x, i) => {
       if (!known(x) || !known(mark.y[i])) return (pen = "M"), "";
       const [px, py] = at(x, mark.y[i]).map((v) => v.toFixed(1));
-      const drawn = mark.stairs && pen === "L" ? `H${px}V${py}` : `${pen}${px} ${py}`;
+      const drawn = `${pen}${px} ${py}`;
       pen = "L";
       return drawn;
     }).join("");
@@ -72,7 +72,7 @@ const page = (() => {
     return `M${angles.map((a) => `${(px + r2 * Math.cos(a)).toFixed(1)} ${(py + r2 * Math.sin(a)).toFixed(1)}`).join("L")}Z`;
   }
 
-  // A line, marks, or both (`colors`: each its own), with bars from `low` to `high`. Returns what a pointer and labels find there.
+  // A line, marks, or both, with bars from `low` to `high`. Returns what a pointer and labels find there.
   function draw(into, mark, at) {
     const group = into.appendChild(node("g", { class: "mark", "data-name": mark.name, opacity: mark.opacity, stroke: mark.color }));
     if (mark.width) group.append(node("path", { d: pathOf(mark, at), fill: "none", "stroke-width": mark.width, "stroke-dasharray": mark.dash, "stroke-linejoin": "round" }));
@@ -80,8 +80,7 @@ const page = (() => {
       if (!known(x) || !known(mark.y[i])) return [];
       const [[px, py], r] = [at(x, mark.y[i]), (mark.size?.[i] ?? mark.size ?? 0) / 2];
       if (known(mark.low?.[i])) group.append(node("path", { d: `M${px} ${at(x, mark.low[i])[1]}V${at(x, mark.high[i])[1]}` }));
-      const color = mark.colors?.[i] ?? mark.color;
-      if (r) group.append(node("path", { class: "point", d: symbol([px, py], r, SYMBOLS[mark.symbol ?? 0]), fill: mark.open ? "none" : color, stroke: color, "stroke-width": 1.6 }));
+      if (r) group.append(node("path", { class: "point", d: symbol([px, py], r, SYMBOLS[mark.symbol ?? 0]), fill: mark.open ? "none" : mark.color, stroke: mark.color, "stroke-width": 1.6 }));
       return [{ px, py, r, hover: mark.hover?.[i], label: mark.label?.[i] }];
     });
   }
