@@ -101,7 +101,7 @@ def _notes(content: Content) -> list[str]:
 
 def _of_times(race: Race) -> str:
     if race.jobs > 1:
-        return f"{race.where}: no times, and no verdict about costs."
+        return f"Runs shared the machine (--jobs {race.jobs}): no times, and no verdict about costs."
     timed = race.has_verdict("wall_s")
     sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart" if race.sessions > 1 else "one session"
     return f"Times and memory are of {sessions}{'.' if timed else ': no verdict; --sessions 3 makes one.'}"
