@@ -79,11 +79,6 @@ def _notes(result: Json) -> Iterator[str]:
         f"MiB: {'most allocated' if result['hardware']['device'] == 'cuda' else counted}. "
         f"MFU ({which} peak): {tera}"
     )
-    yield from (
-        f"{arm['label']}: {', '.join(f'{key} {x}' for key, x in arm['settings'].items())}"
-        for arm in arms
-        if arm["settings"]
-    )
     sizes = sorted({arm["tokens_per_step"] for arm in arms if arm["tokens_per_s"]})
     if len(sizes) > 1:
         yield f"tokens per step differ ({', '.join(f'{n:,}' for n in sizes)}): speed is per token"
