@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -31,13 +30,7 @@ otherwise, and is compiled where a run of trainer.steps would be.
 
   python -m nocap.bench model=small --arm attention=mha --arm attention=flash --arm "mlp=gelu3x"
 
---arm-external races a training step of your own: FILE defines build(request, **options), which returns a
-callable. It gets the baseline's sizes and tokens. After FILE come NAME=VALUE for build, and overrides of
-nocap's keys on top of the baseline's, such as trainer.precision=fp32. The file is Python and is run as you:
-name only files that you trust. docs/measuring.md has the protocol.
-
-  python -m nocap.bench model=tiny --arm attention=flash \\
-      --arm-external "mine.py trainer.precision=fp32 hidden=512\""""
+Two training commands of your own are raced by nocap.race."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,13 +51,6 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="OVERRIDES",
         help="an arm: its overrides, in quotes; at least two",
-    )
-    add(
-        "--arm-external",
-        action="append",
-        default=[],
-        metavar="FILE …",
-        help="an arm from a Python file, which is run; see below",
     )
     add(
         "--rounds",
@@ -99,28 +85,16 @@ def _bench(options: argparse.Namespace) -> int:
         options.rounds,
     )
     base, overrides = options.overrides, options.arm
-    enough = bool(overrides) and len(overrides) + len(options.arm_external) >= 2
-    require(
-        enough,
-        "--arm",
-        "be given at least twice, the baseline first (once beside --arm-external)",
-        f"{len(overrides)} of them",
-    )
+    rule = "be given at least twice, the baseline first"
+    require(len(overrides) >= 2, "--arm", rule, f"{len(overrides)} of them")
     runs = compose_arms(base, overrides)
     from nocap.measure.bench import carry_out  # torch, once the arms are known to be right
     from nocap.measure.benched import written
-    from nocap.measure.external import external_arm
     from nocap.measure.timed import TimedArm
 
     try:
-        with redirect_stdout(sys.stderr):  # what a file prints is not the result
+        with redirect_stdout(sys.stderr):  # what an option prints is not the result
             arms = [TimedArm(label, run) for label, run in runs.items()]
-            arms += [
-                external_arm([*base, *shlex.split(overrides[0])], words) for words in options.arm_external
-            ]
-            labels = [arm.label for arm in arms]
-            twins = sorted({label for label in labels if labels.count(label) > 1})
-            require(not twins, "--arm-external", "differ from the others", ", ".join(twins))
             keep = partial(_keep, options.json, words=base)
             result = carry_out(arms, seconds=seconds, rounds=options.rounds, log=_progress, keep=keep)
     finally:

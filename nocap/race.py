@@ -117,12 +117,6 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
     number("--jobs", "N", "runs at once on this machine (default: 1); of more no time is known", default=1)
     add(
-        "--slurm",
-        "KEY=VALUE",
-        "each run as a job, by the keys of hydra/launcher=slurm; no time is known",
-        nargs="*",
-    )
-    add(
         "--output-dir",
         "FOLDER",
         "where runs and races lie (default: outputs)",
@@ -168,14 +162,10 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
     how = {
         "timeout_s": timeout_s,
         "keep": [asked.file] if asked.file else [],
-        "alone": asked.jobs == 1 and asked.slurm is None,
+        "alone": asked.jobs == 1,
     }
     apart_s, expect = duration_s(asked.apart or "10m", "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, words, undo)
-    if asked.slurm is not None:
-        from nocap.sources.slurm import on_slurm
-
-        begin = on_slurm(begin, asked.slurm, asked.output_dir / "races")
     racing = Race(
         arms=arms,
         readings=readings,
@@ -188,10 +178,7 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
         seeded=asked.reads_seed or all(arm.takes_seed for arm in arms),
         sessions=asked.sessions,
         apart_s=apart_s,
-        jobs=asked.jobs if asked.slurm is None else asked.pairs * len(arms),
-        where="Runs were jobs of Slurm (--slurm)"
-        if asked.slurm is not None
-        else f"Runs shared the machine (--jobs {asked.jobs})",
+        jobs=asked.jobs,
         begin=lambda arm, seed, place: begin(arm, seed, place, stop=racing.stop, **how),
         log=partial(print, flush=True),
     )
@@ -204,10 +191,9 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
     Errors:
         ValueError: options that do not go together.
     """
-    jobs, sessions, file = at_once = (asked.jobs, asked.sessions, asked.file)
+    jobs, sessions, file = asked.jobs, asked.sessions, asked.file
     together = "be 1 with --sessions: runs at once share the machine"
     written = "be 1 with --file: runs at once would write the same file"
-    alone = asked.slurm is None or at_once == (1, 1, "")
     shaped = all(re.match(r"\s*[^\s=][^=]*=", text) for text in asked.arm)
     named = len({text.partition("=")[0] for text in asked.arm}) == len(asked.arm) != 1
     between = "be given with --sessions N, between which it lies"
@@ -217,7 +203,6 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
         (asked.pairs >= 1, "--pairs", "be at least 1", asked.pairs),
         (1 <= sessions <= asked.pairs, "--sessions", "be at least 1, and at most --pairs", sessions),
         (jobs >= 1, "--jobs", "be at least 1", jobs),
-        (alone, "--slurm", "be without --jobs, --sessions and --file", at_once),
         (asked.target is None or math.isfinite(asked.target), "--target", "be a finite number", asked.target),
         (jobs == 1 or sessions == 1, "--jobs", together, jobs),
         (asked.apart is None or sessions > 1, "--apart", between, asked.apart),

@@ -27,7 +27,7 @@ from tests.conftest import REPO
 from tests.test_compare import write_run
 
 # without an answer of their own: a run's is its summary.json, a grid's is compare's
-SILENT = [("train",), ("new",), ("data",), *(("runs", verb) for verb in ("sync", "rm", "gc"))]
+SILENT = [("train",), ("new",), ("data",), *(("runs", verb) for verb in ("sync", "rm"))]
 PACKAGES = ("data", "runs", "study")
 MODULES = {command: f"nocap.{command}{'.__main__' * (command in PACKAGES)}" for command in COMMANDS}
 OTHERS = [("runs", verb) for verb in VERBS] + [("data", verb) for verb in ("list", "prepare", "verify")]

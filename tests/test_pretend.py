@@ -141,16 +141,18 @@ def build(request):
 """
 RACE = """
 import itertools, sys, torch
-from nocap.measure import external
-from nocap.measure.arms import compose_arms
+sys.path.insert(0, sys.argv[1])
+import peer_arm
+from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import bench
 from nocap.measure.timed import TimedArm
 from nocap.training import memory
 ticks = itertools.count()
-external._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
+peer_arm._bits = lambda p: next(ticks)  # nothing computes here, so no update can be seen
 base = ["model=nano", "tokenizer=bytes", "tracker=none", "trainer.device=cuda", "trainer.compile=off"]
 arms = [TimedArm(*each) for each in compose_arms(base, ["", "mlp=gelu3x"]).items()]
-arms[1:1] = [external.external_arm(base, file) for file in ("hungry.py", sys.argv[1])]
+run = compose_arm(base, "").run
+arms[1:1] = [peer_arm.PeerArm(name, run, name) for name in ("hungry", "bigram")]
 found = bench(arms, seconds=100, rounds=8)
 print(*(arm["status"] for arm in found["arms"]), sep=", ")
 print([arm["memory_mib"] and arm["memory_mib"]["peak"] > 0 for arm in found["arms"]])
@@ -159,9 +161,9 @@ print(torch.cuda.memory_allocated() // 2**20, "MiB")
 """
 
 
-def test_an_external_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretended):
+def test_a_peers_arm_that_does_not_fit_stops_no_other_and_leaves_nothing(pretended):
     (pretended.folder / "hungry.py").write_text(HUNGRY)
-    done = pretended.python("-c", RACE, str(REPO / "experiments" / "peers" / "bigram.py"), gb=10)
+    done = pretended.python("-c", RACE, str(REPO / "experiments" / "peers"), gb=10)
     assert done.code == 0, done.err
     statuses, peaks, left = done.out.splitlines()
     assert statuses == "measured, does not fit, measured, measured"

@@ -79,6 +79,16 @@ def test_counted_flops_equal_torchs_counter_where_that_sees_everything():
     assert sum(work.flops for work in counts.work.values()) == counter.get_total_flops()
 
 
+def test_a_prompt_moves_the_bytes_of_its_keys_and_values_into_the_cache():
+    """It reads and writes them; the slots that stay empty it leaves alone."""
+    cache = torch.zeros(1, 4, 128, 16)
+    keys = torch.ones(1, 4, 8, 16)
+    part = cache[:, :, :8]
+    op = roofline._op(torch.ops.aten.copy_.default, (part, keys), {}, part)
+    assert op.bytes == 2 * keys.nbytes
+    assert op.flops == 0
+
+
 def test_bytes_of_a_projection_are_its_operands():
     """Forward: input and weight read, output written, fp32. (The transposed weight and the reshapes are
     views.)"""

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -23,14 +22,12 @@ from nocap.sources.answer import written
 from nocap.sources.arms import of_commands, of_refs, split
 from nocap.sources.command import LOG, RESULT, Command, Reading
 from nocap.sources.race import Race
-from nocap.sources.slurm import on_slurm
 from nocap.store.lease import HeldError
 from nocap.store.metrics import Better
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO
 from tests.test_interval import of_a_mixed_model
 from tests.test_report import text_of
-from tests.tools import slurm
 
 SCRIPT = """
 import os, random, sys, time
@@ -636,10 +633,7 @@ REFUSALS = (  # words, and what the line begins with
     ([*METRIC, "--jobs", "0"], "--jobs must be at least 1"),
     ([*METRIC, "--jobs", "2", "--sessions", "3"], "--jobs must be 1 with --sessions"),
     (["--metric", "loss", "--jobs", "2", "--file", "out.json"], "--jobs must be 1 with --file"),
-    ([*METRIC, "--slurm", "partition"], ""),
-    ([*METRIC, "--slurm", "partitoin=two"], ""),
-    ([*METRIC, "--slurm", "timeout_min=0"], "hydra.launcher."),
-    ([*METRIC, "--slurm", "partition=two", "--jobs", "2"], "--slurm must be without"),
+    ([*METRIC, "--slurm", "partition=two"], "unrecognized arguments: --slurm partition=two"),
     (refs("main", "nowhere"), "--ref must be a commit, branch or tag"),
     (refs("main", "twin"), "--ref must differ from main in a file, got twin"),
     (refs("main", "idea")[2:], "--ref must be two or more"),
@@ -704,66 +698,6 @@ def test_runs_at_once_share_the_machine_and_have_no_times(repo, raced, monkeypat
     assert alone["said"].count(", seed ") == 6  # times are of runs that had the machine
     assert [*costs(alone)] == ["wall_s", "cpu_s", "peak_mib"]
     assert "raced before" in alone["exploratory"]
-
-
-# --- jobs of Slurm ------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """The state of a pretended Slurm."""
-    submitit = pytest.importorskip("submitit", reason="submitit is not installed: pip install 'nocap[slurm]'")
-    submitit.SlurmJob.watcher.clear()  # of the jobs of another test's cluster, whose numbers are the same
-    for name, value in slurm.install(tmp_path / "slurm").items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(REPO))
-    return tmp_path / "slurm" / "state"
-
-
-def submitted(cluster):
-    return len(list(cluster.glob("submitted-*")))
-
-
-@pytest.mark.slow
-def test_runs_are_jobs_of_slurm_where_only_the_loss_is_asked(repo, cluster, raced, failed):
-    words = ["--ref", "main", "--ref", "idea", *METRIC, "--pairs", "3", "--slurm", "partition=two"]
-    command = ["--", PYTHON, "train.py", "{seed}"]
-    answer = raced(*words, *command)
-    assert (verdict(answer), [*costs(answer)]) == (("better", 3), ["peak_mib"])
-    assert "Runs were jobs of Slurm (--slurm): no times" in answer["said"]
-    jobs = submitted(cluster)
-    assert 1 <= jobs <= 6
-    assert verdict(raced(*words, *command)) == ("better", 3)
-    assert submitted(cluster) == jobs  # nothing runs twice
-    assert not list(repo.glob("outputs/commands/*.job"))
-    place = ended(repo)[0].parent
-    place.with_suffix(".job").write_text(next(cluster.glob("job-*")).name[4:])
-    # as if a command had been killed, whose job ends while the next one begins
-    wait = on_slurm(pytest.fail, ["partition=two"], repo / "outputs" / "races")
-    wait(None, 0, place, stop=threading.Event())
-    assert submitted(cluster) == jobs
-    code, said = failed(*words, "--", PYTHON, "-c", "print('so far'); raise SystemExit(5)")
-    assert (code, bool(re.search(r"^nocap: (main|idea), seed 0: exit code 5; see ", said))) == (1, True)
-    code, said = failed(*words[:-1], "partition=none", *command, "x")
-    assert (code, "Invalid partition name specified" in said) == (1, True)
-
-
-@pytest.mark.slow
-def test_a_race_on_slurm_is_paused(repo, cluster, monkeypatch):
-    words = ["-m", "nocap.race", *GAINING, "--pairs", "3", "--slurm", "partition=two"]
-    jobs, nowhere = "outputs/commands/*.job", subprocess.DEVNULL
-    monkeypatch.setenv("EXTRA", "time.sleep(30)")  # beyond what a busy machine needs to cancel a job
-    paused = subprocess.Popen([*INTERRUPTIBLE, PYTHON, *words], stdout=nowhere, stderr=nowhere)
-    wait_until(lambda: any(path.stat().st_size for path in repo.glob(jobs)), "a job's number")
-    paused.send_signal(signal.SIGINT)
-    assert paused.wait(60) == 75
-
-    def states():
-        return {path.read_text() for path in cluster.glob("job-*")}
-
-    wait_until(lambda: not {"RUNNING", "PENDING"} & states(), "the end of all jobs")
-    assert "CANCELLED" in states()
-    assert not list(repo.glob(jobs))
 
 
 # --- what makes a command the same --------------------------------------------------------------------------

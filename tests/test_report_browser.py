@@ -4,7 +4,6 @@ anything."""
 from __future__ import annotations
 
 import itertools
-import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from nocap.config.trainer import Sampler, Search
 from nocap.judge.compare import Comparison, compare
 from nocap.report import comparison as report
 from nocap.sources import answer
@@ -21,8 +19,6 @@ from nocap.store.runs import Found, Record
 from tests.conftest import REPO
 from tests.made_grid import ATTENTION, EVIL, MLP, made, poisoned, record_of, with_summary
 from tests.test_race import made_race
-from tests.test_search import LR, a_search, carried
-from tests.test_search import fake as fake
 
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = [
@@ -279,32 +275,6 @@ def test_what_escaping_would_miss_cannot_run(browser: Any, tmp_path: Path) -> No
     assert len(tab.wrong) == 2
     assert all("Content Security Policy" in line for line in tab.wrong)
     tab.page.close()
-
-
-@pytest.mark.slow
-def test_the_page_of_a_search(opened: Callable[..., Tab], fake: Any, tmp_path: Path) -> None:
-    fake(
-        lambda run: math.inf if run.optimizer.lr > 1e-2 else run.optimizer.lr * (1 + run.attention.n_kv_heads)
-    )
-    search = carried(a_search(tmp_path, Search(sampler=Sampler.sobol, trials=16), LR, "attention=mqa,mha"))
-    trials = search.trials()
-    search.report()
-    tab = opened(search.grid.folder / "report.html", last="key1")
-    n = sum(trial.val_loss is not None for trial in trials)
-    assert 0 < n < 16
-    points = [
-        tab.each(f"#{plot} .mark", "at.querySelectorAll('.point').length")
-        for plot in ("history", "key0", "key1")
-    ]
-    assert points == [[0, n], [n], [n]]  # the line of the lowest, and the trials
-    assert [tab.page.locator(row).count() for row in ("#weights .box", "tbody tr")] == [2, 16]
-    assert tab.page.locator("#weights text").first.text_content() == "0%"
-    assert set(tab.page.locator("#key1 text").all_text_contents()) >= {"mqa", "mha"}
-    attentions, rates = ({*tab.each(f"#key{i} .point", "at.getAttribute('stroke')")} for i in (0, 1))
-    assert attentions == {"var(--hue-1)", "var(--hue-2)"}
-    assert len(rates) == n
-    words = dict.fromkeys(trial.words[1].partition("=")[2] for trial in trials)
-    assert tab.page.locator("#hues0").inner_text().split() == ["attention", *words]
 
 
 @pytest.mark.slow

@@ -197,26 +197,25 @@ def test_a_run_that_went_on_since_it_was_listed_stays(here: Path) -> None:
     folder = write_run(here / "outputs", status="failed")
     run = read(folder)
     changed(folder / "summary.json", status="finished")
-    assert remove_run(run, root=folder.parent, checkpoints=False) == "it has gone on since it was listed"
+    assert remove_run(run, root=folder.parent) == "it has gone on since it was listed"
     assert folder.exists()
 
 
-def test_gc_takes_the_checkpoints_of_ended_runs_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended, half = (
-        write_run(here / "outputs", seed=seed, status=status)
-        for seed, status in enumerate(("finished", "preempted"))
-    )
-    for run in (ended, half):
-        (run / "checkpoints" / "step-00000400").mkdir(parents=True)
-        (run / "checkpoints" / "step-00000400" / "model.safetensors").write_bytes(b"x" * 3 * 2**20)
-    left = here / "outputs" / "runs" / f".{ended.name}.removed"  # by a removal that was killed
-    shutil.copytree(ended, left)
-    assert "checkpoints of 1 run, 3.0 MiB: nothing was removed" in said(capsys, "gc")
-    assert "removed: checkpoints of 1 run, 3.0 MiB" in said(capsys, "gc", "--yes")
-    assert not [path for path in (ended / "checkpoints", left) if path.exists()]
-    assert (ended / "summary.json").exists()
-    assert (half / "checkpoints" / "step-00000400").exists()
-    assert "checkpoints of 0 runs" in said(capsys, "gc", "--yes")
+def test_what_a_removal_that_was_killed_left_goes_with_the_next(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone, kept = (write_run(here / "outputs", seed=seed) for seed in range(2))
+    left = here / "outputs" / "runs" / f".{kept.name}.removed"
+    shutil.copytree(kept, left)
+    assert "removed: 1 run, " in said(capsys, "rm", "seed=0", "--yes")
+    assert not gone.exists()
+    assert not left.exists()
+    assert (kept / "summary.json").exists()
+
+
+def test_a_verb_that_there_is_not_is_no_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(here / "outputs")
+    assert "gc" in refusal(["gc"], capsys, command=command)
 
 
 def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,8 +3,6 @@ bench of seconds."""
 
 import json
 import math
-import re
-import sys
 import weakref
 from itertools import count
 
@@ -15,19 +13,16 @@ import torch
 from nocap import bench as command
 from nocap import outside
 from nocap.config import hardware
-from nocap.config.keys import InputError
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.judge import speeds
 from nocap.judge.cautious import of_pairs
 from nocap.measure import bench as measure
-from nocap.measure import timed
 from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import LIMIT, bench, interleave, order
-from nocap.measure.external import external_arm
 from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training import memory
-from tests.conftest import EXPLODING, REPO
+from tests.conftest import EXPLODING
 
 NANO = (
     "model=nano",
@@ -305,13 +300,8 @@ def test_the_result_has_one_schema(raced, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            (),
-            "--arm must be given at least twice, the baseline first (once beside "
-            "--arm-external), got 0 of them",
-        ),
-        (("--arm-external", "x.py"), "--arm must be given at least twice, the baseline first (once beside "),
-        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice"),
+        ((), "--arm must be given at least twice, the baseline first, got 0 of them"),
+        (("--arm", "mlp=gelu3x"), "--arm must be given at least twice, the baseline first, got 1 of them"),
         (("--arm", "", "--arm", "attention=nope"), "--arm 'attention=nope': attention/nope is no option"),
         (("--arm", "", "--arm", "trainer.nope=1"), "--arm 'trainer.nope=1': "),
         (("--arm", "", "--arm", "'"), '--arm "\'": No closing quotation'),
@@ -373,238 +363,7 @@ def test_a_bench_of_runs_of_a_length_takes_their_default_and_the_baseline_decide
         assert [run.trainer.compile.value for run in runs.values()] == chosen
 
 
-# --- external arms ------------------------------------------------------------------------------------------
-
-BIGRAM = """
-import torch
-import torch.nn.functional as F
-from dataclasses import dataclass
-from nocap.training.optimizer import undecorated
-
-@dataclass
-class Bigram:
-    table: torch.nn.Embedding
-    request: object
-
-    def __post_init__(self):
-        self.parameters = [self.table.weight]
-        self.optimizers = [undecorated(torch.optim.SGD)(self.parameters, lr=1.0, momentum=0.9)]
-        self.settings = {"model": "bigram", "precision": self.request.precision}
-        self.seen = []
-
-    def __call__(self, tokens):
-        self.seen.append(tokens)
-        loss = F.cross_entropy(self.table(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        self.optimizers[0].step()
-        self.optimizers[0].zero_grad()
-        return loss.detach()
-
-def build(request, *, scale="0"):
-    print("what a file prints is not the result")
-    bigram = Bigram(torch.nn.Embedding(request.vocab_size, request.vocab_size), request)
-    torch.nn.init.constant_(bigram.table.weight, float(scale))
-    return bigram
-"""
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Short blocks, and a peak that is not measured."""
-    monkeypatch.setattr(timed, "BLOCK_S", dict.fromkeys(Device, 0.005))
-    monkeypatch.setattr(measure, "matmul_flops", lambda device, precision: 1e12)
-
-
-@pytest.fixture
-def bigram(tmp_path):
-    path = tmp_path / "bigram.py"
-    path.write_text(BIGRAM)
-    return path
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_an_external_arm_gets_the_tokens_of_nocaps_own(bigram, monkeypatch):
-    run, read = nano("trainer.steps=5"), []
-    own, other = TimedArm("", run), external_arm([*NANO, "trainer.steps=5"], str(bigram))
-    own.warm(Clock.cpu)
-    forward = own.built.forward
-    monkeypatch.setattr(
-        own.built, "forward", lambda x, y: read.append(torch.cat([x, y[:, -1:]], dim=1)) or forward(x, y)
-    )
-    own.at = 0
-    other.warm(Clock.cpu)
-    losses = [other.step() for _ in range(8)]
-    for _ in range(7):
-        own.step()
-    batches = other.built.seen
-    assert len(batches) == 1 + 3 + 8
-    assert all(torch.equal(a, b) and a.dtype is torch.int64 for a, b in zip(batches, read, strict=False))
-    assert losses[0] == pytest.approx(math.log(257), abs=0.1)
-    other.close()
-    mib, table = other.facts["memory_mib"], 257**2 * 4 / 2**20
-    assert (other.facts["params"], other.facts["flops_per_token"]) == (257**2, None)
-    assert [mib[part] for part in ("parameters", "gradients", "optimizer")] == pytest.approx([table] * 3)
-    assert mib["peak"] > 3 * table + 256 * 257 * 4 / 2**20  # the logits, kept for the backward
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread", "quick")
-def test_an_external_arm_is_timed_and_shown_as_the_others(bigram, tmp_path, capsys):
-    """With its sizes. One that fails later stops no other; a loss that is not finite is no step."""
-    reasons = {
-        "return 1/0": "ZeroDivisionError, line 25: division by zero",
-        "return float('nan')": "a step must have a finite loss, got nan after ",
-    }
-    words = ["--arm", "model.seq_len=64", "--arm-external", f"{bigram} scale=1 trainer.precision=bf16"]
-    for n, last in enumerate(reasons):
-        later = f"if len(self.seen) < 9: return loss.detach()\n        {last}"
-        (tmp_path / f"fails{n}.py").write_text(BIGRAM.replace("return loss.detach()", later))
-        words += ["--arm-external", str(tmp_path / f"fails{n}.py")]
-    assert command.main([*NANO, *words, "--rounds", "8", "--json", str(tmp_path / "r.json")]) == 1
-    out = capsys.readouterr().out
-    assert "bigram.py scale=1 trainer.precision=bf16: model bigram, precision bf16" in out
-    assert "fails0.py: failed: " in out
-    assert "what a file prints" not in out
-    own, other, *failed = json.loads((tmp_path / "r.json").read_text())["arms"]
-    assert all(reason in arm["reason"] for reason, arm in zip(reasons.values(), failed, strict=True))
-    assert [arm["status"] for arm in (own, other, *failed)] == ["measured"] * 2 + ["failed"] * 2
-    assert set(own) == set(other)
-    assert (own["settings"], other["settings"]) == (None, {"model": "bigram", "precision": "bf16"})
-    none = {"nominal": None, "measured": None}
-    assert (other["mfu"], other["speed_by_flops"], other["kernel"]) == (none, None, None)
-    config = other["config"]["external"]
-    assert (config["file"], config["options"]) == ("bigram.py", {"scale": "1"})
-    assert config["request"] == REQUEST
-
-
-REQUEST = {"n_layer": 2, "d_model": 64, "n_head": 4, "vocab_size": 257, "seq_len": 64, "micro_batch": 2}
-REQUEST |= {"batch_tokens": 256, "microbatches": 2, "threads": 1, "device": "cpu", "precision": "bf16"}
-REQUEST |= {"compile": "off", "seed": 0}
-STEP = "class Step:\n parameters=[__import__('torch').zeros(2)]\n settings={}\n def __call__(self, tokens): "
-BUILD = "\nbuild = lambda request: Step()"
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def build(): ...", "TypeError: build() takes 0 positional arguments but 1 was given"),
-        (
-            "def build(request, *, lr): ...",
-            "TypeError: build() missing 1 required keyword-only argument: 'lr'",
-        ),
-        ("def build(request):\n raise KeyError('a\\nb')", "KeyError, line 2: 'a\\nb'"),
-        ("def build(request):\n raise SystemExit", "SystemExit, line 2: "),
-        ("def build(request): ...", "AttributeError: 'NoneType' object has no attribute 'parameters'"),
-        (f"{STEP}tokens.nope{BUILD}", "AttributeError, line 4: "),
-        (f"{STEP}return None{BUILD}", "TypeError: "),
-        (
-            f"{STEP}return 0.0{BUILD}",
-            "InputError: a step must update its parameters, got one that changes none",
-        ),
-        *(
-            (f"{STEP}self.parameters[0].add_(1); return 0.0\n {wrong}{BUILD}", said)
-            for wrong, said in {
-                "settings=[1]": "TypeError: ",
-                "settings={1: print}": "TypeError: Object of type builtin_function_or_method is not",
-                "optimizers=[1]": "AttributeError: ",
-            }.items()
-        ),
-    ],
-)
-def test_a_mistake_in_an_external_file_fails_its_arm(source, said, tmp_path):
-    (tmp_path / "x.py").write_text(source)
-    arm = external_arm(NANO, str(tmp_path / "x.py"))
-    assert math.isnan(arm.tried(lambda: arm.warm(Clock.cpu)))
-    assert (arm.status, str(arm.reason)[: len(said)]) == ("failed", said)
-
-
-@pytest.mark.parametrize(
-    ("words", "source", "said"),
-    [
-        ("", "", "--arm-external '': "),
-        ("/nowhere/x.py", "", "--arm-external '/nowhere/x.py': [Errno 2] No such file"),
-        ("{} nope", BIGRAM, "an option of the file must be name=value, got nope"),
-        ("{} trainer.precision=fp8", BIGRAM, "trainer.precision"),
-        ("{} '", BIGRAM, "No closing quotation"),
-        ("{}", "x = 1", "x.py must define a function build(request), got none"),
-        ("{}", "1/0", "x.py cannot be run: ZeroDivisionError, line 1: division by zero"),
-        ("{}", "def build(", "x.py cannot be run: SyntaxError: "),
-        ("{}", "raise SystemExit(0)", "x.py cannot be run: SystemExit, line 1: 0"),
-    ],
-)
-def test_refused_external_arms(words, source, said, tmp_path):
-    (tmp_path / "x.py").write_text(source)
-    with pytest.raises(InputError, match=re.escape(said) + "[^\n]*$"):
-        external_arm(NANO, words.format(tmp_path / "x.py"))
-
-
-BESIDE = """
-import model, parts.rate
-
-class Step:
-    def __init__(self):
-        import late
-        self.parameters = [model.torch.zeros(2)]
-        self.settings = {"model": model.NAME, "late": late.NAME, "rate": parts.rate.NAME}
-
-    def __call__(self, tokens):
-        import model as again, last
-        self.settings |= {"again": again.NAME, "last": last.NAME}
-        self.parameters[0].add_(1)
-        return 0.0
-
-def build(request):
-    return Step()
-"""
-
-
-@pytest.fixture
-def beside(tmp_path, monkeypatch):
-    """Write two files of one name, each beside modules of the same names."""
-    for folder in ("a", "b"):
-        (tmp_path / folder / "parts").mkdir(parents=True)
-        (tmp_path / folder / "step.py").write_text(BESIDE)
-        for name in ("model", "late", "last", "parts/rate"):
-            text = f"import torch\nNAME = '{folder}'\n"
-            (tmp_path / folder / f"{name}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.usefixtures("one_thread", "quick")
-def test_each_file_has_the_modules_beside_itself(beside):
-    """It may import them at any time, and the process has none of them afterwards."""
-    path, names = sys.path[:], {*sys.modules}
-    arms = [external_arm(NANO, f"{folder}/step.py") for folder in ("a", "b")]
-    assert [arm.label for arm in arms] == ["a/step.py", "b/step.py"]
-    for arm in arms:
-        arm.tried(lambda arm=arm: arm.warm(Clock.cpu))
-    for arm in reversed(arms):
-        arm.tried(arm.block)
-    for arm, folder in zip(arms, ("a", "b"), strict=True):
-        assert arm.reason is None
-        assert set(arm.built.settings.values()) == {folder}
-        assert len(arm.built.settings) == 5
-    assert sys.path == path
-    assert not {"model", "late", "last", "parts", "parts.rate"} & (sys.modules.keys() - names)
-
-
-def test_a_file_has_the_modules_of_a_path_that_it_adds(beside):
-    """An option names another repository, whose modules it imports."""
-    source = "import sys\nsys.path.insert(0, {!r})\nimport model\nbeside = model.NAME\nbuild = print"
-    for name, folder in (("x", "b"), ("y", "a")):
-        (beside / f"{name}.py").write_text(source.format(str(beside / folder)))
-        arm = external_arm(NANO, f"{name}.py")
-        assert arm.module.beside == folder
-
-
-def test_two_files_of_one_name_and_the_same_words_are_one_arm(beside, capsys):
-    with pytest.raises(SystemExit) as end:
-        command.main([*NANO, "--arm", "attention=mha", *["--arm-external", "a/step.py"] * 2])
-    assert end.value.code == 2
-    assert "--arm-external must differ from the others, got a/step.py" in capsys.readouterr().err
+# --- a peak for each arm ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [(1, 2), (2, 1), (2, 3)])
@@ -619,13 +378,6 @@ def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
         arm.facts |= {"flops_per_token": 1e6, "tokens_per_step": 1}
         row = measure._arm(arm, np.full((3, 2), 1e-3), None, base=arm, peaks=peaks)
         assert row.mfu.measured == pytest.approx(1 / n)
-
-
-def test_the_documented_file_is_the_example():
-    example = REPO / "experiments" / "peers" / "bigram.py"
-    assert example.read_text().partition('"""\n\n')[2] in (REPO / "docs" / "measuring.md").read_text()
-    arm = external_arm(NANO, f"{example} rate=2")
-    assert arm.options == {"rate": "2"}
 
 
 # --- the real thing -----------------------------------------------------------------------------------------

@@ -60,11 +60,12 @@ def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_counted_without_a_clock():
-    near, whole = (
-        session.counts(compose([*BATCH, *words]))["kv_bytes"]
-        for words in (["attention=sliding", "attention.window=8"], ["attention=flash"])
-    )
-    assert near == pytest.approx(whole * 8 / 32)
+    near = session.counts(compose([*BATCH, "attention=sliding", "attention.window=8"]))
+    whole = session.counts(compose([*BATCH, "attention=flash"]))
+    uncached = session.counts(compose([*BATCH, "attention=mha", "attention.document_start=3"]))
+    assert whole["kv_bytes"] == 2 * 2 * 64 * 4
+    assert near["kv_bytes"] == whole["kv_bytes"]  # the cache keeps what a window no longer sees
+    assert uncached["kv_bytes"] is None
     d, V, h = 64, 257, 256
     by_part = session.part_params(compose([*BATCH, "attention=flash", "mlp=gelu4x"]))
     exact = {"qkv": 2 * 3 * d * d, "attention_out": 2 * d * d, "mlp_up": 2 * d * h, "mlp_down": 2 * d * h}

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
 from nocap.launch.grid import check
@@ -420,13 +421,17 @@ def test_redact_replaces_secrets_wherever_they_are(monkeypatch: pytest.MonkeyPat
 # --- trackers beside W&B, and several at once ---------------------------------------------------------------
 
 FACTS = {"identity": "0123abcd4567", "name": "gqa lr=0.1 s0", "arm": "gqa lr=0.1", "seed": 0, "group": "grid"}
+TRACKIO_ROWS = REPO / "tests" / "strangers" / "trackio_rows"
 BOTH = f"""
+from nocap import outside
 rows = [{{"step": i, "tokens": 10 * i, "val/loss": 3.0 - i if i % 2 else None,
     "clock/train_s": i / 2}} for i in range(4)]
 facts = RunFacts(**{FACTS!r}, run_dir=Path.cwd(), config={{"a": {{"b": 1}}}},
     options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
+outside.use([{str(TRACKIO_ROWS)!r}])
+outside.find("tracker", "trackio_rows")
 for attempt in ("killed", "resumed"):  # the second has the first's rows again
-    session = open_tracker(NoTracker(also=["tensorboard", "trackio"]), facts, rows=rows[:2])
+    session = open_tracker(NoTracker(also=["tensorboard", "trackio_rows"]), facts, rows=rows[:2])
     for row in rows[2:]:
         session.log(row)
     ends = {{"val_loss": 0.5, "arm": "x", "clock_s": {{"train": 9.0}}}}
@@ -435,7 +440,7 @@ for attempt in ("killed", "resumed"):  # the second has the first's rows again
 
 
 @pytest.mark.slow
-def test_tensorboard_and_trackio_have_the_same_rows_once(tmp_path: Path) -> None:
+def test_tensorboard_and_a_tracker_from_outside_have_the_same_rows_once(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     read = """
@@ -472,10 +477,8 @@ print(json.dumps(stored))
     ends = {"summary/val/loss": 0.5, "summary/clock/train_s": 9.0}
     assert {tag: values[0][1] for tag, values in board.items() if tag.startswith("summary/")} == ends
     assert rows[-1] == {**ends, "step": 3}
-    assert (stored["trackio"]["name"], stored["trackio"]["options"]) == (
-        "gqa lr=0.1 s0 0123ab",
-        {"attention": "gqa"},
-    )
+    assert stored["trackio"]["name"] == "gqa lr=0.1 s0 0123ab"
+    assert stored["trackio"]["options"] == {"attention": "gqa"}
 
 
 def test_a_grid_s_runs_stand_together_for_tensorboard_by_their_arms(
@@ -511,26 +514,30 @@ def test_a_missing_package_costs_one_line_and_no_other_tracker(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     monkeypatch.setitem(sys.modules, "trackio", None)
+    outside.use([TRACKIO_ROWS])
+    outside.find("tracker", "trackio_rows")
     session = open_tracker(
-        NoTracker(also=["tensorboard", "trackio"]), RunFacts(**FACTS, run_dir=tmp_path, config={})
+        NoTracker(also=["tensorboard", "trackio_rows"]), RunFacts(**FACTS, run_dir=tmp_path, config={})
     )  # type: ignore[arg-type]
     session.log({"step": 0})
     session.finish(summary={}, status="finished")
     assert session.url_or_hint is None
     assert capsys.readouterr().err.splitlines() == [
-        f"nocap: tracker={name}: no mirror of this run from here on: it needs {name}: pip "
-        f"install 'nocap[{name}]'"
-        for name in ("tensorboard", "trackio")
+        "nocap: tracker=tensorboard: no mirror of this run from here on: it needs tensorboard: pip install "
+        "'nocap[tensorboard]'",
+        "nocap: tracker=trackio_rows: no mirror of this run from here on: import of trackio halted; None in "
+        "sys.modules",
     ]
 
 
-@pytest.mark.parametrize("also", ["[wandb]", "[none]", "[trackio,trackio]", "[nothing]"])
+@pytest.mark.parametrize("also", ["[wandb]", "[none]", "[tensorboard,tensorboard]", "[nothing]"])
 def test_only_other_trackers_without_keys_stand_beside_one(also: str) -> None:
     with pytest.raises(
         ValueError, match=r"^tracker.also must hold trackers beside tracker=none that need no keys: "
     ):
         compose(["tracker=none", f"tracker.also={also}"])
-    assert compose(["tracker=wandb", "tracker.also=[none,trackio]"]).tracker.also == ["none", "trackio"]
+    beside = ["none", "tensorboard"]
+    assert compose(["tracker=wandb", "tracker.also=[none,tensorboard]"]).tracker.also == beside
 
 
 def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:

@@ -1,5 +1,5 @@
-"""nanochat's model and optimizer (karpathy/nanochat, nanochat/gpt.py, scripts/base_train.py) as an external
-arm: dir=DIR, or NANOCHAT=DIR in the environment.
+"""nanochat's model and optimizer (karpathy/nanochat, nanochat/gpt.py, scripts/base_train.py) as an arm of
+the race. NANOCHAT=DIR in the environment names its folder.
 
 Another model than the others at the same sizes: untied head, value embeddings, squared ReLU, normalised
 queries and keys, capped logits, Muon beside AdamW (its optimizer is compiled always). Windows: full context,
@@ -21,10 +21,9 @@ from peer import Loop, flops_per_token, folder
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
-def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
-    peer = _package(
-        folder(dir, "NANOCHAT", "nanochat/gpt.py", "nanochat/optim.py"), DTYPES[request.precision]
-    )
+def build(request: SimpleNamespace) -> Loop:
+    path = folder("NANOCHAT", "nanochat/gpt.py", "nanochat/optim.py")
+    peer = _package(path, DTYPES[request.precision])
     heads = {"n_head": request.n_head, "n_kv_head": request.n_head}
     sizes = {
         "n_layer": request.n_layer,

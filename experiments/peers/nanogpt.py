@@ -1,5 +1,5 @@
-"""nanoGPT's model and loop (karpathy/nanoGPT, model.py and train.py) as an external arm: dir=DIR, or
-NANOGPT=DIR in the environment.
+"""nanoGPT's model and loop (karpathy/nanoGPT, model.py and train.py) as an arm of the race.
+NANOGPT=DIR in the environment names its folder.
 
 As train.py has it by default: no biases, no dropout, GPT-2's vocabulary padded to 50,304, AdamW (fused on a
 GPU), gradients clipped at 1, compiled whole. On a CPU its own loop is fp32 always; trainer.precision=bf16
@@ -14,8 +14,8 @@ import torch
 from peer import Loop, autocast, flops_per_token, folder, load
 
 
-def build(request: SimpleNamespace, *, dir: str = "") -> Loop:
-    peer = load(folder(dir, "NANOGPT", "model.py") / "model.py")
+def build(request: SimpleNamespace) -> Loop:
+    peer = load(folder("NANOGPT", "model.py") / "model.py")
     vocab = 50304 if request.vocab_size == 50257 else request.vocab_size
     sizes = {
         "n_layer": request.n_layer,

@@ -16,17 +16,18 @@ import torch
 from torch import Tensor, nn
 
 
-def folder(given: str, variable: str, *files: str) -> Path:
-    """The option `dir=`, else the environment variable.
+def folder(variable: str, *files: str) -> Path:
+    """Return the folder that the environment variable names.
 
     Errors:
-        ValueError: neither is given, or the folder has not the files that are read.
+        ValueError: it is not set, or the folder has not the files that are read.
     """
-    path = Path(given or os.environ.get(variable, "")).expanduser()
-    if not (given or variable in os.environ) or any(not (path / file).is_file() for file in files):
+    named = os.environ.get(variable, "")
+    path = Path(named).expanduser()
+    missing = [file for file in files if not (path / file).is_file()]
+    if not named or missing:
         raise ValueError(
-            f"dir= or the environment variable {variable} must name a folder with "
-            f"{', '.join(files)}, got {str(path)!r}"
+            f"the environment variable {variable} must name a folder with {', '.join(files)}, got {named!r}"
         )
     return path.absolute()
 

@@ -15,15 +15,21 @@ import json
 import math
 import os
 import resource
-import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peer_arm import PeerArm
 
-from nocap import bench
-from nocap.judge.interval import Estimate, of_pairs
+from nocap.judge.cautious import of_pairs
+from nocap.judge.interval import Estimate
+from nocap.measure.arms import compose_arm, compose_arms
+from nocap.measure.bench import bench
+from nocap.measure.text import render_bench
+from nocap.measure.timed import TimedArm
+from nocap.store.record import write_json
 
 HERE = Path(__file__).resolve().parent
 COMMON = "tracker=none trainer.device=cpu trainer.threads=1 trainer.steps=100000"
@@ -57,19 +63,38 @@ BEST["tiny"]["nanochat"] = ("fp32 full", "bf16 full")
 MARK = "<!-- the table -->"
 
 
-def race(shape: str, settings_of: dict[str, tuple[str, ...]], file: Path, rounds: int) -> int:
-    argv = [*COMMON.split(), *SHAPES[shape].split(), "--arm", ""]
-    for who, settings in settings_of.items():
-        for words in (
-            "trainer.precision={} trainer.compile={}".format(*setting.split()) for setting in settings
-        ):
-            argv += ["--arm", words] if who == "own" else ["--arm-external", f"{HERE / f'{who}.py'} {words}"]
-    argv += ["--rounds", str(rounds), "--json", str(file)]
-    print("python -m nocap.bench", shlex.join(argv), f"\nload before: {os.getloadavg()}")
-    code = bench.main(argv)
-    spent = [sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    print(f"load after: {os.getloadavg()}; CPU {spent[0]:.0f} s, and {spent[1]:.0f} s of compilers")
-    return code
+def race(base: Sequence[str], settings_of: Mapping[str, Sequence[str]], file: Path, rounds: int) -> int:
+    """Time nocap's arms and the peers', each of a peer's in a setting of its own, and write the result, which
+    the file has after each round. Return 1 where an arm has failed."""
+
+    def keep(result: dict[str, Any]) -> None:
+        write_json(file, {"words": list(base), **result})
+
+    print(f"{' '.join(base)}\nload before: {os.getloadavg()}")
+    result = bench(arms_of(base, settings_of), seconds=math.inf, rounds=rounds, keep=keep)
+    print(render_bench(result))
+    own_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    compilers_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    print(f"load after: {os.getloadavg()}; CPU {own_s:.0f} s, and {compilers_s:.0f} s of compilers")
+    return int(any(arm["status"] == "failed" for arm in result["arms"]))
+
+
+def arms_of(base: Sequence[str], settings_of: Mapping[str, Sequence[str]]) -> list[TimedArm]:
+    """Return nocap's default, nocap's other settings, and each peer's."""
+    own = ["", *(overrides(setting) for setting in settings_of["own"])]
+    arms = [TimedArm(label, run) for label, run in compose_arms(base, own).items()]
+    for peer, settings in settings_of.items():
+        for setting in settings:
+            if peer != "own":
+                words = overrides(setting)
+                arms.append(PeerArm(f"{peer}.py {words}", compose_arm(base, words).run, peer))
+    return arms
+
+
+def overrides(setting: str) -> str:
+    """Return `fp32 off` as overrides."""
+    precision, compiled = setting.split()
+    return f"trainer.precision={precision} trainer.compile={compiled}"
 
 
 # --- the table ----------------------------------------------------------------------------------------------
@@ -155,7 +180,8 @@ def main() -> int:
     if options.tell:
         return tell()
     settings, name = (FEWER, shape) if options.all else (BEST, f"{shape}.{session}")
-    return race(shape, settings[shape], HERE / f"{name}.json", options.rounds)
+    base = [*COMMON.split(), *SHAPES[shape].split()]
+    return race(base, settings[shape], HERE / f"{name}.json", options.rounds)
 
 
 if __name__ == "__main__":

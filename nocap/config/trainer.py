@@ -112,7 +112,6 @@ class Trainer:
 class Sampler(Enum):
     tpe = "tpe"  # tree-structured Parzen estimator (arXiv:2304.11127); its first ten trials are random
     random = "random"
-    sobol = "sobol"  # scrambled: it covers the space evenly
 
 
 @dataclass(kw_only=True, slots=True)

@@ -314,7 +314,7 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
         searching.of_trials(),
         results,
         stopped=stopped,
-        conclude=lambda: print(f"\n{searching.report()}"),
+        conclude=lambda: print(f"\n{searching.table()}"),
     )
 
 

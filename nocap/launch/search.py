@@ -1,7 +1,7 @@
-"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop that asks Optuna and
-tells it losses.
+"""A search: `search=tpe search.trials=40 'optimizer.lr=interval(1e-4, 1e-2)'`. A loop asks Optuna for
+settings, trains them, and tells it the losses.
 
-It chooses settings and is no evidence for a claim. Its trials are runs like all others; `grid.json` in its
+It chooses settings and is no evidence for a claim. Its trials are runs like all others. `grid.json` in its
 folder lists them, and their losses are in their records. A trial follows from the seed, its number and the
 losses of the trials before it alone, so that a search that was killed goes on with the trials that it would
 have had. In a pool, trials are asked for in batches, as many as there is room for. No torch here; Optuna is
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
@@ -28,12 +27,11 @@ from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
-from nocap.launch.grid import REPORT, Cell, Grid, Result, check, values_of
+from nocap.launch.grid import Cell, Grid, Result, check, values_of
 from nocap.launch.plan import Datasets, plan, settled, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
 from nocap.store import lease
-from nocap.store.files import write_file
 from nocap.store.formats import loss, plural
 from nocap.store.identity import digest
 from nocap.store.record import read_json
@@ -41,21 +39,19 @@ from nocap.store.runs import GRID
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
 
-# of a number that is proposed, and of one of a range: what is trained can be typed
-DIGITS, STEP_DIGITS = 6, 12
+# digits of a number that is proposed, and of one of a range: what is trained can be typed
+DIGITS = 6
+STEP_DIGITS = 12
 MOST = 10  # trials of the table on a terminal
-BEST, ENOUGH = (
-    0.25,
-    12,
-)  # the good share of the trials where importance is told; from so many trials on
 Space = dict[str, "BaseDistribution"]  # key or group → what it may be
-Params = Mapping[str, Any]
+Params = Mapping[str, Any]  # key or group → a value of it
 
 
 @explained()
 def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
-    """The search that a command's overrides ask for, and the other overrides.
+    """Return the search that a command's overrides ask for, and the other overrides.
 
     Errors:
         HydraException, ValueError: an override that cannot be parsed; a wrong key or value of the search.
@@ -63,15 +59,17 @@ def asked(words: Sequence[str]) -> tuple[Search | None, list[str]]:
     own = [word for word in words if re.match(r"search(\.|=)", str(parsed(word).input_line))]
     if not own:
         return None, list(words)
-    given: Any = OmegaConf.from_dotlist([word.replace("search=", "search.sampler=") for word in own])
-    return made(Search, given.search, "search."), [word for word in words if word not in own]
+    keys = [word.replace("search=", "search.sampler=") for word in own]
+    given: Any = OmegaConf.from_dotlist(keys)
+    others = [word for word in words if word not in own]
+    return made(Search, given.search, "search."), others
 
 
 # --- what is searched ---------------------------------------------------------------------------------------
 
 
 def space_of(sweeps: Sequence[Override]) -> Space:
-    """Hydra's sweeps as Optuna's distributions.
+    """Return Hydra's sweeps as Optuna's distributions.
 
     Errors:
         ValueError: a sweep that nothing can be drawn from.
@@ -80,135 +78,144 @@ def space_of(sweeps: Sequence[Override]) -> Space:
 
 
 def _distribution(override: Override) -> BaseDistribution:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+    """Return what a sweep draws from.
 
-    name, swept, line = override.get_key_element(), override.value(), override.input_line
+    Errors:
+        ValueError: nothing can be drawn from it.
+    """
+    from optuna.distributions import CategoricalDistribution
+
+    name = override.get_key_element()
+    swept = override.value()
+    line = override.input_line
     tags: set[str] = getattr(swept, "tags", set())
-    log = "log" in tags
     known = {"log"} if isinstance(swept, IntervalSweep) else set[str]()
-    require(
-        tags <= known, name, "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))", line
-    )
-    require(
-        not getattr(swept, "shuffle", False), name, "not be shuffled: a search has an order of its own", line
-    )
+    rule = "have no tag but an interval's log, as in tag(log, interval(1e-4, 1e-2))"
+    require(tags <= known, name, rule, line)
+    is_shuffled = getattr(swept, "shuffle", False)
+    require(not is_shuffled, name, "not be shuffled: a search has an order of its own", line)
     if isinstance(swept, IntervalSweep):
-        low, high = swept.start or 0, swept.end or 0
-        require(
-            -math.inf < low < high < math.inf, name, "be an interval from a lower number to a higher", line
-        )
-        require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
-        is_whole = isinstance(low, int) and isinstance(high, int)
-        return (
-            IntDistribution(int(low), int(high), log=log)
-            if is_whole
-            else FloatDistribution(float(low), float(high), log=log)
-        )
-    values = list(dict.fromkeys(values_of(override)))
-    if not isinstance(swept, RangeSweep):
-        require(bool(values), name, "be swept over something", line)
-        return CategoricalDistribution(values)
-    start, stop, step = (Decimal(str(number)) for number in (swept.start or 0, swept.stop or 0, swept.step))
-    steps = math.ceil((stop - start) / step) - 1  # Hydra's own floats may reach the stop
+        return _interval(name, swept, str(line), log="log" in tags)
+    values = list(dict.fromkeys(values_of(override)))  # which refuses a range without a step
+    if isinstance(swept, RangeSweep):
+        return _range(name, swept, str(line))
+    require(bool(values), name, "be swept over something", line)
+    return CategoricalDistribution(values)
+
+
+def _interval(name: str, swept: IntervalSweep, line: str, *, log: bool) -> BaseDistribution:
+    """Return the numbers of an interval, whole ones where both ends are; `log`: by their logarithm.
+
+    Errors:
+        ValueError: it has no inside, or no logarithm.
+    """
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    low = swept.start or 0
+    high = swept.end or 0
+    rule = "be an interval from a lower number to a higher"
+    require(-math.inf < low < high < math.inf, name, rule, line)
+    require(not log or low > 0, name, "be above 0 to be searched by its logarithm", line)
+    if isinstance(low, int) and isinstance(high, int):
+        return IntDistribution(low, high, log=log)
+    return FloatDistribution(float(low), float(high), log=log)
+
+
+def _range(name: str, swept: RangeSweep, line: str) -> BaseDistribution:
+    """Return the steps of a range, in decimal arithmetic, because Hydra's own floats may reach the stop.
+
+    Errors:
+        ValueError: it has fewer than two steps.
+    """
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    start = Decimal(str(swept.start or 0))
+    stop = Decimal(str(swept.stop or 0))
+    step = Decimal(str(swept.step))
+    steps = math.ceil((stop - start) / step) - 1
     require(steps > 0, name, "be a range of at least two", line)
-    least, most = sorted((start, start + steps * step))
+    last = start + steps * step
+    low = min(start, last)
+    high = max(start, last)
     if isinstance(swept.start or 0, int) and isinstance(swept.step, int):
-        return IntDistribution(int(least), int(most), step=abs(int(step)))
-    return FloatDistribution(float(least), float(most), step=abs(float(step)))
+        return IntDistribution(int(low), int(high), step=abs(int(step)))
+    return FloatDistribution(float(low), float(high), step=abs(float(step)))
 
 
 def words_of(space: Space, params: Params) -> tuple[str, ...]:
+    """Return the overrides that set these values."""
     return tuple(f"{name}={params[name]}" for name in space)
 
 
 def params_of(space: Space, words: Sequence[str]) -> Params:
-    """The opposite."""
+    """Return the values that these overrides set: the opposite of `words_of`."""
     given = dict(word.split("=", 1) for word in words)
-    kinds: dict[str, Any] = {
-        name: type(getattr(distribution, "low", "")) for name, distribution in space.items()
-    }
+    # a number has the type of its distribution's ends, and a choice is a text
+    kinds: dict[str, Any] = {name: type(getattr(each, "low", "")) for name, each in space.items()}
     return {name: kinds[name](given[name]) for name in space}
 
 
 def describe(distribution: BaseDistribution) -> str:
-    """`0.0001 to 0.01, log`."""
+    """Say what is drawn from, as in `0.0001 to 0.01, log`."""
     d: Any = distribution
     if hasattr(d, "choices"):
         return ", ".join(d.choices)
-    step = (
-        f", in steps of {d.step}"
-        if d.step not in (None, 1)
-        else ", whole numbers"
-        if isinstance(d.low, int)
-        else ""
-    )
-    return f"{d.low} to {d.high}{step}{', log' if d.log else ''}"
+    text = f"{d.low} to {d.high}"
+    if d.step not in (None, 1):
+        text += f", in steps of {d.step}"
+    elif isinstance(d.low, int):
+        text += ", whole numbers"
+    return f"{text}, log" if d.log else text
 
 
 def ends(space: Space) -> list[tuple[str, ...]]:
-    """The words at the space's ends, which can be tried before the first trial: of each key in turn each
-    choice or both ends, the others at their first."""
+    """Return the overrides at the space's ends, which can be tried before the first trial: of each key in
+    turn each choice or both ends, and the others at their first."""
     kinds: dict[str, Any] = dict(space)  # each kind of distribution has what it needs
-    choices = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in kinds.items()}
-    first = {name: values[0] for name, values in choices.items()}
-    return list(
-        dict.fromkeys(
-            words_of(space, {**first, name: value}) for name, values in choices.items() for value in values
-        )
-    )
+    values = {name: getattr(d, "choices", None) or (d.low, d.high) for name, d in kinds.items()}
+    first = {name: of_key[0] for name, of_key in values.items()}
+    found = dict[tuple[str, ...], None]()
+    for name, of_key in values.items():
+        for value in of_key:
+            found[words_of(space, {**first, name: value})] = None
+    return list(found)
 
 
 def propose(search: Search, space: Space, before: Sequence[tuple[Params, float | None]]) -> Params:
-    """The trial after these, each with its loss if that is known. It follows from what is given alone."""
+    """Return the settings of the trial after these, each with its loss where that is known. They follow from
+    the arguments alone."""
     import optuna
+    from optuna.trial import TrialState, create_trial
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    own = int(np.random.SeedSequence([search.seed, len(before)]).generate_state(1)[0])
-    trial, samplers = optuna.trial, optuna.samplers
-    if search.sampler is Sampler.sobol:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            sobol = samplers.QMCSampler(scramble=True, seed=search.seed)
-        study, none = optuna.create_study(sampler=sobol), trial.create_trial(state=trial.TrialState.RUNNING)
-        # the next point of the sequence
-        drawn = [sobol.sample_relative(study, none, space) for _ in range(len(before) + 1)][-1]
-    else:
-        tpe = samplers.TPESampler(seed=own, constant_liar=True)  # a trial that runs counts as bad
-        study = optuna.create_study(
-            sampler=tpe if search.sampler is Sampler.tpe else samplers.RandomSampler(seed=own)
-        )
-        for params, value in before:
-            state = trial.TrialState.RUNNING if value is None else trial.TrialState.COMPLETE
-            study.add_trial(
-                trial.create_trial(params=dict(params), distributions=space, value=value, state=state)
-            )
-        drawn = study.ask(space).params
+    sequence = np.random.SeedSequence([search.seed, len(before)])
+    own_seed = int(sequence.generate_state(1)[0])
+    study = optuna.create_study(sampler=_sampler(search.sampler, own_seed))
+    for params, value in before:
+        state = TrialState.RUNNING if value is None else TrialState.COMPLETE
+        trial = create_trial(params=dict(params), distributions=space, value=value, state=state)
+        study.add_trial(trial)
+    drawn = study.ask(space).params
     return {name: _typed(distribution, drawn[name]) for name, distribution in space.items()}
 
 
-def weights(space: Space, ended: Sequence[tuple[Params, float]]) -> dict[str, float]:
-    """How much each key alone sets the best trials apart, as shares of the whole, the largest first
-    (PED-ANOVA, arXiv:2304.10255). What diverged is among the worst. Of one key, or of few trials, nothing."""
-    import optuna
+def _sampler(sampler: Sampler, seed: int) -> BaseSampler:
+    """Return Optuna's sampler of this name. For `tpe` a trial that runs counts as bad."""
+    from optuna.samplers import RandomSampler, TPESampler
 
-    if len(space) == 1 or len(ended) < ENOUGH:
-        return {}
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study()
-    for rank, (params, _) in enumerate(sorted(ended, key=lambda trial: trial[1])):
-        study.add_trial(optuna.trial.create_trial(params=dict(params), distributions=space, value=rank))
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=BEST)
-    return optuna.importance.get_param_importances(study, evaluator=evaluator)
+    if sampler is Sampler.random:
+        return RandomSampler(seed=seed)
+    return TPESampler(seed=seed, constant_liar=True)
 
 
 def _typed(distribution: BaseDistribution, value: Any) -> Any:
-    """What is trained can be typed: a number has few digits."""
+    """Return a value that can be typed: a number has few digits, and stays within its ends."""
     d: Any = distribution
-    return (
-        min(max(float(f"{value:.{STEP_DIGITS if d.step else DIGITS}g}"), d.low), d.high)
-        if isinstance(value, float)
-        else value
-    )
+    if not isinstance(value, float):
+        return value
+    digits = STEP_DIGITS if d.step else DIGITS
+    rounded = float(f"{value:.{digits}g}")
+    return min(max(rounded, d.low), d.high)
 
 
 # --- carried out --------------------------------------------------------------------------------------------
@@ -216,6 +223,8 @@ def _typed(distribution: BaseDistribution, value: Any) -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
+    """A training with settings that the search chose."""
+
     number: int  # from 1
     words: tuple[str, ...]
     cell: Cell | None = None
@@ -225,12 +234,30 @@ class Trial:
 
     @property
     def loss(self) -> float | None:
-        """What the sampler is told. None: it has not ended."""
+        """Return what the sampler is told; None: the trial has not ended."""
         return math.inf if self.status in ("diverged", "refused") else self.val_loss
 
+    @property
+    def rank(self) -> tuple[bool, float, int]:
+        """Return what trials are sorted by: those that can be trained first, then by loss, then by number."""
+        loss = math.inf if self.loss is None else self.loss
+        return self.status == "refused", loss, self.number
+
     def json(self) -> dict[str, Any]:
-        names = {"trial": self.number, "overrides": self.words, "status": self.status}
-        return {**names, "val_loss": self.val_loss, "reason": self.reason}
+        """Return the trial's entry in `grid.json`."""
+        return {
+            "trial": self.number,
+            "overrides": self.words,
+            "status": self.status,
+            "val_loss": self.val_loss,
+            "reason": self.reason,
+        }
+
+    def row(self) -> list[str]:
+        """Return the trial's row of the table: number, loss, a value a key, and what a reader must know."""
+        values = [word.partition("=")[2] for word in self.words]
+        notes = {"finished": "", "open": "not finished", "refused": f"cannot be trained: {self.reason}"}
+        return [str(self.number), loss(self.val_loss), *values, notes.get(self.status, self.status)]
 
 
 class Searching:
@@ -248,44 +275,48 @@ class Searching:
         fixed: Sequence[str],
         compose: Callable[[Sequence[str]], Composed],
     ) -> None:
-        """`fixed`: the overrides of every trial. The space's first end decides the precision and compilation
-        of all."""
-        require(
-            bool(space),
-            "search",
-            "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'",
-            "no such override",
-        )
-        self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
-        self._datasets, self._trials = Datasets(), list[Trial]()
-        words = [(*self.fixed, *end) for end in ends(space)]
-        self._base = settled(words[0], compose)
+        """Check the space. `fixed`: the overrides of every trial. The space's first end decides the precision
+        and compilation of all."""
+        rule = "have something to search, as in 'optimizer.lr=tag(log, interval(1e-4, 1e-2))'"
+        require(bool(space), "search", rule, "no such override")
+        self.search = search
+        self.space = space
+        self.fixed = (*fixed, f"seed={search.seed}")
+        self._datasets = Datasets()
+        self._trials = list[Trial]()
+        at_ends = [(*self.fixed, *end) for end in ends(space)]
+        self._base = settled(at_ends[0], compose)
         self._compose = partial(as_in, self._base, compose=compose)
         grid = check(
-            words, swept=tuple(space), compose=self._compose, log=lambda line: None, datasets=self._datasets
+            at_ends,
+            swept=tuple(space),
+            compose=self._compose,
+            log=lambda line: None,
+            datasets=self._datasets,
         )
-        kept = {cell.overrides[: len(words[0])] for cell in grid.cells}
-        same = [" ".join(word[len(self.fixed) :]) for word in words if word not in kept]
+        own = len(self.fixed) + len(space)
+        kept = {cell.overrides[:own] for cell in grid.cells}
+        same = [" ".join(words[len(self.fixed) :]) for words in at_ends if words not in kept]
         require(not same, "search", "be over keys and values that change the run", ", ".join(same))
         self._described = {name: describe(distribution) for name, distribution in space.items()}
         self._asked = {**asdict(search), "sampler": search.sampler.name, "seeds": [search.seed]}
-        content = {
-            **self._asked,
-            "trials": None,
-            "space": self._described,
-            "ends": sorted(cell.plan.identity for cell in grid.cells),
-        }
-        keys = "-".join(re.sub(r"[^\w.]+", "_", name.rpartition(".")[2]) for name in space)
-        name = f"search-{keys[:50]}-{digest(content)}"
+        name = self._name(sorted(cell.plan.identity for cell in grid.cells))
         self.grid = Grid(name=name, folder=grid.folder.with_name(name), swept=tuple(space), cells=())
         line = f"{name}: {search.sampler.name}, {plural(search.trials, 'trial')} on seed {search.seed}"
-        self.head = [line, *(f"  {axis}: {text}" for axis, text in self._described.items())]
-        # below the table
-        self.note = f"chosen on seed {search.seed}: what the settings are worth, other seeds tell"
+        axes = [f"  {axis}: {text}" for axis, text in self._described.items()]
+        self.head = [line, *axes]
+
+    def _name(self, identities: Sequence[str]) -> str:
+        """Return the name of the folder: equal for the same question, however many trials it has.
+        `identities`: of the runs at the space's ends."""
+        content = {**self._asked, "trials": None, "space": self._described, "ends": identities}
+        last_words = [name.rpartition(".")[2] for name in self.space]
+        keys = "-".join(re.sub(r"[^\w.]+", "_", word) for word in last_words)
+        return f"search-{keys[:50]}-{digest(content)}"
 
     def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> tuple[dict[str, Result], bool]:
-        """Train what is missing, as many trials at once as there is room for. Identity → how a run ended, of
-        this process, and whether a request to stop came.
+        """Train what is missing, as many trials at once as there is room for. Return how each run of this
+        process ended, by identity, and whether a request to stop came.
 
         Errors:
             lease.HeldError: another process carries out this search.
@@ -300,32 +331,34 @@ class Searching:
             return results, runner.stopping
 
     def _batch(self, room: int, stage: Path, log: Callable[[str], None]) -> list[Cell]:
-        """The runs of the next trials, written down before they begin. They know the losses of the batches
-        before theirs. None: enough."""
+        """Return the runs of the next trials, written down before they begin. They know the losses of the
+        batches before theirs. None: enough."""
         cells = list[Cell]()
-        while not cells and (known := len(self._trials)) < self.search.trials:
+        while not cells and len(self._trials) < self.search.trials:
             self.trials()  # which reads how those before ended
+            known = len(self._trials)
             begin = known // room * room
-            for number in range(known + 1, min(begin + room, self.search.trials) + 1):
-                before = [
-                    (params_of(self.space, trial.words), trial.loss if trial.number <= begin else None)
-                    for trial in self._trials
-                ]
-                trial = self.trial(number, words_of(self.space, propose(self.search, self.space, before)))
+            last = min(begin + room, self.search.trials)
+            for number in range(known + 1, last + 1):
+                trial = self._next(number, begin)
                 self._trials.append(trial)
                 self._write(stage)
-                if trial.cell is None:
-                    log(
-                        f"trial {number}: {' '.join(trial.words)} cannot be trained, which is its result: "
-                        f"{trial.reason}"
-                    )
-                else:
+                if trial.cell is not None:
                     cells.append(trial.cell)
-                    for notice in trial.cell.plan.notices:
-                        log(f"note: {notice}")
+                for line in _lines(trial):
+                    log(line)
         return cells
 
+    def _next(self, number: int, begin: int) -> Trial:
+        """Return the trial of this number. It knows the losses of the trials up to number `begin`."""
+        before = list[tuple[Params, float | None]]()
+        for trial in self._trials:
+            known_loss = trial.loss if trial.number <= begin else None
+            before.append((params_of(self.space, trial.words), known_loss))
+        return self.trial(number, words_of(self.space, propose(self.search, self.space, before)))
+
     def trial(self, number: int, words: tuple[str, ...]) -> Trial:
+        """Return a trial, composed and planned, or refused with the reason."""
         try:
             composed = self._compose([*self.fixed, *words])
             planned = plan(composed.run, choices=composed.choices, datasets=self._datasets)
@@ -334,92 +367,63 @@ class Searching:
                 raise
             return Trial(number=number, words=words, status="refused", reason=str(error))
         planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
-        cell = Cell(overrides=composed.overrides, label=f"trial {number}: {' '.join(words)}", plan=planned)
+        label = f"trial {number}: {' '.join(words)}"
+        cell = Cell(overrides=composed.overrides, label=label, plan=planned)
         return Trial(number=number, words=words, cell=cell)
 
     def trials(self) -> list[Trial]:
-        """What there is, the lowest loss first.
+        """Return all trials that there are, the lowest loss first.
 
         Errors:
             ValueError: what lists them, or a run's record, is damaged.
         """
-        if not self._trials and (kept := read_json(self.grid.folder / GRID)) is not None:
+        kept = None if self._trials else read_json(self.grid.folder / GRID)
+        if kept is not None:
             listed = sorted(kept["trials"], key=lambda trial: trial["trial"])
             self._trials = [self.trial(n, tuple(trial["overrides"])) for n, trial in enumerate(listed, 1)]
         for trial in self._trials:
-            if trial.cell and trial.status == "open" and (end := sound(trial.cell.plan)) is not None:
-                trial.val_loss = end.get("val_loss") if end["status"] == "finished" else None
-                trial.status = "diverged" if trial.val_loss is None else "finished"
-        return sorted(
-            self._trials,
-            key=lambda candidate: (
-                candidate.status == "refused",
-                math.inf if candidate.loss is None else candidate.loss,
-                candidate.number,
-            ),
-        )
+            _read_end(trial)
+        return sorted(self._trials, key=lambda trial: trial.rank)
 
     def of_trials(self) -> Grid:
-        """The grid of all runs that there are."""
-        cells = {trial.cell.plan.identity: trial.cell for trial in self.trials() if trial.cell is not None}
+        """Return the grid of all runs that there are."""
+        planned = [trial.cell for trial in self.trials() if trial.cell is not None]
+        cells = {cell.plan.identity: cell for cell in planned}
         return replace(self.grid, cells=tuple(cells.values()))
 
     def _write(self, stage: Path) -> None:
-        more = {"search": self._asked, "space": self._described}
+        """Write `grid.json`."""
         trials = [trial.json() for trial in self.trials()]
-        self.of_trials().write(more={**more, "trials": trials}, stage=stage)
+        more = {"search": self._asked, "space": self._described, "trials": trials}
+        self.of_trials().write(more=more, stage=stage)
 
-    # --- what came of it ------------------------------------------------------------------------------------
+    def table(self) -> str:
+        """Return the trials with the lowest losses as a table for a terminal, and what they are worth."""
+        rows = [trial.row() for trial in self.trials()[:MOST]]
+        names = ["trial", "val loss", *self.space, ""]
+        note = f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
+        return f"{aligned(names, rows)}\n\n{note}"
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and rows."""
-        said = {"finished": "", "open": "not finished"}
-        rows = [
-            [
-                str(trial.number),
-                loss(trial.val_loss),
-                *(word.partition("=")[2] for word in trial.words),
-                f"cannot be trained: {trial.reason}"
-                if trial.status == "refused"
-                else said.get(trial.status, trial.status),
-            ]
-            for trial in self.trials()
-        ]
-        return ["trial", "val loss", *self.space, ""], rows
 
-    def page(self) -> str:
-        from nocap.report import page
+def _lines(trial: Trial) -> list[str]:
+    """Return what a reader is told of a trial before it begins."""
+    if trial.cell is not None:
+        return [f"note: {notice}" for notice in trial.cell.plan.notices]
+    words = " ".join(trial.words)
+    return [f"trial {trial.number}: {words} cannot be trained, which is its result: {trial.reason}"]
 
-        trials, (names, rows) = self.trials(), self.table()
-        best = trials[0]
-        lowest = (
-            f"; the lowest loss is {loss(best.val_loss)}, with {' '.join(best.words)}"
-            if best.val_loss is not None
-            else ""
-        )
-        axes = [
-            {"name": name, "log": getattr(d, "log", False), "words": hasattr(d, "choices")}
-            for name, d in self.space.items()
-        ]
-        ended = [
-            (params_of(self.space, trial.words), trial.loss) for trial in trials if trial.loss is not None
-        ]
-        shares = [*weights(self.space, ended).items()]
-        return page.render(
-            "search",
-            kind="nocap search",
-            title=f"{plural(len(trials), 'trial')}{lowest}",
-            data={"keys": axes, "weights": shares, "trials": [trial.json() for trial in trials]},
-            weights=shares,
-            lines=self.head,
-            note=self.note,
-            names=names,
-            rows=rows,
-            keys=[*self.space],
-        )
 
-    def report(self) -> str:
-        """Write the page. The table of the best trials for a terminal."""
-        write_file(self.grid.folder / REPORT, self.page().encode())
-        names, rows = self.table()
-        return f"{aligned(names, rows[:MOST])}\n\n{self.note}"
+def _read_end(trial: Trial) -> None:
+    """Read how a trial's run ended, once it has.
+
+    Errors:
+        ValueError: the run's record is damaged.
+    """
+    if trial.cell is None or trial.status != "open":
+        return
+    end = sound(trial.cell.plan)
+    if end is None:
+        return
+    if end["status"] == "finished":
+        trial.val_loss = end.get("val_loss")
+    trial.status = "diverged" if trial.val_loss is None else "finished"

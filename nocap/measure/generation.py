@@ -2,7 +2,7 @@
 give the same tokens.
 
 B: batch, T: tokens, V: vocabulary, H: query heads, K: key/value heads, G: query heads a key/value head, S:
-slots, D: channels of a head, N: new tokens.
+slots of a cache, D: channels of a head, N: new tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 import tiktoken
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nocap.config import defaults, hardware
@@ -52,8 +53,8 @@ def engine_for(
     compiled: bool = False,
     log: Callable[[str], None],
 ) -> Engine:
-    """An engine with a cache; where the model has none, one that recomputes the prefix, and a line in the
-    log."""
+    """Return an engine with a cache; where the model has none, one that recomputes the prefix, and write a
+    line to the log."""
     try:
         check_cached(model, run)
     except UncachedError as error:
@@ -106,43 +107,45 @@ class Cached:
     ) -> None:
         assert capacity <= run.model.seq_len, "the model has no positions beyond its context"
         self.model, parts = _parts(model, run, capacity)
-        self.capacity, self.length = capacity, 0
-        weight, heads, d_head = (
-            self.model.embedding.weight,
-            run.attention.n_kv_heads,
-            run.model.d_model // run.model.n_head,
-        )
+        self.capacity = capacity
+        self.length = 0
+        weight = self.model.embedding.weight
         self.tokens_B = torch.zeros(batch, dtype=torch.long, device=weight.device)
         self.position = torch.zeros(1, dtype=torch.long, device=weight.device)
-        # Zeros: hidden slots are multiplied by 0, and 0 × uninitialised memory may be NaN.
-        self.layers = [
-            LayerCache(mixer, self.position, weight.new_zeros(2, batch, heads, slots, d_head))
-            for mixer, slots in parts
-        ]
+        d_head = run.model.d_model // run.model.n_head
+        shape = (batch, run.attention.n_kv_heads, capacity, d_head)
+        self.layers = list[LayerCache]()
+        for mixer, window in parts:
+            # Zeros: hidden slots are multiplied by 0, and 0 × uninitialised memory may be NaN.
+            k_BKSD = weight.new_zeros(shape).detach()
+            v_BKSD = weight.new_zeros(shape).detach()
+            self.layers.append(LayerCache(mixer, self.position, k_BKSD, v_BKSD, window=window))
         self._step = _compiled(weight.device) if compiled else step
 
     @property
     def cache_bytes(self) -> int:
-        return sum(t.nbytes for layer in self.layers for t in (layer.k_BKSD, layer.v_BKSD))
+        """Return the bytes of all keys and values that there is room for."""
+        return sum(layer.k_BKSD.nbytes + layer.v_BKSD.nbytes for layer in self.layers)
 
     def rewind(self, length: int) -> None:
-        """A layer with a window has lost what the forgotten tokens took the place of."""
+        """Forget the tokens after the first so many."""
         assert length <= self.length
         self.length = length
         self.position.fill_(length)
 
     @torch.no_grad()
     def prefill(self, tokens_BT: Tensor) -> Tensor:
+        """Start over with these tokens. Return the logits (B, V) of the token after them."""
         self.length = tokens_BT.shape[1]
         assert self.length <= self.capacity
         self.position.fill_(self.length)
-        trunk_BTC = self.model.trunk(
-            tokens_BT, where=slice(0, self.length), mixers=[layer.prefill for layer in self.layers]
-        )
+        mixers = [layer.prefill for layer in self.layers]
+        trunk_BTC = self.model.trunk(tokens_BT, where=slice(0, self.length), mixers=mixers)
         return self.model.head.logits(trunk_BTC[:, -1:])[:, 0]
 
     @torch.no_grad()
     def decode(self, tokens_B: Tensor) -> Tensor:
+        """Take one more token a sequence. Return the logits (B, V) of the token after it."""
         assert self.length < self.capacity
         # Into the one tensor that a graph was made for: other strides would be read wrong.
         logits_BV = self._step(self, self.tokens_B.copy_(tokens_B))
@@ -155,84 +158,103 @@ Engine = Recompute | Cached
 
 
 def step(engine: Cached, tokens_B: Tensor) -> Tensor:
-    """Logits (B, V) after one more token, which is stored."""
-    trunk_B1C = engine.model.trunk(
-        tokens_B[:, None], where=engine.position, mixers=[layer.decode for layer in engine.layers]
-    )
+    """Return the logits (B, V) after one more token, and store its keys and values."""
+    mixers = [layer.decode for layer in engine.layers]
+    trunk_B1C = engine.model.trunk(tokens_B[:, None], where=engine.position, mixers=mixers)
     return engine.model.head.logits(trunk_B1C)[:, 0]
 
 
 def _compiled(device: torch.device) -> Callable[[Cached, Tensor], Tensor]:
-    """`step` as one graph, without the checks at each call that what it was made for still holds: an engine's
-    shapes and modules do not change, and the checks, several for every module and weight, took 0.9 of 3.2 ms
-    a token in a model of four layers."""
+    """Return `step` as one graph, without the checks at each call that what it was made for still holds: an
+    engine's shapes and modules do not change, and the checks, several for every module and weight, took 0.9
+    of 3.2 ms a token in a model of four layers."""
     # dynamo keeps its graphs by code object. One for each engine: none runs another's graph, and none counts
     # as another's recompilation.
     own = FunctionType(step.__code__.replace(), globals())
-    return compile_(
-        own, {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": device.type == "cpu"}
-    )
+    options = {
+        "guard_filter_fn": torch.compiler.skip_all_guards_unsafe,
+        "cpp_wrapper": device.type == "cpu",
+    }
+    return compile_(own, options)
 
 
 class LayerCache:
-    """Keys and values so far, allocated once, as a ring: position p lies in slot p mod S. A global layer has
-    a slot for every position. A sliding layer has `window` slots, so that a new token takes the place of the
-    one that it no longer sees.
+    """A layer's keys and values so far, allocated once: those of position p lie in slot p.
 
     `prefill` and `decode` take a mixer's place: they store the keys and values that they get, and attend.
     """
 
-    def __init__(self, mixer: Mixer, position: Tensor, kv_2BKSD: Tensor) -> None:
-        self.mixer, self.position, self.slots = mixer, position, kv_2BKSD.shape[3]
-        self.k_BKSD, self.v_BKSD = kv_2BKSD.detach()
-        self.places_S = torch.arange(self.slots, device=position.device)
+    def __init__(
+        self, mixer: Mixer, position: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *, window: int
+    ) -> None:
+        """Keep them in these tensors. `window`: how many of the last keys a query sees, its own included."""
+        self.mixer = mixer
+        self.position = position
+        self.k_BKSD = k_BKSD
+        self.v_BKSD = v_BKSD
+        self.window = window
+        self.places_S = torch.arange(k_BKSD.shape[2], device=position.device)
 
     def prefill(self, q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor) -> Tensor:
-        """Positions from 0 in one pass. A prompt that is one sequence serves every sequence of the cache."""
+        """Store positions from 0, and attend in one pass. A prompt that is one sequence serves every sequence
+        of the cache."""
         T = k_BKTD.shape[2]
-        kept = torch.arange(max(0, T - self.slots), T, device=k_BKTD.device)
-        self.k_BKSD[:, :, kept % self.slots] = k_BKTD[:, :, kept]
-        self.v_BKSD[:, :, kept % self.slots] = v_BKTD[:, :, kept]
+        self.k_BKSD[:, :, :T] = k_BKTD
+        self.v_BKSD[:, :, :T] = v_BKTD
         return self.mixer(q_BHTD, k_BKTD, v_BKTD)
 
     def decode(self, q_BH1D: Tensor, k_BK1D: Tensor, v_BK1D: Tensor) -> Tensor:
-        """One token at `position`. Slots that are still empty are hidden; queries that share a key/value head
-        meet it together."""
-        place = self.position % self.slots
-        self.k_BKSD.index_copy_(2, place, k_BK1D)
-        self.v_BKSD.index_copy_(2, place, v_BK1D)
+        """Store one token at `position`, and attend to those that it sees. Queries that share a key/value
+        head meet it together."""
+        self.k_BKSD.index_copy_(2, self.position, k_BK1D)
+        self.v_BKSD.index_copy_(2, self.position, v_BK1D)
+        seen_S = self.places_S <= self.position
+        if self.window < len(self.places_S):
+            seen_S = seen_S & (self.places_S > self.position - self.window)
         q_BKGD = q_BH1D.unflatten(1, (self.k_BKSD.shape[1], -1)).squeeze(3)
-        y_BKGD = F.scaled_dot_product_attention(
-            q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=self.places_S[None] <= self.position
-        )
+        y_BKGD = F.scaled_dot_product_attention(q_BKGD, self.k_BKSD, self.v_BKSD, attn_mask=seen_S[None])
         return y_BKGD.flatten(1, 2).unsqueeze(2)
 
 
 # --- whether there is a cache
 
 
+def windows(run: Run, capacity: int) -> list[int] | None:
+    """Return how many of the last keys a query of each layer sees, at most `capacity`. None: the attention
+    does not say that it is softmax over these alone, and has no cache."""
+    last_keys = declared(run.attention, "cache_slots", of=("build", "mixer"))
+    if last_keys is None:
+        return None
+    found = [last_keys(layer, capacity) for layer in range(run.model.n_layer)]
+    return None if None in found else found
+
+
 def _parts(model: LanguageModel, run: Run, capacity: int) -> tuple[GPT, list[tuple[Mixer, int]]]:
-    """The model, and its layers' mixers with the tokens that each one's cache holds, where it is made of the
-    blocks that a cache can enter and no idea in them looks across tokens."""
+    """Return the model, and its layers' mixers with their windows, where it is made of the blocks that a
+    cache can enter and no idea in them looks across tokens.
+
+    Errors:
+        UncachedError: it is not, or the attention has no cache.
+    """
     attention = f"attention.kind={run.attention.kind}"
-    blocks: list[Any] = list(model.blocks) if type(model) is GPT else []
-    if type(model) is not GPT or any(
-        type(block) is not Block or type(block.attention.f) is not CausalSelfAttention for block in blocks
-    ):
-        raise UncachedError(f"model.kind={run.model.kind} with {attention} has layers of its own")
-    joined = [each for place in (model, *blocks) for each in place.joined]
-    if across := [name for name, idea, _ in joined if not idea.PER_TOKEN]:
-        raise UncachedError(
-            f"ideas.{across[0]} does not declare that it takes each token by itself (PER_TOKEN)"
-        )
-    slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    sizes = [slots(layer, capacity) if slots else None for layer in range(run.model.n_layer)]
-    layers = [
-        (block.attention.f.mixer, size) for block, size in zip(blocks, sizes, strict=True) if size is not None
-    ]
-    if len(layers) < len(blocks):
+    own = f"model.kind={run.model.kind} with {attention} has layers of its own"
+    if type(model) is not GPT:
+        raise UncachedError(own)
+    blocks: list[Any] = list(model.blocks)
+    joined = list(model.joined)
+    for block in blocks:
+        if type(block) is not Block or type(block.attention.f) is not CausalSelfAttention:
+            raise UncachedError(own)
+        joined += block.joined
+    for name, idea, _ in joined:
+        if not idea.PER_TOKEN:
+            rule = "does not declare that it takes each token by itself (PER_TOKEN)"
+            raise UncachedError(f"ideas.{name} {rule}")
+    of_layers = windows(run, capacity)
+    if of_layers is None:
         raise UncachedError(f"{attention} defines no cache_slots of its mixer with these keys")
-    return model, layers
+    mixers = [block.attention.f.mixer for block in blocks]
+    return model, list(zip(mixers, of_layers, strict=True))
 
 
 @torch.no_grad()
@@ -244,8 +266,10 @@ def check_cached(model: LanguageModel, run: Run, *, most: int = PROBED) -> None:
         UncachedError: there is no cache, or it gives other logits.
     """
     T = min(most, run.model.seq_len)
-    cached, again = Cached(model, run, batch=1, capacity=T), Recompute(model)
-    tokens_1T = (torch.arange(T, device=cached.position.device)[None] * 31 + 7) % run.tokenizer.vocab_size
+    cached = Cached(model, run, batch=1, capacity=T)
+    again = Recompute(model)
+    places_1T = torch.arange(T, device=cached.position.device)[None]
+    tokens_1T = (places_1T * 31 + 7) % run.tokenizer.vocab_size
     for t in range(1, T):
         logits = cached.decode(tokens_1T[:, t - 1]) if t > 1 else cached.prefill(tokens_1T[:, :1])
         expected = again.prefill(tokens_1T[:, :t])
@@ -270,16 +294,17 @@ class Trained:
 
     @property
     def device(self) -> torch.device:
+        """Return where the model lies."""
         return next(self.model.parameters()).device
 
     def text(self, tokens: list[int]) -> str:
-        """Without an end-of-text; invalid UTF-8 becomes U+FFFD."""
+        """Return the text without an end-of-text; invalid UTF-8 becomes U+FFFD."""
         return self.encoding.decode([token for token in tokens if token != self.encoding.eot_token])
 
 
 def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> Trained:
-    """The newest valid checkpoint of the run, on `device`; or the model of an exported file. What is wrong
-    with a newer checkpoint goes to the log.
+    """Return the newest valid checkpoint of the run, on `device`; or the model of an exported file. Say to
+    the log what is wrong with a newer checkpoint.
 
     Errors:
         ValueError: no config, no checkpoint, none that is valid, or one that is another model's or whose
@@ -292,8 +317,8 @@ def load(run_dir: Path, *, device: torch.device, log: Callable[[str], None]) -> 
 
 
 def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code: bool) -> Trained:
-    """As a command names it: a run's folder, name or identity, or an exported file; on a GPU where there is
-    one, unless told otherwise.
+    """Return what a command names: a run's folder, name or identity, or an exported file; on a GPU where
+    there is one, unless told otherwise.
 
     Errors:
         ValueError: as for `load`; no such run, or no such device.
@@ -307,6 +332,7 @@ def load_typed(source: str, *, outputs: Path, device: Device | None, allow_code:
 
 
 def log(line: str) -> None:
+    """Print a line to stderr."""
     print(f"nocap: {line}", file=sys.stderr, flush=True)
 
 
@@ -320,29 +346,32 @@ class Sampler:
     """
 
     def __init__(self, *, temperature: float, top_k: int, seed: int, sequences: int, max_tokens: int) -> None:
-        self.temperature, self.top_k = temperature, top_k
-        # fp32 draws stay so far below 1 that their product with a sum in fp64 stays below the sum.
-        rows = [
-            np.random.default_rng([seed, i]).random(max_tokens, dtype=np.float32) for i in range(sequences)
-        ]
+        self.temperature = temperature
+        self.top_k = top_k
+        rows = list[NDArray[np.float32]]()
+        for i in range(sequences):
+            generator = np.random.default_rng([seed, i])
+            # fp32 draws stay so far below 1 that their product with a sum in fp64 stays below the sum
+            rows.append(generator.random(max_tokens, dtype=np.float32))
         self.draws_BN = torch.from_numpy(np.stack(rows))
 
     def __call__(self, logits_BV: Tensor, i: int) -> Tensor:
-        """The i-th new token of each sequence, (B,)."""
+        """Return the i-th new token of each sequence, (B,)."""
         if self.temperature == 0:
             return logits_BV.argmax(-1)
         if 0 < self.top_k < logits_BV.shape[1]:
             least = logits_BV.topk(self.top_k).values[:, -1:]
             logits_BV = logits_BV.masked_fill(logits_BV < least, -torch.inf)
         # Less the largest, before a small temperature could make it infinite.
-        scores_BV = (logits_BV.double() - logits_BV.amax(-1, keepdim=True)) / self.temperature
+        largest_B1 = logits_BV.amax(-1, keepdim=True)
+        scores_BV = (logits_BV.double() - largest_B1) / self.temperature
         cumulated_BV = scores_BV.softmax(-1).cumsum(-1)
         draw_B1 = self.draws_BN[:, i : i + 1].to(logits_BV.device, torch.float64)
         return torch.searchsorted(cumulated_BV, draw_B1 * cumulated_BV[:, -1:], right=True)[:, 0]
 
 
 def generate(engine: Engine, prompt_BT: Tensor, sampler: Sampler, *, max_tokens: int) -> Iterator[Tensor]:
-    """New tokens, (B,) at a time. The prompt may be one sequence for all of the sampler's."""
+    """Give the new tokens, (B,) at a time. The prompt may be one sequence for all of the sampler's."""
     logits_BV = engine.prefill(prompt_BT).expand(len(sampler.draws_BN), -1)
     for i in range(max_tokens):
         tokens_B = sampler(logits_BV, i)
@@ -363,20 +392,30 @@ class Written:
 
 def write(trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler) -> Written:
     """Write as many tokens a sequence as the sampler has draws for, or up to its end-of-text."""
-    end, rows, ended = trained.encoding.eot_token, list[list[int]](), set[int]()
+    end = trained.encoding.eot_token
     prompt_1T = torch.tensor([prompt], device=trained.device)
+    rows = list[list[int]]()
+    ended = set[int]()
     marks = [time.perf_counter()]
     for tokens_B in generate(engine, prompt_1T, sampler, max_tokens=sampler.draws_BN.shape[1]):
-        rows.append(tokens_B.tolist())  # waits for the device
+        row = tokens_B.tolist()  # waits for the device
         marks.append(time.perf_counter())
-        ended.update(i for i, token in enumerate(rows[-1]) if token == end)
-        if len(ended) == len(rows[-1]):
+        rows.append(row)
+        ended.update(i for i, token in enumerate(row) if token == end)
+        if len(ended) == len(row):
             break
-    texts = [list(text) for text in zip(*rows, strict=True)]
-    first_s, *more_s = (after - before for before, after in pairwise(marks))
-    return Written(
-        texts=[text[: text.index(end) + 1] if end in text else text for text in texts],
-        first_token_ms=first_s * 1e3,
-        decode_ms=median(more_s) * 1e3 if more_s else None,
-        tokens_per_s=len(texts) * len(more_s) / sum(more_s) if more_s else None,
-    )
+    texts = [_up_to(end, list(text)) for text in zip(*rows, strict=True)]
+    first_s, *more_s = [after - before for before, after in pairwise(marks)]
+    decode_ms = None
+    tokens_per_s = None
+    if more_s:
+        decode_ms = median(more_s) * 1e3
+        tokens_per_s = len(texts) * len(more_s) / sum(more_s)
+    return Written(texts=texts, first_token_ms=first_s * 1e3, decode_ms=decode_ms, tokens_per_s=tokens_per_s)
+
+
+def _up_to(end: int, tokens: list[int]) -> list[int]:
+    """Return the tokens up to the first end-of-text, that one included."""
+    if end not in tokens:
+        return tokens
+    return tokens[: tokens.index(end) + 1]

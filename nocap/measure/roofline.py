@@ -271,7 +271,7 @@ def _count_text(counted: Count, model: LanguageModel) -> None:
 # Operations that read some rows of an argument: (argument, what it reads instead is as large as the output).
 _GATHERS = {"embedding": "weight", "nll_loss_forward": "self", "nll_loss_backward": "self"}
 # Operations that write some rows of an argument: what they write is as large as another one.
-_SCATTERS = {"index_copy_": "source", "index_put_": "values"}
+_SCATTERS = {"index_copy_": "source", "index_put_": "values", "copy_": "src"}
 _VIEWS = {"_unsafe_view", "_reshape_alias"}  # views whose schema does not say so
 
 

@@ -80,10 +80,6 @@ def _notes(bench: Bench) -> Iterator[str]:
         "what arithmetic alone would give"
     )
     yield _of_memory_and_peaks(bench)
-    for arm in bench.arms:
-        if arm.facts.settings:
-            settings = [f"{key} {value}" for key, value in arm.facts.settings.items()]
-            yield f"{arm.label}: {', '.join(settings)}"
     sizes = {arm.facts.tokens_per_step for arm in bench.arms if arm.tokens_per_s}
     if len(sizes) > 1:
         told = [f"{tokens:,}" for tokens in sorted(size for size in sizes if size is not None)]

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,8 +38,7 @@ WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the lengt
 # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
 LONGEST_PERIOD = 100  # steps of an optimizer's whole period: a block of more would take minutes
-# What is known of a step besides its times: null where it could not be built, or an arm from a file does not
-# say.
+# What is known of a step besides its times: null where it could not be built.
 FACTS = (
     "tokens_per_step",
     "steps_per_block",
@@ -50,7 +48,6 @@ FACTS = (
     "params",
     "kernel",
     "memory_mib",
-    "settings",
 )
 
 
@@ -136,8 +133,10 @@ class TimedArm:
     """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take
     NaN seconds from then on."""
 
-    def __init__(self, label: str, run: Run, source: Path | None = None) -> None:
-        self.label, self.config, self.run, self.source = label, step_config(run), run.in_the_end(), source
+    def __init__(self, label: str, run: Run) -> None:
+        self.label = label
+        self.config = step_config(run)
+        self.run = run.in_the_end()
         self.device = torch.device(run.trainer.device.value)
         self.status = "measured"  # or not measured, failed, does not fit
         self.reason: str | None = None
@@ -146,7 +145,7 @@ class TimedArm:
         self.at = self.steps = 0  # the next step; how many a block has
         self.unseen_mib = 0.0
 
-    # --- what an arm from a file does in its own way
+    # --- what an arm that is not nocap's does in its own way (experiments/peers)
 
     def build(self) -> float:
         """Build, and run what a first step would compile; the MiB that a forward keeps for its backward."""
@@ -232,29 +231,32 @@ class TimedArm:
             return math.nan
         try:
             return work() or 0.0
-        except (Exception, SystemExit) as error:  # a file may raise anything
-            self.status, self.reason = "does not fit" if memory.ran_out(error) else "failed", self.told(error)
+        except (Exception, SystemExit) as error:  # an option from outside may raise anything
+            has_no_room = memory.ran_out(error)
+            self.status = "does not fit" if has_no_room else "failed"
+            self.reason = _first_line(error) if has_no_room else _named_line(error)
             error.__traceback__ = None  # its frames hold the arm's tensors
             self.close()
             return math.nan
-
-    def told(self, error: BaseException) -> str:
-        """The error in a line; of an arm's file, with the number of the line."""
-        first, _, rest = str(error).strip().partition("\n")
-        # a compiler's: what it passes on
-        first += " " + rest.strip().partition("\n")[0] if first.endswith(":") else ""
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(self.source)
-        ]
-        kind = type(error).__name__ + (f", line {lines[-1]}" if lines else "")
-        return first if memory.ran_out(error) else f"{kind}: {first}"
 
     def close(self) -> None:
         """Give the memory back."""
         self.built = None
         memory.give_back(self.device)
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; of a compiler's, which ends with a colon, also what it
+    passes on."""
+    first, _, rest = str(error).strip().partition("\n")
+    if first.endswith(":"):
+        first += " " + rest.strip().partition("\n")[0]
+    return first
+
+
+def _named_line(error: BaseException) -> str:
+    """Return the error's kind before its first line."""
+    return f"{type(error).__name__}: {_first_line(error)}"
 
 
 # --- a layer's attention by itself, and what it costs against the sequence length ------------

@@ -1,4 +1,4 @@
-"""`python -m nocap.runs`: list runs, show one, say why two differ, remove runs or their checkpoints."""
+"""`python -m nocap.runs`: list runs, show one, say why two differ, upload what trackers kept, remove runs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ VERBS = {
     "diff": "the same as why",
     "sync": "upload what W&B kept offline of these runs, and of their grids' comparisons",
     "rm": "remove whole runs",
-    "gc": "remove the checkpoints of ended runs; their records stay",
 }
 FORMS = """\
 A WORD is a run (a name, its beginning, an identity, last, a folder, a glob), or a filter:
 
   status=failed  run=nano-*  attention=gqa  optimizer.lr=0.003  'val_loss<3.2'  'age>30d'  'size>1G'
 
-Runs of any name that is given, of those that meet all filters. rm and gc print what would go, and remove it
-with --yes."""
+Runs of any name that is given, of those that meet all filters. rm prints what would go, and removes it with
+--yes."""
 
 
 def main(argv: list[str] | None = None) -> int:
     given = outside.arguments(argv)
     verb, words = (given[0], given[1:]) if given and given[0] in VERBS else ("list", given)
-    return command(_parser(verb), _call, words, answer="" if verb in ("sync", "rm", "gc") else "the same")
+    return command(_parser(verb), _call, words, answer="" if verb in ("sync", "rm") else "the same")
 
 
 def _call(options: argparse.Namespace) -> int:
@@ -44,7 +43,6 @@ def _call(options: argparse.Namespace) -> int:
         "diff": verbs.explain,
         "sync": verbs.sync,
         "rm": verbs.remove,
-        "gc": verbs.remove,
     }
     return doors.get(options.verb, verbs.list_runs)(options)
 
@@ -75,7 +73,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--sort", metavar="COLUMN", default="started", help="the column to sort by (default: %(default)s)"
         )
-    if verb in ("show", "rm", "gc"):
+    if verb in ("show", "rm"):
         parser.add_argument(
             "--studies",
             type=Path,
@@ -83,7 +81,7 @@ def _parser(verb: str) -> argparse.ArgumentParser:
             metavar="DIR",
             help="whose logs may refer to a run (default: %(default)s)",
         )
-    if verb in ("rm", "gc"):
+    if verb == "rm":
         parser.add_argument("--yes", action="store_true", help="do it; without this, nothing is removed")
     return parser
 

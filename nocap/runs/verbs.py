@@ -9,15 +9,16 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.report.table import aligned
 from nocap.report.why import render, why
-from nocap.runs.columns import COLUMNS, FILTER, age, age_s, column, matching, size_of, status
+from nocap.runs.columns import COLUMNS, FILTER, Column, age, age_s, column, matching, size_of, status
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
@@ -29,26 +30,36 @@ from nocap.training.terminal import table
 
 
 def list_runs(options: argparse.Namespace) -> int:
+    """Print the runs of these names and filters, a row each. Return the exit code."""
     chosen = _chosen(options.words, options.output_dir)
     columns = [column(name, chosen.named) for name in options.columns.split(",")]
     runs = sorted(chosen.runs, key=column(options.sort, chosen.named).sorts)
     if runs:
-        print(
-            aligned([each.name for each in columns], [[each.text(run) for each in columns] for run in runs])
-        )
+        print(_rows(columns, runs))
     print(plural(len(runs), "run"))
     if options.json:  # a size is walked for again
-        options.answer(
-            {
-                "runs": [{each.name: each.of(run) for each in columns} for run in runs],
-                "problems": chosen.problems,
-            }
-        )
+        values = [_values(columns, run) for run in runs]
+        options.answer({"runs": values, "problems": chosen.problems})
     _tell(chosen.problems)
     return 0
 
 
+def _rows(columns: Sequence[Column], runs: Sequence[Record]) -> str:
+    """Return the runs as a table."""
+    names = [each.name for each in columns]
+    rows = list[list[str]]()
+    for run in runs:
+        rows.append([each.text(run) for each in columns])
+    return aligned(names, rows)
+
+
+def _values(columns: Sequence[Column], run: Record) -> dict[str, Any]:
+    """Return a run's values by the columns' names."""
+    return {each.name: each.of(run) for each in columns}
+
+
 def explain(options: argparse.Namespace) -> int:
+    """Print what makes two runs differ. Return the exit code."""
     answer = why(*(find_one(name, outputs=options.output_dir) for name in options.words))
     print(render(answer))
     options.answer(answer)
@@ -56,7 +67,8 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Upload what trackers left offline of runs that have ended, and of the grids that list them."""
+    """Upload what trackers left offline of runs that have ended, and of the grids that list them. Return the
+    exit code."""
     chosen = _chosen(options.words, options.output_dir)
     unfinished = {run.folder: status(run) for run in chosen.runs if run.status not in ENDED}
     runs = [run for run in chosen.runs if run.folder not in unfinished]
@@ -112,9 +124,9 @@ def _chosen(words: Sequence[str], outputs: Path) -> Chosen:
         ValueError: a name stands for no run, or a filter is none.
     """
     filters = [word for word in words if FILTER.fullmatch(word)]
-    names = [word for word in words if word not in filters] or [
-        str(folder) for folder in run_folders(outputs / "runs")
-    ]
+    names = [word for word in words if word not in filters]
+    if not names:
+        names = [str(folder) for folder in run_folders(outputs / "runs")]
     loaded = load(names, outputs=outputs, rows=False)
     runs = loaded.records
     for word in filters:
@@ -124,6 +136,7 @@ def _chosen(words: Sequence[str], outputs: Path) -> Chosen:
 
 
 def _tell(lines: Iterable[str]) -> None:
+    """Print these lines to stderr."""
     for line in lines:
         print(f"nocap: {line}", file=sys.stderr)
 
@@ -132,47 +145,50 @@ def _tell(lines: Iterable[str]) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
+    """Print all that is known of a run. Return the exit code."""
     run = read(find_one(options.words, outputs=options.output_dir), rows=False)
-    result = f"  {'run':<11} {run.name}  {run.status}\n  {'record':<11} {run.folder}"
     used_by = _used_by(options).get(run.identity, [])
-    facts = [f"  {label:<11} {text}" for label, text in _facts(run, used_by) if text]
-    ended = "status" in run.summary  # it has its objects, though empty, before there is one
-    print("\n".join([table(run.summary, run_dir=run.folder) if ended else result, *facts]))
-    options.answer(
-        {"folder": str(run.folder), "used_by": used_by, "manifest": run.manifest, "summary": run.summary}
-    )
+    if "status" in run.summary:  # it has its objects, though empty, before there is one
+        print(table(run.summary, run_dir=run.folder))
+    else:
+        print(f"  {'run':<11} {run.name}  {run.status}\n  {'record':<11} {run.folder}")
+    for label, text in _facts(run, used_by).items():
+        if text:
+            print(f"  {label:<11} {text}")
+    answer = {"folder": str(run.folder), "used_by": used_by}
+    options.answer({**answer, "manifest": run.manifest, "summary": run.summary})
     return 0
 
 
-def _facts(run: Record, used_by: Sequence[str]) -> list[tuple[str, str]]:
-    last = (
-        f"{plural(len(run.manifest['attempts']), 'attempt')}, the last {age(age_s(run))} ago "
-        f"on {run.attempt.get('host') or '?'}"
-    )
+def _facts(run: Record, used_by: Sequence[str]) -> dict[str, str]:
+    """Return what the record says of a run beside its result, by labels; empty where it says nothing."""
+    attempts = plural(len(run.manifest["attempts"]), "attempt")
+    host = run.attempt.get("host") or "?"
+    last = f"{attempts}, the last {age(age_s(run))} ago on {host}"
     code = {"commit": str(run.manifest["git"].get("commit") or "")[:12], **run.manifest["versions"]}
+    versions = [f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name)]
+    teachers = [str(dig(teacher, "path")) for teacher in run.manifest["teachers"].values()]
+    return {
+        "identity": run.identity,
+        "arm": run.arm,
+        "started": f"{run.started}, {last}",
+        "machine": run.machine_name,
+        "code": ", ".join(versions),
+        "disk": _disk(run),
+        "begins from": str(run.manifest["init"].get("path") or ""),
+        "learns from": ", ".join(teachers),
+        "used by": shorten(used_by, most=8),
+    }
+
+
+def _disk(run: Record) -> str:
+    """Say what a run takes on the disk, and how much of it is in checkpoints."""
+    text = size(size_of(run.folder))
     steps = [str(step) for step in sorted(saved_steps(run.folder))]
-    kept = (
-        f", of that {size(size_of(run.folder / FOLDER))} in checkpoints of steps {shorten(steps, most=8)}"
-        if steps
-        else ""
-    )
-    return [
-        ("identity", run.identity),
-        ("arm", run.arm),
-        ("started", f"{run.started}, {last}"),
-        ("machine", run.machine_name),
-        (
-            "code",
-            ", ".join(f"{name} {code[name]}" for name in ("commit", "nocap", "torch") if code.get(name)),
-        ),
-        ("disk", f"{size(size_of(run.folder))}{kept}"),
-        ("begins from", str(run.manifest["init"].get("path") or "")),
-        (
-            "learns from",
-            ", ".join(str(dig(teacher, "path")) for teacher in run.manifest["teachers"].values()),
-        ),
-        ("used by", shorten(used_by, most=8) if used_by else ""),
-    ]
+    if not steps:
+        return text
+    kept = size(size_of(run.folder / FOLDER))
+    return f"{text}, of that {kept} in checkpoints of steps {shorten(steps, most=8)}"
 
 
 def _used_by(options: argparse.Namespace) -> dict[str, list[str]]:
@@ -203,61 +219,66 @@ def _naming(paths: Iterable[Path]) -> dict[str, list[str]]:
     return used_by
 
 
-# --- rm and gc: never a run that a process is training, never through a link, nothing outside `outputs/runs`
+# --- rm: never a run that a process is training, never through a link, nothing outside `outputs/runs` -------
 
 
 def remove(options: argparse.Namespace) -> int:
-    checkpoints, root = options.verb == "gc", options.output_dir / "runs"
-    require(
-        checkpoints or bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none"
-    )
+    """Print what would go, how much that frees, and what refers to it; with --yes remove it. Return the exit
+    code."""
+    require(bool(options.words), "rm", "be given runs or filters, as in rm status=failed", "none")
+    root = options.output_dir / "runs"
     chosen = _chosen(options.words, options.output_dir)
     runs = sorted(chosen.runs, key=COLUMNS["started"].sorts)
-    if checkpoints:
-        runs = [run for run in runs if run.status in ENDED and is_folder(run.folder / FOLDER)]
-    frees = {run.folder: size_of(run.folder / FOLDER if checkpoints else run.folder) for run in runs}
-    used_by = _used_by(options)
-    shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
-    rows = [
-        [
-            *(each.text(run) for each in shown),
-            size(frees[run.folder]),
-            shorten(used_by.get(run.identity) or [NONE], most=3),
-        ]
-        for run in runs
-    ]
-    if rows:
-        print(aligned([*(each.name for each in shown), "frees", "used by"], rows))
-    what, stayed = "checkpoints of " if checkpoints else "", list[str]()
+    frees = {run.folder: size_of(run.folder) for run in runs}
+    if runs:
+        print(_what_goes(runs, frees, used_by=_used_by(options)))
+    stayed = list[str]()
     if options.yes:
-        kept = {run.folder: remove_run(run, root=root, checkpoints=checkpoints) for run in runs}
-        # what killed removals left, too
-        delete(folder for folder in root.glob(".*.removed") if is_folder(folder))
-        stayed = [
-            f"not removed: {folder.name}: {reason}" for folder, reason in kept.items() if reason is not None
-        ]
-        runs = [run for run in runs if kept[run.folder] is None]
-    total = f"{what}{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
+        reasons = {run.folder: remove_run(run, root=root) for run in runs}
+        _delete_removed(root)
+        for folder, reason in reasons.items():
+            if reason is not None:
+                stayed.append(f"not removed: {folder.name}: {reason}")
+        runs = [run for run in runs if reasons[run.folder] is None]
+    total = f"{plural(len(runs), 'run')}, {size(sum(frees[run.folder] for run in runs))}"
     print(f"removed: {total}" if options.yes else f"{total}: nothing was removed; --yes removes")
     _tell([*chosen.problems, *stayed])
-    return 1 if stayed or (options.yes and chosen.problems and options.words) else 0
+    is_left = bool(stayed) or (options.yes and bool(chosen.problems))
+    return int(is_left)
 
 
-def remove_run(run: Record, *, root: Path, checkpoints: bool) -> str | None:
-    """Remove it, while nobody else can begin to train it. Why it stays, else None."""
+def _what_goes(
+    runs: Sequence[Record], frees: Mapping[Path, int], *, used_by: Mapping[str, Sequence[str]]
+) -> str:
+    """Return a table of the runs that would go. `frees`: bytes, by their folders. `used_by`: what refers to
+    them, by their identities."""
+    shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
+    names = [each.name for each in shown]
+    rows = list[list[str]]()
+    for run in runs:
+        values = [each.text(run) for each in shown]
+        refers = shorten(used_by.get(run.identity) or [NONE], most=3)
+        rows.append([*values, size(frees[run.folder]), refers])
+    return aligned([*names, "frees", "used by"], rows)
+
+
+def _delete_removed(root: Path) -> None:
+    """Delete the folders that were set aside, also by removals that were killed."""
+    delete(folder for folder in root.glob(".*.removed") if is_folder(folder))
+
+
+def remove_run(run: Record, *, root: Path) -> str | None:
+    """Set its folder aside, while nobody else can begin to train it. Return why it stays, else None."""
     folder = run.folder
     if folder.is_symlink() or folder.absolute().parent.resolve() != root.resolve():
         return f"it is no folder of its own right in {root}"
     try:
         with lease.acquire(folder):
             now = read(folder, rows=False)
-            if (now.manifest, now.summary) != (run.manifest, run.summary):
+            if now.manifest != run.manifest or now.summary != run.summary:
                 return "it has gone on since it was listed"
-            if checkpoints:
-                shutil.rmtree(folder / FOLDER)  # links in it are removed, and not followed
-            else:
-                # deleted after the lease, whose file is open
-                folder.rename(folder.with_name(f".{folder.name}.removed"))
+            # deleted after the lease, whose file is open
+            folder.rename(folder.with_name(f".{folder.name}.removed"))
     except (OSError, ValueError) as error:  # held by another process, another user's, or no folder of leases
         return str(error)
     return None

@@ -201,7 +201,7 @@ def _notes(race: Race, raced: Raced) -> list[str]:
 def _of_times(race: Race) -> str:
     """Say of which sessions times and memory are, and whether they have verdicts."""
     if race.jobs > 1:
-        return f"{race.where}: no times, and no verdict about costs."
+        return f"Runs shared the machine (--jobs {race.jobs}): no times, and no verdict about costs."
     sessions = "one session"
     if race.sessions > 1:
         sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart"

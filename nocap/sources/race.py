@@ -82,7 +82,6 @@ class Race:
     sessions: int = 1
     apart_s: float = 0.0
     jobs: int = 1  # runs at once; of more than one no time is known
-    where: str = "Runs shared the machine"  # what is told of such runs
     begin: Callable[[Command, int, Path], None]  # runs one
     stop: Event = field(default_factory=Event)  # ends what runs
     failed: Event = field(default_factory=Event)  # begins nothing more

@@ -31,12 +31,11 @@ import torch
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.errors import FailedError
-from nocap.config.option import declared
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import step_config
 from nocap.measure.bench import bench, clock_of, timed_rounds
-from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
+from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate, windows
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
 from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
@@ -123,12 +122,14 @@ def rounds(runs: Mapping[str, Run], *, seconds: float) -> Seen:
 
 
 def counts(run: Run) -> dict[str, Any]:
-    """What needs no clock: FLOPs of a token by part, bytes of a token in the cache."""
-    m, T = run.model, run.model.seq_len
-    cache_slots = declared(run.attention, "cache_slots", of=("build", "mixer"))
-    slots = sum(cache_slots(layer, T) for layer in range(m.n_layer)) if cache_slots else None
-    kv = None if slots is None else 2 * slots / T * run.attention.n_kv_heads * (m.d_model // m.n_head) * 4
-    return {"component_flops": component_flops(run, vocab_size=run.tokenizer.vocab_size), "kv_bytes": kv}
+    """Return what needs no clock: FLOPs of a token by part, bytes of a token in the cache, in fp32; null
+    where there is no cache."""
+    flops = component_flops(run, vocab_size=run.tokenizer.vocab_size)
+    kv_bytes = None
+    if windows(run, run.model.seq_len) is not None:
+        d_head = run.model.d_model // run.model.n_head
+        kv_bytes = 2 * run.model.n_layer * run.attention.n_kv_heads * d_head * 4
+    return {"component_flops": flops, "kv_bytes": kv_bytes}
 
 
 # --- parts of a step ----------------------------------------------------------------------------------------

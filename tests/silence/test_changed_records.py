@@ -154,7 +154,6 @@ def test_a_changed_config_generates_nothing_and_deletes_nothing(here: Door, reco
     for words in (
         ("rm", "val_loss>10"),
         ("rm", "val_loss>10", "--yes"),
-        ("gc", "--yes"),
         ("rm", record.name, "--yes"),
     ):
         done = here(*words, module="nocap.runs.__main__")

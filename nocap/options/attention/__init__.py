@@ -26,8 +26,8 @@ class Attention(Option):
 
         keys_met(layer, T) -> float         keys a query meets on average, which is all that its FLOPs depend
                                             on, 12·d_model a key; without it they are counted
-        cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes from a cache
-                                            of them; without it, or where it is None, the prefix is recomputed
+        cache_slots(layer, capacity) -> int it is softmax over the last so many keys, and decodes from a
+                                            cache; without it, or where it is None, the prefix is recomputed
                                             for each token
         documents(run) -> function or None  what makes the mixer's fourth argument of a forward's tokens;
                                             None: it has three

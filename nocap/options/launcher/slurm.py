@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +14,7 @@ from nocap.launch.executor import Executor, last_words
 from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
+    from nocap.launch.cell import CellJob
     from nocap.launch.grid import Cell, Result
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
@@ -51,6 +52,11 @@ class Slurm(OfCluster):
     setup: list[str] = field(default_factory=list)  # commands before srun
 
     def executor(self, folder: Path) -> SlurmJobs:
+        """Return what runs the cells of the grid in this folder as jobs.
+
+        Errors:
+            ValueError: submitit is not installed, or there is no cluster.
+        """
         require(
             find_spec("submitit") is not None,
             "hydra/launcher=slurm",
@@ -66,114 +72,118 @@ class SlurmJobs(Executor):
     goes_on: ClassVar[str] = "handed over; the same command without --detach waits for the jobs and reports"
 
     def __init__(self, folder: Path, asked: Slurm) -> None:
+        """Check that this machine is one of a cluster.
+
+        Errors:
+            ValueError: it is not.
+        """
         import submitit
 
-        self.folder, self.asked, self._new = folder, asked, list[SlurmJob]()
+        self.folder = folder
+        self.asked = asked
         self.logs = folder / "jobs" / "%j"
-        keys = {
-            f.name: getattr(asked, f.name)
-            for f in fields(asked)
-            if f.name not in ("kind", "target", "max_num_timeout")
-        }
+        self._new = list[SlurmCell]()
         try:
             self._executor = submitit.AutoExecutor(
                 self.logs, cluster="slurm", slurm_max_num_timeout=asked.max_num_timeout
             )
-            self._executor.update_parameters(
-                **{name if name in EVERY else f"slurm_{name}": value for name, value in keys.items()}
-            )
+            self._executor.update_parameters(**_parameters(asked))
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 f"hydra/launcher=slurm must be given on a machine of a Slurm cluster, got {error}"
             ) from error
 
     def submit(self, cell: Cell) -> SlurmCell:
+        """Return the cell as a job, which is handed over at the next look."""
         from nocap.launch.cell import CellJob
 
         job = CellJob(str(self.folder), cell.plan.identity)
-        return SlurmCell(self.hand_over(job, job.log.with_suffix(".job")))
-
-    def hand_over(
-        self, job: Callable[[], Any], number: Path, finished: Callable[[], bool] = lambda: False
-    ) -> SlurmJob:
-        """Anything that can be pickled. `number`: the file that holds Slurm's own of it, so that a later
-        command finds it. `finished`: whether a job that ended has left its result."""
-        self._new.append(made := SlurmJob(self, job, number, finished))
+        made = SlurmCell(self, job)
+        self._new.append(made)
         return made
 
     def send(self) -> None:
         """Hand over what is new, unless a job of an earlier command still has it."""
         import submitit
 
-        new, self._new = self._new, []
+        new = self._new
+        self._new = []
         # all are known before the first is asked for: then one call of sacct answers for all
         for made in new:
-            made.sent = (
-                submitit.SlurmJob(self.logs, made.number.read_text()) if made.number.is_file() else None
-            )
-        todo = [
-            made
-            for made in new
-            if made.sent is None or made.sent.state == "UNKNOWN" or (made.sent.done() and not made.finished())
-        ]
-        for part in (todo[first : first + MOST_JOBS] for first in range(0, len(todo), MOST_JOBS)):
-            try:
-                for made, sent in zip(
-                    part, self._executor.submit_array([made.job for made in part]), strict=True
-                ):
-                    made.sent = sent
-                    made.number.write_text(sent.job_id)
-            except Exception as error:  # submitit's, of no class of their own: sbatch has refused the array
-                for made in part:
-                    made.reason = _last_line(error)
+            if made.number.is_file():
+                made.sent = submitit.SlurmJob(self.logs, made.number.read_text())
+        todo = [made for made in new if made.is_over]
+        for first in range(0, len(todo), MOST_JOBS):
+            self._send_array(todo[first : first + MOST_JOBS])
 
-
-class SlurmJob:
-    def __init__(
-        self, jobs: SlurmJobs, job: Callable[[], Any], number: Path, finished: Callable[[], bool]
-    ) -> None:
-        self.job, self.number, self.finished, self._jobs = job, number, finished, jobs
-        self.sent: Any = None
-        self.reason: str | None = None  # why there is no record to come
-
-    def poll(self) -> str | None:
-        self._jobs.send()
-        if self.reason is None and self.sent.done():
-            error = self.sent.exception()
-            printed = last_words(
-                self.sent.stdout() if self._jobs.asked.stderr_to_stdout else self.sent.stderr()
-            )
-            self.reason = (printed if error is None else _last_line(error)) or f"see {self.number.parent}"
-        return self.reason
-
-    def cancel(self) -> None:
-        if self.sent is not None:
-            self.sent.cancel(check=False)
+    def _send_array(self, cells: Sequence[SlurmCell]) -> None:
+        """Hand over an array of jobs; where `sbatch` refuses it, every cell has the reason."""
+        try:
+            jobs = self._executor.submit_array([made.job for made in cells])
+            for made, sent in zip(cells, jobs, strict=True):
+                made.sent = sent
+                made.number.write_text(sent.job_id)
+        except Exception as error:  # submitit's, of no class of their own
+            for made in cells:
+                made.reason = _last_line(error)
 
 
 class SlurmCell:
     """A cell as a job."""
 
-    def __init__(self, job: SlurmJob) -> None:
-        self._job = job
+    def __init__(self, jobs: SlurmJobs, job: CellJob) -> None:
+        self.job = job
+        self.number = job.log.with_suffix(".job")  # holds Slurm's number, so that a later command finds it
+        self.sent: Any = None  # submitit's job
+        self.reason: str | None = None  # why there is no record to come
+        self._jobs = jobs
         self._stopping = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether no job has the cell now."""
+        return self.sent is None or self.sent.state == "UNKNOWN" or self.sent.done()
+
     def poll(self) -> Result | str | None:
+        """Return why no record is to come; None while the job goes on.
+
+        Errors:
+            ValueError: Slurm has refused the job.
+        """
         from nocap.launch.plan import Result
 
-        reason = self._job.poll()
-        if reason is not None and self._job.sent is None:
-            raise ValueError(reason)  # no job came of it
-        if reason is None and self._stopping:
-            left = f"goes on as Slurm's job {self._job.sent.job_id}"
+        self._jobs.send()
+        if self.reason is None and self.sent.done():
+            self.reason = self._why_over()
+        if self.reason is not None and self.sent is None:
+            raise ValueError(self.reason)
+        if self.reason is None and self._stopping:
+            left = f"goes on as Slurm's job {self.sent.job_id}"
             return Result(summary={"status": "waiting", "error": left}, trained=True)
-        return reason
+        return self.reason
+
+    def _why_over(self) -> str:
+        """Return the last words of a job that has ended."""
+        error = self.sent.exception()
+        if error is not None:
+            return _last_line(error)
+        printed = self.sent.stdout() if self._jobs.asked.stderr_to_stdout else self.sent.stderr()
+        return last_words(printed) or f"see {self.number.parent}"
 
     def stop(self) -> None:
         """Leave it as it is: Slurm's jobs outlive the command that handed them over."""
         self._stopping = True
 
 
+def _parameters(asked: Slurm) -> dict[str, Any]:
+    """Return the keys by the names that submitit has for them."""
+    own = ("kind", "target", "max_num_timeout")
+    names = [each.name for each in fields(asked) if each.name not in own]
+    called = {name: name if name in EVERY else f"slurm_{name}" for name in names}
+    return {called[name]: getattr(asked, name) for name in names}
+
+
 def _last_line(error: Exception) -> str:
+    """Return the error's kind and the last line of what it says."""
     lines = re.findall(r"\S.*", str(error))
     return f"{type(error).__name__}: {lines[-1].strip() if lines else ''}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -47,19 +46,6 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and key not in _IN_CONFIG:
             values[f"clock/{line}_s" if head == "clock_s" else names.get(key, key)] = value
     return values
-
-
-@contextmanager
-def needed(package: str) -> Iterator[None]:
-    """Inside the block a tracker's package is imported.
-
-    Errors:
-        ModuleNotFoundError: it is not installed; one line says how.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"it needs {package}: pip install 'nocap[{package}]'") from error
 
 
 class TrackerSession:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end, needed
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,8 +44,10 @@ def _remove(folder: Path) -> None:
 
 class _Session(TrackerSession):
     def __init__(self, facts: RunFacts, folder: Path) -> None:
-        with needed("tensorboard"):
+        try:
             from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError("it needs tensorboard: pip install 'nocap[tensorboard]'") from error
         self.url_or_hint = f"tensorboard --logdir {shlex.quote(str(facts.run_dir.parent))}"
         self._writer: Any = SummaryWriter(log_dir=str(folder))
         self._settings = {"arm": facts.arm, "seed": facts.seed, **facts.options, **facts.swept}

@@ -32,24 +32,15 @@ const page = (() => {
     return found.map((at) => [at, Math.abs(high) >= 1e4 ? compact(at) : number(at, digits).replace("-", "−")]);
   }
 
-  // 1, 2 and 5 times powers of ten; the powers alone where these are too many.
-  function decades(low, high, most) {
-    const powers = Array.from({ length: 40 }, (_, i) => 10 ** (i - 15));
-    const fine = powers.flatMap((power) => [power, 2 * power, 5 * power]).filter((at) => at >= low && at <= high);
-    const found = fine.length > most ? powers.filter((at) => at >= low && at <= high) : fine;
-    return found.map((at) => [at, at < 1e-3 ? at.toExponential(0) : compact(at)]);
-  }
-
   // From a value to px between `start` and `end`, and back.
-  function axis({ log = false, range, ticks }, values, most) {
-    const [f, back] = log ? [Math.log10, (v) => 10 ** v] : [(v) => v, (v) => v];
-    const ends = values.length ? [Math.min(...values), Math.max(...values)].map(f) : [0, 1];
+  function axis({ range, ticks }, values, most) {
+    const ends = values.length ? [Math.min(...values), Math.max(...values)] : [0, 1];
     const air = 0.04 * (ends[1] - ends[0]) || 0.5;
-    const [low, high] = range ? range.map(f) : [ends[0] - air, ends[1] + air];
-    const found = ticks ?? (log ? decades : even)(back(Math.min(low, high)), back(Math.max(low, high)), most);
+    const [low, high] = range ?? [ends[0] - air, ends[1] + air];
+    const found = ticks ?? even(Math.min(low, high), Math.max(low, high), most);
     const made = { ticks: found, start: 0, end: 1 };
-    made.at = (value) => made.start + ((f(value) - low) / (high - low)) * (made.end - made.start);
-    made.value = (px) => back(low + ((px - made.start) / (made.end - made.start)) * (high - low));
+    made.at = (value) => made.start + ((value - low) / (high - low)) * (made.end - made.start);
+    made.value = (px) => low + ((px - made.start) / (made.end - made.start)) * (high - low);
     return made;
   }
 
@@ -60,7 +51,7 @@ const page = (() => {
     return mark.x.map((x, i) => {
       if (!known(x) || !known(mark.y[i])) return (pen = "M"), "";
       const [px, py] = at(x, mark.y[i]).map((v) => v.toFixed(1));
-      const drawn = mark.stairs && pen === "L" ? `H${px}V${py}` : `${pen}${px} ${py}`;
+      const drawn = `${pen}${px} ${py}`;
       pen = "L";
       return drawn;
     }).join("");
@@ -72,16 +63,14 @@ const page = (() => {
     return `M${angles.map((a) => `${(px + r2 * Math.cos(a)).toFixed(1)} ${(py + r2 * Math.sin(a)).toFixed(1)}`).join("L")}Z`;
   }
 
-  // A line, marks, or both (`colors`: each its own), with bars from `low` to `high`. Returns what a pointer and labels find there.
+  // A line, marks, or both. Returns what a pointer and labels find there.
   function draw(into, mark, at) {
     const group = into.appendChild(node("g", { class: "mark", "data-name": mark.name, opacity: mark.opacity, stroke: mark.color }));
     if (mark.width) group.append(node("path", { d: pathOf(mark, at), fill: "none", "stroke-width": mark.width, "stroke-dasharray": mark.dash, "stroke-linejoin": "round" }));
     return mark.x.flatMap((x, i) => {
       if (!known(x) || !known(mark.y[i])) return [];
       const [[px, py], r] = [at(x, mark.y[i]), (mark.size?.[i] ?? mark.size ?? 0) / 2];
-      if (known(mark.low?.[i])) group.append(node("path", { d: `M${px} ${at(x, mark.low[i])[1]}V${at(x, mark.high[i])[1]}` }));
-      const color = mark.colors?.[i] ?? mark.color;
-      if (r) group.append(node("path", { class: "point", d: symbol([px, py], r, SYMBOLS[mark.symbol ?? 0]), fill: mark.open ? "none" : color, stroke: color, "stroke-width": 1.6 }));
+      if (r) group.append(node("path", { class: "point", d: symbol([px, py], r, SYMBOLS[mark.symbol ?? 0]), fill: mark.color, stroke: mark.color, "stroke-width": 1.6 }));
       return [{ px, py, r, hover: mark.hover?.[i], label: mark.label?.[i] }];
     });
   }
@@ -143,7 +132,7 @@ const page = (() => {
 
   const zoomed = {}; // chart → the ranges that were dragged out, while `key` stays what it was
 
-  // In `id`: marks (draw) and boxes over two axes { text, log, range, ticks, bare }. `rule` is a level with its words.
+  // In `id`: marks (draw) and boxes over two axes { text, range, ticks }. `rule` is a level with its words.
   function chart(id, chosen) {
     const { height, x, y, marks = [], boxes: found = [], rule } = { ...chosen, ...(zoomed[id]?.key === chosen.key && zoomed[id]) };
     const holder = document.getElementById(id);
@@ -152,13 +141,13 @@ const page = (() => {
     const [ax, ay] = [axis(x, all("x"), width / 90), axis(y, all("y"), height / 50)];
     const wide = Math.max(0, ...ay.ticks.map(([, words]) => words.length));
     const size = Math.min(Math.floor((0.34 * width - 22) / 6.3), Math.max(0, ...marks.map((mark) => mark.end?.length ?? 0)));
-    Object.assign(ax, { start: y.bare ? 1 : Math.min(0.45 * width, 7 * wide + 12), end: width - (size ? 6.3 * size + 22 : 14) });
-    Object.assign(ay, { start: height - (x.text ? 42 : 22) * !x.bare, end: y.text ? 24 : 6 });
+    Object.assign(ax, { start: Math.min(0.45 * width, 7 * wide + 12), end: width - (size ? 6.3 * size + 22 : 14) });
+    Object.assign(ay, { start: height - (x.text ? 42 : 22), end: y.text ? 24 : 6 });
     const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": [y.text, x.text].filter(known).join(" over ") });
-    for (const [px, words] of x.bare ? [] : ax.ticks.map(([value, words]) => [ax.at(value), words]).filter(([px]) => px >= ax.start - 1 && px <= ax.end + 1)) {
+    for (const [px, words] of ax.ticks.map(([value, words]) => [ax.at(value), words]).filter(([px]) => px >= ax.start - 1 && px <= ax.end + 1)) {
       svg.append(node("path", { class: "grid", d: `M${px} ${ay.start}V${ay.end}` }), node("text", { x: px, y: ay.start + 16, "text-anchor": "middle" }, words));
     }
-    for (const [py, words] of y.bare ? [] : ay.ticks.map(([value, words]) => [ay.at(value), words]).filter(([py]) => py <= ay.start + 1 && py >= ay.end - 1)) {
+    for (const [py, words] of ay.ticks.map(([value, words]) => [ay.at(value), words]).filter(([py]) => py <= ay.start + 1 && py >= ay.end - 1)) {
       if (!y.ticks) svg.append(node("path", { class: "grid", d: `M${ax.start} ${py}H${ax.end}` }));
       svg.append(node("text", { x: ax.start - 7, y: py + 4, "text-anchor": "end" }, words));
     }
