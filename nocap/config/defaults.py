@@ -1,10 +1,10 @@
 """What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a
-run gets that does not choose device, precision, compilation or threads: what is fast on its machine for its
-shape.
+run gets that does not choose device, precision, compilation or threads.
 
-The rules for a CPU look at the model's shape, the vocabulary and how much there is to compute, never at an
-option that is compared. Their figures are measured (LOG.md, 2026-11-22), and whether bf16 is faster is
-measured on the machine. In a grid or study the baseline decides for all arms: `Composed.defaults`.
+These defaults follow from the command line and from what the machine is. Nothing is measured to find them.
+The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand beside them. The rules
+look at the model's shape, the vocabulary and how much there is to compute, never at an option that is
+compared. In a grid or study the baseline decides for all arms: `Composed.defaults`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,12 @@ from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
-# d_model × channels of a head: below, attention's backward loses more in bf16 than the products win
-WIDE = 4096
-# times as fast as in fp32 the products must be in bf16: its casts and the rest of the step take some of it
-# back
-FASTER = 1.2
 EAGER_FLOPS = 5e10  # per second and thread
 # CPU-seconds to compile with nothing in the cache; the last is a guess
 COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
 SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
-SAVED, SAVED_BY_HEAD = 0.2, 0.5  # of an eager step's time; the second where the head is more than the blocks
+SAVED = 0.2  # of an eager step's time
+SAVED_BY_HEAD = 0.5  # the same where the head has more weights than the blocks
 
 
 def device() -> Device:
@@ -57,40 +53,28 @@ def malloc(device: Device) -> Malloc:
 
 
 def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
-    """Of the blocks' products, and of the head's."""
+    """Return the weights of the blocks' products, and those of the head's."""
     return 12 * model.n_layer * model.d_model**2, tokenizer.vocab_size * model.d_model
 
 
-def precision(
-    device: Device, model: Model, tokenizer: Tokenizer, micro_batch: int, threads: int, cache_dir: str | None
-) -> tuple[Precision, str]:
-    """bf16 where the hardware multiplies it natively, the products are large enough, and two of them are
-    faster in it: a micro-batch's tokens by the widest weight of a block, or by the head where that is more
-    than the blocks. And why, unless that is not measured yet."""
+def precision(device: Device) -> tuple[Precision, str]:
+    """Return the precision that a device trains in by default, and why.
+
+    On CPUs with bf16 products and without AMX it depends on CPU and shape: of two of them one computed
+    `model=tiny` in bf16 at 0.56 times fp32's speed, the other at 1.55 times (docs/speed.md).
+    """
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
-    if not hardware.native_bf16():
-        return Precision.fp32, "this CPU has no bf16 products"
-    blocks, head = _weights(model, tokenizer)
-    width, channels = model.d_model, model.d_model // max(1, model.n_head)
-    if width * channels < WIDE and head <= blocks:
-        return Precision.fp32, f"bf16 is slower at {width} wide × {channels} channels a head, below {WIDE:,}"
-    rows, inner, columns = (
-        # a power of two: few shapes are timed
-        min(512, 1 << (max(1, micro_batch * model.seq_len).bit_length() - 1)),
-        min(2048, width),  # beyond, only the time that it takes grows
-        min(8192, 4 * width if head <= blocks else tokenizer.vocab_size),
-    )
-    if (
-        not hardware.is_here()
-        or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None
-    ):
-        return Precision.bf16, ""
-    return (
-        Precision.bf16 if gain >= FASTER else Precision.fp32,
-        f"bf16 is {gain:.2f} times as fast here ({rows} × {inner} × {columns}, {threads} "
-        f"thread{'s' if threads > 1 else ''})",
-    )
+    if hardware.has_amx():
+        return Precision.bf16, "this CPU has AMX"
+    return Precision.fp32, "this CPU has no AMX"
+
+
+def other_precision(device: Device) -> Precision | None:
+    """Return the precision that may be faster than the default, as only a bench can say. None: it is not."""
+    if device is Device.cuda or not hardware.native_bf16():
+        return None
+    return Precision.fp32 if precision(device)[0] is Precision.bf16 else Precision.bf16
 
 
 def compilation(
@@ -102,31 +86,34 @@ def compilation(
     threads: int,
     devices: int,
 ) -> tuple[Compile, str]:
-    """The block and the head compiled, or the whole of a small model, where that takes less time, cold, than
-    it saves within the run, and why."""
+    """Return what is compiled by default, and why: the block and the head, or the whole of a small model,
+    where compiling takes less time, with nothing in its cache, than it saves within the run."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     blocks, head = _weights(model, tokenizer)
     tokens = steps * batch_tokens // max(1, threads * devices)  # of a thread
-    saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
+    eager_s = 6 * (blocks + head) * tokens / EAGER_FLOPS
+    saved_s = eager_s * (SAVED_BY_HEAD if head > blocks else SAVED)
     compiled = Compile.full if blocks < SHORT else Compile.regional
-    why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved:,.1f} s of this run"
-    if saved <= COLD_S[compiled]:
+    why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved_s:,.1f} s of this run"
+    if saved_s <= COLD_S[compiled]:
         return Compile.off, why
-    return (compiled, why) if hardware.cpp_compiler() else (Compile.off, f"no C++ compiler is here; {why}")
+    if not hardware.cpp_compiler():
+        return Compile.off, f"no C++ compiler is here; {why}"
+    return compiled, why
 
 
-@hardware.unmeasured()
 def reasons(run: Run) -> dict[str, str]:
-    """`trainer` key → what a run of this shape gets by default, and why. Without what is not measured yet."""
+    """Return for a key of `trainer` what a run of this shape gets by default, and why."""
     t = run.trainer
-    defaults = {
-        "precision": precision(t.device, run.model, run.tokenizer, t.micro_batch, t.threads, run.cache_dir),
-        "compile": compilation(
-            t.device, run.model, run.tokenizer, t.steps, t.batch_tokens, t.threads, t.devices
-        ),
+    numbers, numbers_why = precision(t.device)
+    compiled, compiled_why = compilation(
+        t.device, run.model, run.tokenizer, t.steps, t.batch_tokens, t.threads, t.devices
+    )
+    return {
+        "precision": f"{numbers.value}: {numbers_why}",
+        "compile": f"{compiled.value}: {compiled_why}",
     }
-    return {key: f"{choice.value}: {why}" for key, (choice, why) in defaults.items() if why}
 
 
 # --- what a yaml may ask for --------------------------------------------------------------------------------
@@ -159,9 +146,7 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     # both kinds, also of fewer than four layers
     "pattern": lambda n_layer: "L" * min(3, n_layer - 1) + "G",
     "device": device,
-    "precision": lambda device, model, tokenizer, *run: precision(
-        device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
-    )[0],
+    "precision": lambda device: precision(device)[0],
     "threads": threads,
     "malloc": malloc,
     "compile": lambda device, model, tokenizer, *run: compilation(

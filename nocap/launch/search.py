@@ -29,7 +29,7 @@ from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
 from nocap.launch.grid import REPORT, Cell, Grid, Result, check, values_of
-from nocap.launch.plan import Datasets, plan, settled, sound
+from nocap.launch.plan import Datasets, plan, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
 from nocap.store import lease
@@ -259,7 +259,7 @@ class Searching:
         self.search, self.space, self.fixed = search, space, (*fixed, f"seed={search.seed}")
         self._datasets, self._trials = Datasets(), list[Trial]()
         words = [(*self.fixed, *end) for end in ends(space)]
-        self._base = settled(words[0], compose)
+        self._base = compose(words[0])
         self._compose = partial(as_in, self._base, compose=compose)
         grid = check(
             words, swept=tuple(space), compose=self._compose, log=lambda line: None, datasets=self._datasets
