@@ -295,8 +295,6 @@ def test_a_kind_is_found_in_a_file_of_another_name():
     folder = REPO / "experiments" / "atlas" / "ideas"
     assert set(composed(folder, "ideas=[tail_average]").ideas) == {"tail_average"}
     assert [file.name for file in outside.files()] == ["averaged_weights"]
-    assert outside.find("ideas", "short_windows") is not None
-    assert [file.name for file in outside.files()] == ["averaged_weights", "growing"]
     assert outside.find("ideas", "nowhere") is None
 
 
