@@ -50,7 +50,6 @@ MANDATORY = {
     "text": ["data.path=notes/*.md"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
     "schedule_free": ["schedule=constant"],
-    "curriculum": ["data.order=shuffled"],
 }
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
 

@@ -21,7 +21,8 @@ from nocap import outside
 from nocap.config.compose import composed
 from nocap.store.record import read_json
 
-outside.use([HERE / "ideas"])  # those that this atlas does not support are options from outside
+# those that this atlas does not support are options from outside
+outside.use([HERE / "ideas", HERE.parent / "objectives" / "options"])
 RUNS = HERE / "runs.jsonl"
 SCALE = "experiment=atlas_cpu", "trainer.precision=bf16"  # of every line of runs.jsonl
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25

@@ -10,9 +10,10 @@ from nocap.config.keys import require
 from nocap.store.command import command
 
 FORMS = """\
-A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second
-time nothing runs. nocap's own studies need no checkout: a NAME such as gqa is experiments/gqa, and what is
-not there is read from the package and, when it is carried out, written there. After python -m nocap.study:
+A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of options of its
+own. What is missing is trained and timed. A second time nothing runs. nocap's own studies need no checkout: a
+NAME such as gqa is experiments/gqa, and what is not there is read from the package and, when it is carried
+out, written there. After python -m nocap.study:
 
   experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError, StoppedError
@@ -61,7 +62,11 @@ def studies(asked: argparse.Namespace) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     folders, options = _given(asked)
-    plans, code = [(folder, plan) for folder in folders for plan in _prepared(folder, options)], 0
+    known = [(folder, spec.load(folder)) for folder in folders]
+    # of all of them before the first is composed: further options forget those that were imported
+    outside.use(place for _, study in known for place in spec.options_of(study))
+    plans = [(folder, plan) for folder, study in known for plan in _prepared(folder, study, options)]
+    code = EXIT_CODES["finished"]
     for folder, plan in plans:
         if asked.plan:
             print(preview.render(plan))
@@ -74,8 +79,7 @@ def studies(asked: argparse.Namespace) -> int:
     return code
 
 
-def _prepared(folder: Path, options: Options) -> list[StudyPlan]:
-    study = spec.load(folder)
+def _prepared(folder: Path, study: Study, options: Options) -> list[StudyPlan]:
     pages.check_readme(folder)
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
     scales = _scales(study, options)
@@ -91,8 +95,9 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
     """Its results, printed as text or JSON and written; the exit code."""
     run, source = not asked.judge, spec.source_of(folder)
     if run and source != folder:
-        write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
-        print(f"written: {folder / spec.FILE}, as it comes with nocap")
+        for name, file in spec.files_of(plan.study).items():
+            write_file(folder / name, file)
+            print(f"written: {folder / name}, as it comes with nocap")
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
     content = results.results(
@@ -124,6 +129,7 @@ def propose(asked: argparse.Namespace) -> int:
         options.sessions,
     )
     study = spec.load(folders[0])
+    outside.use(spec.options_of(study))
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
