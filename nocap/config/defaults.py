@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 import omegaconf
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
 from nocap.config.run import Run
@@ -34,22 +34,32 @@ SAVED_BY_HEAD = 0.5  # the same where the head has more weights than the blocks
 
 
 def device() -> Device:
-    """CUDA where there are a GPU and a torch built for it, else the CPU."""
-    return Device.cuda if hardware.torch_build()["cuda"] and hardware.cuda_devices() else Device.cpu
+    """Return CUDA where there are a GPU and a torch built for it, else the CPU."""
+    if hardware.torch_build()["cuda"] and hardware.cuda_devices():
+        return Device.cuda
+    return Device.cpu
 
 
 def threads(device: Device, devices: int) -> int:
-    """CPU threads per worker: the cores this process may use, shared out; on CUDA the CPU computes nothing
-    that threads would speed up."""
+    """Return the CPU threads of a worker: the cores that this process may use, shared out. On CUDA the CPU
+    computes nothing that threads would speed up."""
     if device is Device.cuda:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, devices))
+    return max(1, _cores() // max(1, devices))
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def malloc(device: Device) -> Malloc:
     """Return `pooled` for a CPU with glibc. On CUDA torch has a pool of its own."""
-    return Malloc.pooled if device is Device.cpu and hardware.has_glibc() else Malloc.system
+    if device is Device.cpu and hardware.has_glibc():
+        return Malloc.pooled
+    return Malloc.system
 
 
 def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
@@ -74,7 +84,9 @@ def other_precision(device: Device) -> Precision | None:
     """Return the precision that may be faster than the default, as only a bench can say. None: it is not."""
     if device is Device.cuda or not hardware.native_bf16():
         return None
-    return Precision.fp32 if precision(device)[0] is Precision.bf16 else Precision.bf16
+    if hardware.has_amx():
+        return Precision.fp32
+    return Precision.bf16
 
 
 def compilation(
@@ -92,9 +104,13 @@ def compilation(
         return Compile.regional, "a GPU"
     blocks, head = _weights(model, tokenizer)
     tokens = steps * batch_tokens // max(1, threads * devices)  # of a thread
-    eager_s = 6 * (blocks + head) * tokens / EAGER_FLOPS
-    saved_s = eager_s * (SAVED_BY_HEAD if head > blocks else SAVED)
-    compiled = Compile.full if blocks < SHORT else Compile.regional
+    share = SAVED
+    if head > blocks:
+        share = SAVED_BY_HEAD
+    saved_s = share * (6 * (blocks + head) * tokens / EAGER_FLOPS)
+    compiled = Compile.regional
+    if blocks < SHORT:
+        compiled = Compile.full
     why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved_s:,.1f} s of this run"
     if saved_s <= COLD_S[compiled]:
         return Compile.off, why
@@ -120,7 +136,7 @@ def reasons(run: Run) -> dict[str, str]:
 
 
 def _gqa_heads(n_head: int) -> int:
-    """Key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
+    """Return the key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
     for group in (3, 2, 5):
         if n_head % group == 0:
             return n_head // group
@@ -130,31 +146,78 @@ def _gqa_heads(n_head: int) -> int:
     )
 
 
+def _fraction(share: float, whole: int) -> int:
+    return math.floor(share * whole)
+
+
+def _quotient(whole: float, part: float) -> int:
+    """Return how often the part is in the whole, at least once. A wrong part is refused where it is read."""
+    if part <= 0:
+        return 1
+    return max(1, math.floor(whole / part))
+
+
+def _least(a: float, b: float) -> float:
+    """Return the smaller one. OmegaConf 2.4 inspects what it is given, and a builtin says nothing."""
+    return min(a, b)
+
+
+def _times(a: float, b: float) -> float:
+    return a * b
+
+
+def _beta2(default: float, half_life: float | None, batch: int) -> float:
+    """Return β2 of a half-life in tokens, or the default. One that is no positive number is refused where it
+    is read."""
+    if half_life is None or half_life <= 0:
+        return default
+    return beta2_of(half_life, batch)
+
+
+def _pattern(n_layer: int) -> str:
+    """Return local layers before a global one: both kinds, also of fewer than four layers."""
+    return "L" * min(3, n_layer - 1) + "G"
+
+
+def _precision(device: Device) -> Precision:
+    return precision(device)[0]
+
+
+def _compile(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> Compile:
+    typed = cast(Tokenizer, OmegaConf.to_object(tokenizer))
+    return compilation(device, model, typed, *run)[0]
+
+
+def _hang_timeout_s(device: Device) -> float:
+    """Return ten minutes, and an hour on a CPU, where one micro-batch of d48 takes a core so long."""
+    if device is Device.cpu:
+        return 3600.0
+    return 600.0
+
+
+def _local_kernel(device: Device) -> Kernel:
+    if device is Device.cpu:
+        return Kernel.blocks
+    return Kernel.flex
+
+
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and
 # travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
-    "fraction": lambda share, whole: math.floor(share * whole),
-    # a wrong part is refused where it is read
-    "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,
-    "least": lambda a, b: min(a, b),  # OmegaConf 2.4 inspects what it is given, and a builtin says nothing
-    "times": lambda a, b: a * b,
-    "beta2": lambda default, half_life, batch: (
-        # one that is no positive number is refused where it is read
-        default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
-    ),
-    # both kinds, also of fewer than four layers
-    "pattern": lambda n_layer: "L" * min(3, n_layer - 1) + "G",
+    "fraction": _fraction,
+    "quotient": _quotient,
+    "least": _least,
+    "times": _times,
+    "beta2": _beta2,
+    "pattern": _pattern,
     "device": device,
-    "precision": lambda device: precision(device)[0],
+    "precision": _precision,
     "threads": threads,
     "malloc": malloc,
-    "compile": lambda device, model, tokenizer, *run: compilation(
-        device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
-    )[0],
-    # one micro-batch of d48 takes a CPU core an hour
-    "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,
-    "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,
+    "compile": _compile,
+    "hang_timeout_s": _hang_timeout_s,
+    "local_kernel": _local_kernel,
 }
 OLD = omegaconf.__version__.startswith("2.3.")
 # what 2.4 calls the same
