@@ -54,6 +54,6 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     assert (elsewhere / "brand_new" / "mlp" / "brand_new.py").is_file()
     studies = {path.name for path in (site / "nocap" / "studies").iterdir()}
     assert studies == {path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")}
-    assert "entropy" in nocap("study", "objectives", "scale=cpu", "--plan")
+    assert "entropy" in nocap("study", "objectives", "scale=cpu", "--plan", "--allow-code")
     assert ": 12 cells" in nocap("study", "gqa", "scale=cpu", "--plan")
     assert not (elsewhere / "experiments").exists()

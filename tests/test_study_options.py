@@ -45,8 +45,9 @@ def made(folder: Path, kind: str, config_dir: str = "own") -> Path:
 @pytest.mark.slow
 def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path) -> None:
     made(tmp_path / "first", "softer")
-    done = here("first", module="nocap.study")
+    done = here("first", "--allow-code", module="nocap.study")
     assert done.code == 0, done.err
+    assert "nocap.study first scale=cpu --allow-code" in (tmp_path / "first" / "README.md").read_text()
     assert "M.loss" in (tmp_path / "first" / "README.md").read_text()
     runs = [path.name for path in (tmp_path / "outputs" / "runs").iterdir()]
     assert len([name for name in runs if "softer" in name]) == 3
@@ -55,10 +56,32 @@ def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path)
 def test_several_studies_have_options_of_their_own(here: Door, tmp_path: Path) -> None:
     made(tmp_path / "first", "softer")
     made(tmp_path / "second", "weaker")
-    done = here("first", "second", "--judge", module="nocap.study")
+    done = here("first", "second", "--judge", "--allow-code", module="nocap.study")
     assert done.code == 1, done.err  # nothing was trained
     assert "ideas=[softer]" in done.out
     assert "ideas=[weaker]" in done.out
+
+
+@pytest.mark.parametrize("flag", ["--plan", "--judge"])
+def test_code_that_nobody_allowed_is_not_run(flag: str, here: Door, tmp_path: Path) -> None:
+    folder = made(tmp_path / "first", "softer")
+    ran = tmp_path / "ran"
+    (folder / "own" / "ideas" / "softer.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    done = here("first", flag, module="nocap.study")
+    assert done.code == 2
+    assert done.err.count("\n") == 1
+    assert "config_dir must be allowed by --allow-code" in done.err
+    assert not ran.exists()
+
+
+def test_leave_to_run_code_is_refused_where_there_is_none(here: Door, tmp_path: Path) -> None:
+    written(tmp_path / "plain", study(claims=[claim(LOSS)]))
+    done = here("plain", "--judge", "--allow-code", module="nocap.study")
+    assert done.code == 2
+    assert "--allow-code must be left out where no study has a config_dir" in done.err
+    done = here("--board", ".", "--allow-code", module="nocap.study")
+    assert done.code == 2
+    assert "--allow-code must be left out beside --board" in done.err
 
 
 def test_the_options_of_a_study_are_no_other_commands(here: Door, tmp_path: Path) -> None:

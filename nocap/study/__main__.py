@@ -41,6 +41,7 @@ def _study(asked: argparse.Namespace) -> int:
     require(
         judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json
     )
+    require(bool(asked.overrides) or not asked.allow_code, "--allow-code", "be left out beside --board", "it")
     runs = judged and not asked.judge and asked.propose is None
     require(
         runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows
@@ -77,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="PROPOSAL",
         help="train arms beside the baseline, each given as overrides or a command, and answer",
+    )
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="import the options in the folder that a study's config_dir names: they run as code",
     )
     parser.add_argument(
         "--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,8 +63,7 @@ def studies(asked: argparse.Namespace) -> int:
     """
     folders, options = _given(asked)
     known = [(folder, spec.load(folder)) for folder in folders]
-    # of all of them before the first is composed: further options forget those that were imported
-    outside.use(place for _, study in known for place in spec.options_of(study))
+    _use_options([study for _, study in known], allow_code=asked.allow_code)
     plans = [(folder, plan) for folder, study in known for plan in _prepared(folder, study, options)]
     code = EXIT_CODES["finished"]
     for folder, plan in plans:
@@ -77,6 +76,22 @@ def studies(asked: argparse.Namespace) -> int:
             print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
             code = max(code, failed.code)
     return code
+
+
+def _use_options(known: Sequence[Study], *, allow_code: bool) -> None:
+    """Use the options that studies bring, of all of them before the first is composed: further options forget
+    those that were imported. They are somebody's code: a person has to allow it.
+
+    Errors:
+        ValueError: it is not allowed, or is, and there is none.
+    """
+    brought = [study for study in known if study.config_dir]
+    for study in brought:
+        rule = "be allowed by --allow-code: it is code that this command would run"
+        require(allow_code, f"{study.folder}: config_dir", rule, study.config_dir)
+    rule = "be left out where no study has a config_dir"
+    require(bool(brought) or not allow_code, "--allow-code", rule, "it")
+    outside.use(place for study in brought for place in spec.options_of(study))
 
 
 def _prepared(folder: Path, study: Study, options: Options) -> list[StudyPlan]:
@@ -100,10 +115,11 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
             print(f"written: {folder / name}, as it comes with nocap")
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
+    allowed = " --allow-code" if plan.study.config_dir else ""
     content = results.results(
         done,
         hardware=hardware.describe(plan.trainer.device, plan.trainer.threads),
-        command=f"python -m nocap.study {folder} scale={plan.scale}{steps}",
+        command=f"python -m nocap.study {folder} scale={plan.scale}{steps}{allowed}",
     )
     print(pages.render(content, plan.study))
     writes = run and log.writable(folder / log.FILE)
@@ -129,7 +145,7 @@ def propose(asked: argparse.Namespace) -> int:
         options.sessions,
     )
     study = spec.load(folders[0])
-    outside.use(spec.options_of(study))
+    _use_options([study], allow_code=asked.allow_code)
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
