@@ -25,12 +25,17 @@ from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
-EAGER_FLOPS = 5e10  # per second and thread
-# CPU-seconds to compile with nothing in the cache; the last is a guess
+# FLOP/s of a thread in an eager step: 6 × weights × the tokens/s of `python -m nocap.bench model=tiny`. One
+# EPYC has 3.0e10 in fp32, another 5.2e10 in bf16.
+EAGER_FLOPS = 5e10
+# CPU-seconds to compile with nothing in the cache: those of a run of 4 steps over the same run eager, at nano
+# and tiny (docs/speed.md). The last is a guess.
 COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
 SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
-SAVED = 0.2  # of an eager step's time
-SAVED_BY_HEAD = 0.5  # the same where the head has more weights than the blocks
+# What compiling saves of an eager step's time, a fifth to a half (LOG.md, 2026-11-22): `python -m nocap.bench
+# model=nano --arm trainer.compile=off --arm trainer.compile=full --seconds 120`.
+SAVED = 0.2
+SAVED_BY_HEAD = 0.5  # where the head has more weights than the blocks
 
 
 def device() -> Device:
