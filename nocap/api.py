@@ -70,14 +70,14 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
     """
     from nocap.launch.attempt import train
     from nocap.launch.head import typed_keys
-    from nocap.launch.plan import plan, settled
+    from nocap.launch.plan import plan
 
     started = time.monotonic()
     choices: Mapping[str, str | None]
     if len(what) == 1 and isinstance(what[0], Run):
         run, choices = what[0], {place: option.kind for place, option in what[0].options()}
     else:
-        composed = settled([str(override) for override in what], composing.composed)
+        composed = composing.composed([str(override) for override in what])
         run, choices = composed.run, composed.choices
     planned = replace(plan(run, choices=choices), swept=typed_keys(run, map(str, what)))
     ended = train(planned, started=started, log=lambda line: None if quiet else print(line), quiet=quiet)

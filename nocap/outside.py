@@ -5,7 +5,8 @@ extends the interface and has a `kind` of its own is an option, which the `kind`
 
 Options from outside lie in folders like `conf/`, whose groups hold a Python file beside each yaml. They come
 from the command's `--config-dir DIR`, or from the entry points `nocap.options` of installed packages, each
-naming a package that is such a folder. A record or a study never brings one along.
+naming a package that is such a folder, or, with `--allow-code`, from the `config_dir` of a study. A
+record never brings one along.
 
 An option is found by name when it is chosen: by its yaml, with the file beside that, or by its `kind`, which
 is the name of a file or stands in its source. The rest of a folder is not imported, hashed or refused. A file

@@ -58,7 +58,12 @@ SMALL = (
     "trainer.threads=1",
 )
 
-ATLAS_IDEAS = ("--config-dir", str(REPO / "experiments" / "atlas" / "ideas"))
+# The folders of options that experiments have, and the flags that put them in use.
+IDEA_FOLDERS = (
+    str(REPO / "experiments" / "atlas" / "ideas"),
+    str(REPO / "experiments" / "objectives" / "options"),
+)
+ATLAS_IDEAS = ("--config-dir", IDEA_FOLDERS[0], "--config-dir", IDEA_FOLDERS[1])
 
 # A schedule whose first update is beyond all numbers.
 EXPLODING = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
@@ -142,29 +147,29 @@ class InUse:
     modules: dict[str, ModuleType]
 
 
-IN_USE: dict[str, InUse] = {}
+IN_USE: dict[tuple[str, ...], InUse] = {}
 
 
 @contextmanager
-def used(folder: str) -> Iterator[None]:
-    """Put a folder in use that no test changes, and take it out of use afterwards."""
-    outside.use([folder])
-    if folder in IN_USE:
-        os.environ[outside.VARIABLE] = IN_USE[folder].state
-        sys.modules.update(IN_USE[folder].modules)
+def used(*folders: str) -> Iterator[None]:
+    """Put folders in use that no test changes, and take them out of use afterwards."""
+    outside.use(folders)
+    if folders in IN_USE:
+        os.environ[outside.VARIABLE] = IN_USE[folders].state
+        sys.modules.update(IN_USE[folders].modules)
     before = outside.in_use()
     yield
     if outside.in_use() == before:  # the test has used no other folder beside it
         names = [name for name in sys.modules if name.startswith("nocap.outside.")]
         modules = {name: sys.modules[name] for name in names}
-        IN_USE[folder] = InUse(state=outside.state(), modules=modules)
+        IN_USE[folders] = InUse(state=outside.state(), modules=modules)
     os.environ.pop(outside.VARIABLE)
 
 
 @pytest.fixture
 def atlas_ideas(isolated: None) -> Iterator[None]:
     """The ideas that neither the atlas nor a claim supports are in use."""
-    with used(ATLAS_IDEAS[1]):
+    with used(*IDEA_FOLDERS):
         yield
 
 

@@ -227,3 +227,16 @@ def test_the_readme_counts_the_ideas_as_the_committed_lines_do(
     assert f"Each of {len(ideas)} ideas alone" in text
     assert "Nine help in time" in text
     assert f"{without} have one seed or two, and no verdict" in text
+
+
+def test_an_idea_whose_code_went_keeps_its_row_and_is_not_run_again(
+    atlas: ModuleType, jobs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "RUNS", HERE / "runs.jsonl")
+    gone = {"short_sequences", "small_batches", "short_windows"}
+    assert set(jobs.arms()) - set(jobs.runnable()) == gone
+    for asked in jobs.phases().values():
+        assert gone.isdisjoint({arm for _, _, arm in asked})
+    assert [atlas.lines_of(arm) for arm in sorted(gone)] == [146, 236, 146]
+    with pytest.raises(ValueError, match="short_windows"):
+        composed(["ideas=[short_windows]"])

@@ -26,12 +26,12 @@ from nocap import outside
 from nocap.config import hardware
 from nocap.config.compose import as_in, compose, overrides_of
 from nocap.config.compose import composed as composed_of
-from nocap.config.defaults import FASTER, reasons
+from nocap.config.defaults import other_precision, reasons
 from nocap.config.flags import COMMON, KEYS, SWEEPS, asked, comments_of, manual
 from nocap.config.paths import conf_dir
 from nocap.config.plain import dump, load, to_plain
 from nocap.config.run import Run
-from nocap.config.trainer import Device, Precision, Trainer
+from nocap.config.trainer import Compile, Device, Precision, Trainer
 from nocap.model.gpt import GPT, build_model
 from nocap.options.attention.softmax import Kernel
 from nocap.options.schedule import Schedule
@@ -50,17 +50,8 @@ MANDATORY = {
     "text": ["data.path=notes/*.md"],
     "shards": ["data.train=a_*.bin", "data.val=b_*.bin"],
     "schedule_free": ["schedule=constant"],
-    "curriculum": ["data.order=shuffled"],
 }
 ONE_ROW = ["trainer.micro_batch=1"]  # so that every model's seq_len divides the default batch
-
-
-MEASURED = hardware.bf16_gain  # which no other test here calls
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: FASTER)
 
 
 def test_every_group_and_every_schema_has_an_option():
@@ -222,60 +213,49 @@ ONE_THREAD = ["trainer.device=cpu", "trainer.threads=1"]
 @pytest.mark.parametrize(
     ("overrides", "precision", "compilation"),
     [
-        ("model=nano", "fp32", "off"),  # 64 wide, 16 channels a head: bf16 takes 1.7 times as long
+        ("model=nano", "bf16", "off"),
         ("model=nano tokenizer=gpt2 trainer.steps=100", "bf16", "off"),  # the head is most of it
         ("model=tiny", "bf16", "off"),
-        ("model=tiny model.n_head=8", "fp32", "off"),
         ("model=tiny trainer.steps=5000", "bf16", "full"),
         ("model=tiny trainer.steps=5000 trainer.compile=off trainer.precision=fp32", "fp32", "off"),
         ("model=small", "bf16", "regional"),
     ],
 )
-def test_precision_and_compilation_are_the_fast_ones(
+def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
     overrides: str, precision: str, compilation: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hardware, "native_bf16", lambda: True)
+    monkeypatch.setattr(hardware, "has_amx", lambda: True)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
     compared = "attention=mqa mlp=swiglu optimizer=muon ideas=[smear]"  # which decides nothing
     for words in (overrides, f"{overrides} {compared}"):
         t = compose([*ONE_THREAD, *words.split()]).trainer
-        assert (t.precision.value, t.compile.value) == (precision, compilation)
-    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: FASTER - 0.01)
+        assert t.precision.value == precision
+        assert t.compile.value == compilation
+    monkeypatch.setattr(hardware, "has_amx", lambda: False)
     monkeypatch.setattr(hardware, "cpp_compiler", lambda: None)
     t = compose([*ONE_THREAD, *overrides.split()]).trainer
-    assert (t.precision.value, t.compile.value) == ("fp32", "off")
-
-
-def test_a_measurement_of_bf16_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    killed = tmp_path / "python"
-    killed.write_text("#!/bin/sh\nkill -9 $$\n")
-    killed.chmod(0o755)
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "executable", str(killed))
-        rule = "trainer.precision must be given, as fp32: what measures bf16 here did not end well, got exit"
-        with pytest.raises(ValueError, match=rule):
-            MEASURED((64, 64, 64), 1, str(tmp_path))
-    assert not (tmp_path / "bf16.json").exists()
-
-
-FAST = "bf16: bf16 is 2.00 times as fast here (512 × 128 × 512, 1 thread)"
+    assert t.precision.value == "fp32"
+    assert t.compile.value == "off"
 
 
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("flags", "reason", "other"),
     [
-        ("avx2 fma", "fp32: this CPU has no bf16 products"),
-        ("avx512f avx512_vnni", "fp32: this CPU has no bf16 products"),
-        ("avx512f avx512_bf16", FAST),
-        ("avx512_bf16 amx_tile amx_bf16", FAST),
-        ("asimd bf16", FAST),  # Arm
+        ("avx2 fma", "fp32: this CPU has no AMX", None),
+        ("avx512f avx512_vnni", "fp32: this CPU has no AMX", None),
+        ("avx512f avx512_bf16", "fp32: this CPU has no AMX", Precision.bf16),
+        ("avx512_bf16 amx_tile amx_bf16", "bf16: this CPU has AMX", Precision.fp32),
+        ("asimd bf16", "fp32: this CPU has no AMX", Precision.bf16),  # Arm
     ],
 )
-def test_the_cpus_flags_decide_and_the_line_says_so(flags: str, reason: str, monkeypatch: pytest.MonkeyPatch):
+def test_the_cpus_flags_decide_and_the_line_says_so(
+    flags: str, reason: str, other: Precision | None, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split()), "25.1.1"))
-    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: 2.0)
     run = compose(["model=tiny", *ONE_THREAD])
-    assert (run.trainer.precision.value, reasons(run)["precision"]) == (reason[:4], reason)
+    assert run.trainer.precision.value == reason[:4]
+    assert reasons(run)["precision"] == reason
+    assert other_precision(Device.cpu) is other
 
 
 def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.MonkeyPatch):
@@ -288,12 +268,16 @@ def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.Mon
 
 
 def test_arms_take_the_baselines_precision_and_compilation(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hardware, "native_bf16", lambda: True)
-    nano, tiny = ("model=nano", "trainer.device=cpu"), ("model=tiny", "trainer.device=cpu")
-    first = composed_of(list(nano))
-    assert as_in(first, [*tiny]).run.trainer.precision is Precision.fp32
-    assert as_in(first, [*tiny, "trainer.precision=bf16"]).run.trainer.precision is Precision.bf16
-    assert as_in(first, [*nano, "attention=mqa"]).overrides == (*nano, "attention=mqa")
+    monkeypatch.setattr(hardware, "cpp_compiler", lambda: "/usr/bin/g++")
+    nano = ("model=nano", *ONE_THREAD)
+    tiny = ("model=tiny", *ONE_THREAD, "trainer.steps=5000")
+    first = composed_of([*nano, "trainer.precision=bf16"])
+    assert composed_of(tiny).run.trainer.compile is Compile.full
+    assert as_in(first, tiny).run.trainer.compile is Compile.off
+    assert as_in(first, tiny).run.trainer.precision is Precision.bf16
+    assert as_in(first, [*tiny, "trainer.precision=fp32"]).run.trainer.precision is Precision.fp32
+    alike = (*nano, "trainer.precision=bf16", "attention=mqa")
+    assert as_in(first, alike).overrides == alike
 
 
 def test_all_cells_and_trials_have_one_now(monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,6 @@ import pytest
 import tiktoken.load
 import tiktoken.registry
 
-from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.data import corpus, made, overlap, shards, synthetic, tokenizer
 from nocap.data.__main__ import main
@@ -556,7 +555,6 @@ NEEDS = {"text": ["data.path=x"], "shards": ["data.train=x", "data.val=y"]}
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("NOCAP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(hardware, "bf16_gain", lambda *product: 2.0)  # not measured for each
     return tmp_path / "cache"
 
 

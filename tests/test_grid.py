@@ -59,13 +59,13 @@ def test_cells_are_composed_as_single_runs_are(tmp_path):
     assert composed(cells[1]).run == expected[1]
 
 
-def test_the_first_cell_decides_the_precision_for_all(tmp_path, monkeypatch):
-    monkeypatch.setattr("nocap.config.hardware.native_bf16", lambda: True)
-    shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", f"output_dir={tmp_path}")
-    grid = check(
-        [(*shape, "model=nano"), (*shape, "model=tiny")], swept=("model",), compose=composed, log=print
-    )
-    assert [cell.plan.run.trainer.precision.value for cell in grid.cells] == ["fp32", "fp32"]
+def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr("nocap.config.hardware.cpp_compiler", lambda: "/usr/bin/g++")
+    shape = ("tracker=none", "data=synthetic", "trainer.device=cpu", "trainer.threads=1")
+    first, second = [(*shape, f"output_dir={tmp_path}", f"model={model}") for model in ("nano", "small")]
+    assert composed(second).run.trainer.compile.value == "regional"
+    grid = check([first, second], swept=("model",), compose=composed, log=print)
+    assert [cell.plan.run.trainer.compile.value for cell in grid.cells] == ["off", "off"]
     again = [composed(cell.overrides).run for cell in grid.cells]  # as a job of its own composes it
     assert again == [cell.plan.run for cell in grid.cells]
 

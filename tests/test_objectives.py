@@ -30,7 +30,6 @@ from nocap.model.gpt import build_model
 from nocap.model.language_model import lent
 from nocap.store.runs import load
 from nocap.training.recorder import Recorder
-from nocap.training.state import put_weights, weights
 from nocap.training.step import Update, fetch, validate
 from nocap.training.trained import trained
 from tests.attempts import state_of
@@ -169,9 +168,8 @@ def test_a_teacher_is_known_by_its_weights_and_not_by_its_place(
     assert plans[0].teachers["ideas.distill"].seconds == teacher_s
 
 
-def test_a_teachers_time_and_small_batches_are_in_the_record(teacher: str, teacher_s: float, tmp_path: Path):
-    ideas = ("ideas=[distill,small_batches]", "ideas.small_batches.start=2", "ideas.small_batches.until=0.5")
-    this = planned(tmp_path, *ideas, f"ideas.distill.run={teacher}")
+def test_a_teachers_time_is_in_the_record(teacher: str, teacher_s: float, tmp_path: Path):
+    this = planned(tmp_path, "ideas=[distill]", f"ideas.distill.run={teacher}")
     start(this)
     record = load([this.run_dir]).records[0]  # which refuses tokens that are not its rows'
     seconds = record.summary["clock_s"]
@@ -179,8 +177,8 @@ def test_a_teachers_time_and_small_batches_are_in_the_record(teacher: str, teach
     assert record.train_s == pytest.approx(seconds["train"] + seconds["data"] + seconds["teacher"])
     assert record.curve.train_s[0] >= seconds["teacher"]
     assert seconds["wall"] == pytest.approx(sum(s for line, s in seconds.items() if line != "wall"))
-    assert record.summary["tokens"] == 4 * 32 + 3 * 64
-    assert record.curve.tokens == [0, 3 * 32, 4 * 32 + 2 * 64, 4 * 32 + 3 * 64]
+    assert record.summary["tokens"] == 7 * 64
+    assert record.curve.tokens == [0, 3 * 64, 6 * 64, 7 * 64]
     own_s = seconds["train"] + seconds["data"]
     assert record.summary["tokens_per_s"] * own_s == pytest.approx(record.summary["tokens"])
 
@@ -271,54 +269,6 @@ def test_weights_are_lent_once():
     assert p.item() == 0.0
     with lent([(p, torch.ones(1))]):
         assert p.item() == 1.0
-
-
-# --- short sequences, small batches, short windows first
-
-
-def growing(name: str, start: int, *words: str) -> Run:
-    window = ("attention=hybrid", "attention.window=32") if name == "short_windows" else ()
-    keys = (f"ideas.{name}.start={start}", f"ideas.{name}.until=0.5")
-    return composed(f"ideas=[{name}]", *keys, *window, *words)
-
-
-def test_it_doubles_in_stages_of_equal_length_and_is_measured_as_it_is_in_the_end():
-    run = growing("short_windows", 8, "ideas=[short_windows,small_batches,entropy]")
-    idea: Any = run.ideas["short_windows"]
-    doubling = [8] * 10 + [4] * 10 + [2] * 10 + [1] * 30
-    assert [idea.divisor(step=step, steps=60) for step in range(60)] == doubling
-    assert [idea.divisor(step=step, steps=4) for step in range(4)] == [8, 2, 1, 1]
-    assert run.in_the_end() == replace(run, ideas={"entropy": run.ideas["entropy"]})
-
-
-def test_short_sequences_are_the_same_tokens_cut(tmp_path: Path):
-    (plain,) = steps(
-        composed("model.seq_len=32", "trainer.micro_batch=32", "data.order=sequential"), tmp_path, 1
-    )
-    (cut,) = steps(growing("short_sequences", 4, "data.order=sequential"), tmp_path, 1)
-    assert cut.loss == pytest.approx(plain.loss, rel=1e-6)
-
-
-def test_small_batches_follow_each_other_and_every_token_is_counted(tmp_path: Path):
-    run = growing("small_batches", 2)
-    assert [run.batch_tokens(step) for step in (0, 5, 6, 11)] == [1024, 1024, 2048, 2048]
-    assert [run.tokens_before(step) for step in (0, 1, 6, 7, 12)] == [0, 1024, 6144, 8192, 18432]
-    job, trainee = trainee_of(run, tmp_path)
-    read = torch.cat([fetch(job, trainee, step=step) for step in range(12)])
-    assert torch.equal(read, torch.from_numpy(trainee.train.read(range(18432 // 128))))
-    small = steps(composed("trainer.batch_tokens=1024"), tmp_path)
-    assert numbers(advance(job, trainee, 0, 1, 2)) == numbers(small)
-
-
-def test_short_windows_are_those_of_a_smaller_window_in_training_alone(tmp_path: Path):
-    run, whole = growing("short_windows", 4), growing("short_windows", 1)
-    (job, trainee), (_, again) = trainee_of(run, tmp_path), trainee_of(whole, tmp_path)
-    small = composed("attention=hybrid", "attention.window=8")
-    assert numbers(advance(job, trainee, 0)) == numbers(steps(small, tmp_path, 1))
-    put_weights(again.model, weights(trainee.model))
-    pairs = ((trainee, run), (again, whole))
-    losses = [validate(each.model, each.val, run=its, world=job.world) for each, its in pairs]
-    assert losses[0] == losses[1]
 
 
 # --- data in an order
@@ -412,30 +362,10 @@ ON_CUDA = "attention.kernel=cudnn trainer.device=cuda trainer.precision=bf16"
             "fused, flash, efficient, cudnn for this option, got flex",
         ),
         (
-            "ideas=[short_sequences] ideas.short_sequences.start=3",
-            "ideas.short_sequences.start must be a power of 2, got 3",
+            "ideas=[untie] trainer.device=cuda trainer.cuda_graphs=true",
+            "trainer.cuda_graphs must be false beside ideas.untie, which acts between steps",
         ),
-        (
-            "ideas=[short_sequences] ideas.short_sequences.start=256",
-            "ideas.short_sequences.start must divide model.seq_len=128, got 256",
-        ),
-        (
-            "ideas=[small_batches] ideas.small_batches.start=4",
-            "into multiples of micro_batch × seq_len × devices = 1024, got 4",
-        ),
-        (
-            "ideas=[short_windows]",
-            "ideas.short_windows.start must be at most attention's window, of 0 tokens, got 4",
-        ),
-        (
-            "ideas=[small_batches] trainer.batch_tokens=8192 optimizer.beta2_half_life_tokens=100000",
-            "beta2 that follows from the batch",
-        ),
-        ("ideas=[small_batches] ideas.small_batches.until=1", "ideas.small_batches.until must be below 1"),
-        (
-            "ideas=[short_sequences] trainer.device=cuda trainer.cuda_graphs=true",
-            "trainer.cuda_graphs must be false beside",
-        ),
+        ("ideas=[short_sequences]", "ideas/short_sequences is no option"),
         ("ideas=[curriculum] ideas.curriculum.keep=0", "ideas.curriculum.keep must be above 0"),
         (
             "ideas=[curriculum] data.order=sequential",
@@ -464,9 +394,6 @@ NEUTRAL = {  # each where it changes nothing
     "distill": "weight=0",
     "untie": "at=1",
     "curriculum": "noise=1",
-    "short_sequences": "start=1",
-    "small_batches": "start=1",
-    "short_windows": "start=1",
 }
 
 
@@ -479,7 +406,7 @@ def test_where_they_are_neutral_they_change_no_bit(teacher: str, tmp_path: Path)
 
 
 SEVERAL = (
-    "ideas=[curriculum,distill,early_loss,entropy,multi_token,short_sequences,short_windows,untie]",
+    "ideas=[curriculum,distill,early_loss,entropy,multi_token,untie]",
     "attention=sliding",
     "attention.document_start=98",
     "attention.window=20",
@@ -487,21 +414,17 @@ SEVERAL = (
     "ideas.untie.at=0.34",
     "ideas.curriculum.document_start=98",
     "ideas.curriculum.keep=0.5",
-    "ideas.short_sequences.until=0.6",
-    "ideas.short_windows.until=0.6",
 )
-BATCHES = ("ideas=[small_batches]", "ideas.small_batches.until=0.34", "trainer.micro_batch=4")
 
 
 def taught(words: tuple[str, ...], teacher: str) -> tuple[str, ...]:
     return (*words, f"ideas.distill.run={teacher}") if "distill" in words[0] else words
 
 
-@pytest.mark.parametrize("words", [SEVERAL, BATCHES], ids=["several", "small_batches"])
-def test_it_resumes_bit_for_bit(words: tuple[str, ...], teacher: str, tmp_path: Path):
+def test_it_resumes_bit_for_bit(teacher: str, tmp_path: Path):
     """From a checkpoint of step 3, before what changes at step 4, the next steps are those of the run that
     was not interrupted."""
-    run = composed(*taught(words, teacher))
+    run = composed(*taught(SEVERAL, teacher))
     job, trainee = trainee_of(run, tmp_path)
     advance(job, trainee, 0, 1, 2)
     again = saved_and_loaded(trainee, run, tmp_path, step=3)

@@ -295,8 +295,6 @@ def test_a_kind_is_found_in_a_file_of_another_name():
     folder = REPO / "experiments" / "atlas" / "ideas"
     assert set(composed(folder, "ideas=[tail_average]").ideas) == {"tail_average"}
     assert [file.name for file in outside.files()] == ["averaged_weights"]
-    assert outside.find("ideas", "short_windows") is not None
-    assert [file.name for file in outside.files()] == ["averaged_weights", "growing"]
     assert outside.find("ideas", "nowhere") is None
 
 
@@ -395,6 +393,20 @@ def test_its_source_is_in_the_identity_where_it_is_used(tmp_path: Path):
     changed = [module for module in hashes[0] if hashes[0][module] != hashes[1][module]]
     assert (hashes[0], changed) == (hashes[2], ["nocap.outside.attention.head_temperature"])
     assert source_hashes(compose(list(SMALL))) == before
+
+
+def test_what_its_import_statements_name_counts_wherever_they_stand(tmp_path: Path):
+    folder = tmp_path / "mine" / "attention"
+    shutil.copytree(STRANGERS / "head_temperature", tmp_path / "mine")
+    for name in ("_first", "_second", "_third"):
+        (folder / f"{name}.py").write_text("scale = 1.0\n")
+    late = "\n\nif TYPE_CHECKING:\n    import _first\n\n\ndef late():\n    import _second\n"
+    path = folder / "head_temperature.py"
+    path.write_text(f"from typing import TYPE_CHECKING\n{GOOD}{late}")
+    hashes = source_hashes(composed(tmp_path / "mine", "attention=head_temperature"))
+    assert "_first" in hashes
+    assert "_second" in hashes
+    assert "_third" not in hashes
 
 
 # --- what it imports, and what its forward does: tried before the first step --------------------------------

@@ -52,7 +52,8 @@ def test_installed_wheel_works_in_any_folder(tmp_path: Path) -> None:
     assert "window: 100" in nocap("train", "--config-dir", "mine", "attention=wide", "--cfg", "job")
     nocap("new", "mlp", "brand_new")
     assert (elsewhere / "brand_new" / "mlp" / "brand_new.py").is_file()
-    studies = {path.parent.name for path in (site / "nocap" / "studies").rglob("*")}
-    assert studies == {"studies", *(path.parent.name for path in (REPO / "experiments").glob("*/study.yaml"))}
+    studies = {path.name for path in (site / "nocap" / "studies").iterdir()}
+    assert studies == {path.parent.name for path in (REPO / "experiments").glob("*/study.yaml")}
+    assert "entropy" in nocap("study", "objectives", "scale=cpu", "--plan", "--allow-code")
     assert ": 12 cells" in nocap("study", "gqa", "scale=cpu", "--plan")
     assert not (elsewhere / "experiments").exists()

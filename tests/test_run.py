@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
+from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.defaults import reasons
+from nocap.config.trainer import Precision
 from nocap.launch.plan import headline
 from nocap.store.formats import duration
 from nocap.store.identity import config_that_counts, digest, identity_parts
@@ -303,13 +305,33 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset({"avx512f"}), "25.1.1"))
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
     this, why = planned(tmp_path), reasons(run)
     head, *lines = headline(replace(this, run=run)).splitlines()
     assert re.fullmatch(
-        rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × .* with 2 threads, memory pooled", head
+        rf"{this.run_dir.name}: 1,200 steps of [\d,]+ tokens on 1 × a CPU with 2 threads, memory pooled", head
     )
-    assert lines == [f"{key} {why[key]}" for key in ("precision", "compile")]
+    assert lines == ["precision fp32: this CPU has no AMX", f"compile {why['compile']}"]
     other = replace(run.trainer, compile=type(run.trainer.compile)("max"))
     last = headline(replace(this, run=replace(run, trainer=other))).splitlines()[-1]
     assert last == f"compile max (by default {why['compile']})"
+
+
+def test_the_first_screen_says_what_to_try_where_bf16_may_be_faster(
+    here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset({"avx512_bf16"}), "25.17.1"))
+    run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2"])
+    assert run.trainer.precision is Precision.fp32
+    this = planned(tmp_path)
+    lines = headline(replace(this, run=run)).splitlines()
+    assert "  trainer.precision=bf16 may be faster here; this measures it:" in lines
+    (command,) = [line.strip() for line in lines if "nocap.bench" in line]
+    assert command.startswith("python -m nocap.bench model.n_layer=")
+    words = command.split()[3:]
+    assert words[-3:] == ["trainer.precision=fp32", "--arm", "trainer.precision=bf16"]
+    done = here(*words, "trainer.threads=1", "--seconds", "1", module="nocap.bench")
+    assert done.code == 0
+    in_bf16 = compose([*SMALL, "trainer.device=cpu", "trainer.precision=bf16"])
+    assert "may be faster" not in headline(replace(this, run=in_bf16))

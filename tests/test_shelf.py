@@ -27,7 +27,7 @@ from nocap.options.ideas import Idea
 from nocap.training.ledger import Ledger
 from nocap.training.optimizer import build_optimizers
 from nocap.training.step import take_step
-from tests.conftest import ATLAS_IDEAS, REPO, SMALL
+from tests.conftest import IDEA_FOLDERS, REPO, SMALL
 from tests.test_ideas import BIGRAM, replaced_model, trainee_of
 
 V = 257
@@ -45,7 +45,7 @@ TOKENS_BT = torch.randint(V, (2, 16), generator=torch.Generator().manual_seed(0)
 @pytest.fixture(scope="module")
 def in_use() -> str:
     """The ideas that neither the atlas nor a claim supports, imported once: what is cached here is theirs."""
-    outside.use([ATLAS_IDEAS[1]])
+    outside.use(IDEA_FOLDERS)
     outside.all_options("ideas")
     return os.environ.pop(outside.VARIABLE)
 

@@ -165,7 +165,6 @@ KNOWN = {
     "params": 1,
     "kernel": "flash",
     "memory_mib": {"peak": 1.0, "parameters": 1.0, "gradients": 0.0, "optimizer": 0.0, "activations": 0.0},
-    "settings": None,
 }
 LABELS = ("mlp=gelu4x", "mlp=gelu3x", "attention=mha")
 TOP = {"schema_version", "words", "kind", "date", "started", "ended", "hardware", "clock", "limit", "rounds"}

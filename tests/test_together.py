@@ -22,10 +22,10 @@ from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
 from nocap.training.ledger import Ledger
 from nocap.training.step import take_step, validate
-from tests.conftest import ATLAS_IDEAS, REPO, SMALL
+from tests.conftest import IDEA_FOLDERS, REPO, SMALL
 from tests.test_ideas import V, saved_and_loaded, trainee_of
 
-FOLDERS = (REPO / "conf" / "ideas", Path(ATLAS_IDEAS[1]) / "ideas")
+FOLDERS = (REPO / "conf" / "ideas", *(Path(folder) / "ideas" for folder in IDEA_FOLDERS))
 IDEAS = {path.stem: path for folder in FOLDERS for path in sorted(folder.glob("*.yaml"))}
 pytestmark = pytest.mark.usefixtures("atlas_ideas")
 SHAPE = (

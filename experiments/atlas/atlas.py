@@ -205,7 +205,7 @@ def steps(sessions: int, rounds: int, output_dir: str) -> int:
         "be of this machine, whose steps alone can be compared",
         machines,
     )
-    asked = [words for arm in jobs.arms() for _, words in stages(jobs.arms()[arm])]
+    asked = [words for arm in jobs.runnable() for _, words in stages(jobs.arms()[arm])]
     asked += [shlex.join(jobs.words_of(arm)) for arm in jobs.together()]
     teach(asked, output_dir)
     while left := [
@@ -274,7 +274,10 @@ def files_of(arm: str) -> set[str]:
 
 
 def lines_of(arm: str) -> int:
-    """Of the files that it needs and the baseline does not."""
+    """Return the lines of the files that it needs and the baseline does not."""
+    gone = jobs.arms()[arm].get("gone")
+    if gone is not None:
+        return int(gone)
     return sum(len(Path(file).read_text().splitlines()) for file in files_of(arm) - files_of(jobs.BASELINE))
 
 

@@ -21,7 +21,8 @@ from nocap import outside
 from nocap.config.compose import composed
 from nocap.store.record import read_json
 
-outside.use([HERE / "ideas"])  # those that this atlas does not support are options from outside
+# those that this atlas does not support are options from outside
+outside.use([HERE / "ideas", HERE.parent / "objectives" / "options"])
 RUNS = HERE / "runs.jsonl"
 SCALE = "experiment=atlas_cpu", "trainer.precision=bf16"  # of every line of runs.jsonl
 WHOLE, SCREEN, SHORT = 1.0, 0.5, 0.25
@@ -52,6 +53,11 @@ def arms() -> dict[str, dict[str, Any]]:
     for arm, entry in by_arm.items():
         entry["with"] = [*entry["with"], *winners.get(entry.get("like", arm), [])]
     return by_arm
+
+
+def runnable() -> list[str]:
+    """Return the arms whose code is there: of the others the results stay."""
+    return [arm for arm, entry in arms().items() if "gone" not in entry]
 
 
 def stack() -> list[str]:
@@ -123,7 +129,7 @@ def phases() -> dict[str, list[Job]]:
     return {
         "noise": [(seed, WHOLE, BASELINE) for seed in range(8)],
         "lengths": [(seed, share, BASELINE) for seed in range(3) for share in LENGTHS if share < WHOLE],
-        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in arms() if goes_on(arm, seed)],
+        "screen": [(seed, SCREEN, arm) for seed in range(3) for arm in runnable() if goes_on(arm, seed)],
         "parts": [(seed, RACED, arm) for seed in range(3) for arm in (recipe(), *left_out().values())],
         "large": [
             *(
@@ -141,7 +147,7 @@ def phases() -> dict[str, list[Job]]:
             ),
             *((seed, LARGES[0], large()) for seed in range(3) if ended(rates)),
         ],
-        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in arms()],
+        "whole": [(seed, WHOLE, arm) for seed in range(3) for arm in runnable()],
     }
 
 

@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from nocap import outside
 from nocap.config import hardware
 from nocap.config.bounded import read_text, read_yaml
-from nocap.config.defaults import reasons, register_resolver
+from nocap.config.defaults import register_resolver
 from nocap.config.keys import check_keys, check_text, flat, require
 from nocap.config.outward import redact
 from nocap.config.paths import conf_dir
@@ -76,14 +76,9 @@ def composed(overrides: Iterable[str]) -> Composed:
         for key in ("precision", "compile", "device", "threads")
         if str(trainer[key]).startswith("${nocap.")
     )
-    with hardware.unmeasured():
-        run = _run(config)  # what is wrong is refused before anything is measured
-    if "precision" in left and "precision" not in reasons(run):
-        run = _run(config)
-    return Composed(overrides=words, run=run, choices=choices, defaults=left)
+    return Composed(overrides=words, run=_run(config), choices=choices, defaults=left)
 
 
-@hardware.unmeasured()
 def checked(words: Sequence[str]) -> tuple[DictConfig, Run]:
     """Compose the config of these overrides as it is printed, and the run that it makes.
 
@@ -112,7 +107,6 @@ def _run(config: DictConfig) -> Run:
     return run
 
 
-@hardware.unmeasured()
 @explained()
 def of_config(config: DictConfig) -> Run:
     """The `Run` in a whole config that somebody else composed.
@@ -123,7 +117,6 @@ def of_config(config: DictConfig) -> Run:
     return _run(typed(OmegaConf.to_container(config)))
 
 
-@hardware.unmeasured()  # OmegaConf resolves what it merges over
 @explained()
 def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
     """The config of these overrides, typed, whose values nobody has looked at, and the options that were
@@ -212,8 +205,7 @@ def as_in(
     """
     if baseline is None:
         return compose(overrides)
-    with hardware.unmeasured():  # what it would get by default counts for nothing
-        arm = compose(overrides)
+    arm = compose(overrides)
     arm_trainer, base_trainer = arm.run.trainer, baseline.run.trainer
     keys = [
         key

@@ -1,10 +1,10 @@
 """What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a
-run gets that does not choose device, precision, compilation or threads: what is fast on its machine for its
-shape.
+run gets that does not choose device, precision, compilation or threads.
 
-The rules for a CPU look at the model's shape, the vocabulary and how much there is to compute, never at an
-option that is compared. Their figures are measured (LOG.md, 2026-11-22), and whether bf16 is faster is
-measured on the machine. In a grid or study the baseline decides for all arms: `Composed.defaults`.
+These defaults follow from the command line and from what the machine is. Nothing is measured to find them.
+The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand beside them. The rules
+look at the model's shape, the vocabulary and how much there is to compute, never at an option that is
+compared. In a grid or study the baseline decides for all arms: `Composed.defaults`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 import omegaconf
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from nocap.config import hardware
 from nocap.config.run import Run
@@ -25,72 +25,73 @@ from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
 
-# d_model × channels of a head: below, attention's backward loses more in bf16 than the products win
-WIDE = 4096
-# times as fast as in fp32 the products must be in bf16: its casts and the rest of the step take some of it
-# back
-FASTER = 1.2
-EAGER_FLOPS = 5e10  # per second and thread
-# CPU-seconds to compile with nothing in the cache; the last is a guess
+# FLOP/s of a thread in an eager step: 6 × weights × the tokens/s of `python -m nocap.bench model=tiny`. One
+# EPYC has 3.0e10 in fp32, another 5.2e10 in bf16.
+EAGER_FLOPS = 5e10
+# CPU-seconds to compile with nothing in the cache: those of a run of 4 steps over the same run eager, at nano
+# and tiny (docs/speed.md). The last is a guess.
 COLD_S = {Compile.off: 0.0, Compile.regional: 45.0, Compile.full: 60.0, Compile.max: 600.0}
 SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 to 6% of a step
-SAVED, SAVED_BY_HEAD = 0.2, 0.5  # of an eager step's time; the second where the head is more than the blocks
+# What compiling saves of an eager step's time, a fifth to a half (LOG.md, 2026-11-22): `python -m nocap.bench
+# model=nano --arm trainer.compile=off --arm trainer.compile=full --seconds 120`.
+SAVED = 0.2
+SAVED_BY_HEAD = 0.5  # where the head has more weights than the blocks
 
 
 def device() -> Device:
-    """CUDA where there are a GPU and a torch built for it, else the CPU."""
-    return Device.cuda if hardware.torch_build()["cuda"] and hardware.cuda_devices() else Device.cpu
+    """Return CUDA where there are a GPU and a torch built for it, else the CPU."""
+    if hardware.torch_build()["cuda"] and hardware.cuda_devices():
+        return Device.cuda
+    return Device.cpu
 
 
 def threads(device: Device, devices: int) -> int:
-    """CPU threads per worker: the cores this process may use, shared out; on CUDA the CPU computes nothing
-    that threads would speed up."""
+    """Return the CPU threads of a worker: the cores that this process may use, shared out. On CUDA the CPU
+    computes nothing that threads would speed up."""
     if device is Device.cuda:
         return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, devices))
+    return max(1, _cores() // max(1, devices))
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def malloc(device: Device) -> Malloc:
     """Return `pooled` for a CPU with glibc. On CUDA torch has a pool of its own."""
-    return Malloc.pooled if device is Device.cpu and hardware.has_glibc() else Malloc.system
+    if device is Device.cpu and hardware.has_glibc():
+        return Malloc.pooled
+    return Malloc.system
 
 
 def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
-    """Of the blocks' products, and of the head's."""
+    """Return the weights of the blocks' products, and those of the head's."""
     return 12 * model.n_layer * model.d_model**2, tokenizer.vocab_size * model.d_model
 
 
-def precision(
-    device: Device, model: Model, tokenizer: Tokenizer, micro_batch: int, threads: int, cache_dir: str | None
-) -> tuple[Precision, str]:
-    """bf16 where the hardware multiplies it natively, the products are large enough, and two of them are
-    faster in it: a micro-batch's tokens by the widest weight of a block, or by the head where that is more
-    than the blocks. And why, unless that is not measured yet."""
+def precision(device: Device) -> tuple[Precision, str]:
+    """Return the precision that a device trains in by default, and why.
+
+    On CPUs with bf16 products and without AMX it depends on CPU and shape: of two of them one computed
+    `model=tiny` in bf16 at 0.56 times fp32's speed, the other at 1.55 times (docs/speed.md).
+    """
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
-    if not hardware.native_bf16():
-        return Precision.fp32, "this CPU has no bf16 products"
-    blocks, head = _weights(model, tokenizer)
-    width, channels = model.d_model, model.d_model // max(1, model.n_head)
-    if width * channels < WIDE and head <= blocks:
-        return Precision.fp32, f"bf16 is slower at {width} wide × {channels} channels a head, below {WIDE:,}"
-    rows, inner, columns = (
-        # a power of two: few shapes are timed
-        min(512, 1 << (max(1, micro_batch * model.seq_len).bit_length() - 1)),
-        min(2048, width),  # beyond, only the time that it takes grows
-        min(8192, 4 * width if head <= blocks else tokenizer.vocab_size),
-    )
-    if (
-        not hardware.is_here()
-        or (gain := hardware.bf16_gain((rows, inner, columns), threads, cache_dir)) is None
-    ):
-        return Precision.bf16, ""
-    return (
-        Precision.bf16 if gain >= FASTER else Precision.fp32,
-        f"bf16 is {gain:.2f} times as fast here ({rows} × {inner} × {columns}, {threads} "
-        f"thread{'s' if threads > 1 else ''})",
-    )
+    if hardware.has_amx():
+        return Precision.bf16, "this CPU has AMX"
+    return Precision.fp32, "this CPU has no AMX"
+
+
+def other_precision(device: Device) -> Precision | None:
+    """Return the precision that may be faster than the default, as only a bench can say. None: it is not."""
+    if device is Device.cuda or not hardware.native_bf16():
+        return None
+    if hardware.has_amx():
+        return Precision.fp32
+    return Precision.bf16
 
 
 def compilation(
@@ -102,38 +103,45 @@ def compilation(
     threads: int,
     devices: int,
 ) -> tuple[Compile, str]:
-    """The block and the head compiled, or the whole of a small model, where that takes less time, cold, than
-    it saves within the run, and why."""
+    """Return what is compiled by default, and why: the block and the head, or the whole of a small model,
+    where compiling takes less time, with nothing in its cache, than it saves within the run."""
     if device is Device.cuda:
         return Compile.regional, "a GPU"
     blocks, head = _weights(model, tokenizer)
     tokens = steps * batch_tokens // max(1, threads * devices)  # of a thread
-    saved = (SAVED_BY_HEAD if head > blocks else SAVED) * (6 * (blocks + head) * tokens / EAGER_FLOPS)
-    compiled = Compile.full if blocks < SHORT else Compile.regional
-    why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved:,.1f} s of this run"
-    if saved <= COLD_S[compiled]:
+    share = SAVED
+    if head > blocks:
+        share = SAVED_BY_HEAD
+    saved_s = share * (6 * (blocks + head) * tokens / EAGER_FLOPS)
+    compiled = Compile.regional
+    if blocks < SHORT:
+        compiled = Compile.full
+    why = f"it takes {COLD_S[compiled]:g} s of each core, and would save {saved_s:,.1f} s of this run"
+    if saved_s <= COLD_S[compiled]:
         return Compile.off, why
-    return (compiled, why) if hardware.cpp_compiler() else (Compile.off, f"no C++ compiler is here; {why}")
+    if not hardware.cpp_compiler():
+        return Compile.off, f"no C++ compiler is here; {why}"
+    return compiled, why
 
 
-@hardware.unmeasured()
 def reasons(run: Run) -> dict[str, str]:
-    """`trainer` key → what a run of this shape gets by default, and why. Without what is not measured yet."""
+    """Return for a key of `trainer` what a run of this shape gets by default, and why."""
     t = run.trainer
-    defaults = {
-        "precision": precision(t.device, run.model, run.tokenizer, t.micro_batch, t.threads, run.cache_dir),
-        "compile": compilation(
-            t.device, run.model, run.tokenizer, t.steps, t.batch_tokens, t.threads, t.devices
-        ),
+    numbers, numbers_why = precision(t.device)
+    compiled, compiled_why = compilation(
+        t.device, run.model, run.tokenizer, t.steps, t.batch_tokens, t.threads, t.devices
+    )
+    return {
+        "precision": f"{numbers.value}: {numbers_why}",
+        "compile": f"{compiled.value}: {compiled_why}",
     }
-    return {key: f"{choice.value}: {why}" for key, (choice, why) in defaults.items() if why}
 
 
 # --- what a yaml may ask for --------------------------------------------------------------------------------
 
 
 def _gqa_heads(n_head: int) -> int:
-    """Key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
+    """Return the key/value heads for groups of 3, 2 or 5 query heads: the first that divides."""
     for group in (3, 2, 5):
         if n_head % group == 0:
             return n_head // group
@@ -143,33 +151,78 @@ def _gqa_heads(n_head: int) -> int:
     )
 
 
+def _fraction(share: float, whole: int) -> int:
+    return math.floor(share * whole)
+
+
+def _quotient(whole: float, part: float) -> int:
+    """Return how often the part is in the whole, at least once. A wrong part is refused where it is read."""
+    if part <= 0:
+        return 1
+    return max(1, math.floor(whole / part))
+
+
+def _least(a: float, b: float) -> float:
+    """Return the smaller one. OmegaConf 2.4 inspects what it is given, and a builtin says nothing."""
+    return min(a, b)
+
+
+def _times(a: float, b: float) -> float:
+    return a * b
+
+
+def _beta2(default: float, half_life: float | None, batch: int) -> float:
+    """Return β2 of a half-life in tokens, or the default. One that is no positive number is refused where it
+    is read."""
+    if half_life is None or half_life <= 0:
+        return default
+    return beta2_of(half_life, batch)
+
+
+def _pattern(n_layer: int) -> str:
+    """Return local layers before a global one: both kinds, also of fewer than four layers."""
+    return "L" * min(3, n_layer - 1) + "G"
+
+
+def _precision(device: Device) -> Precision:
+    return precision(device)[0]
+
+
+def _compile(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> Compile:
+    typed = cast(Tokenizer, OmegaConf.to_object(tokenizer))
+    return compilation(device, model, typed, *run)[0]
+
+
+def _hang_timeout_s(device: Device) -> float:
+    """Return ten minutes, and an hour on a CPU, where one micro-batch of d48 takes a core so long."""
+    if device is Device.cpu:
+        return 3600.0
+    return 600.0
+
+
+def _local_kernel(device: Device) -> Kernel:
+    if device is Device.cpu:
+        return Kernel.blocks
+    return Kernel.flex
+
+
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and
 # travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
     "gqa_heads": _gqa_heads,
-    "fraction": lambda share, whole: math.floor(share * whole),
-    # a wrong part is refused where it is read
-    "quotient": lambda whole, part: max(1, math.floor(whole / part)) if part > 0 else 1,
-    "least": lambda a, b: min(a, b),  # OmegaConf 2.4 inspects what it is given, and a builtin says nothing
-    "times": lambda a, b: a * b,
-    "beta2": lambda default, half_life, batch: (
-        # one that is no positive number is refused where it is read
-        default if half_life is None or half_life <= 0 else beta2_of(half_life, batch)
-    ),
-    # both kinds, also of fewer than four layers
-    "pattern": lambda n_layer: "L" * min(3, n_layer - 1) + "G",
+    "fraction": _fraction,
+    "quotient": _quotient,
+    "least": _least,
+    "times": _times,
+    "beta2": _beta2,
+    "pattern": _pattern,
     "device": device,
-    "precision": lambda device, model, tokenizer, *run: precision(
-        device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
-    )[0],
+    "precision": _precision,
     "threads": threads,
     "malloc": malloc,
-    "compile": lambda device, model, tokenizer, *run: compilation(
-        device, model, cast(Tokenizer, OmegaConf.to_object(tokenizer)), *run
-    )[0],
-    # one micro-batch of d48 takes a CPU core an hour
-    "hang_timeout_s": lambda device: 3600.0 if device is Device.cpu else 600.0,
-    "local_kernel": lambda device: Kernel.blocks if device is Device.cpu else Kernel.flex,
+    "compile": _compile,
+    "hang_timeout_s": _hang_timeout_s,
+    "local_kernel": _local_kernel,
 }
 OLD = omegaconf.__version__.startswith("2.3.")
 # what 2.4 calls the same

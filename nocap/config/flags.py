@@ -23,7 +23,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from nocap import outside
-from nocap.config import hardware
 from nocap.config.bounded import read_yaml
 from nocap.config.compose import HYDRA, is_choice, named, overrides_of, prepare_hydra, search_path, unchecked
 from nocap.config.keys import require
@@ -263,7 +262,6 @@ def _wrapped(head: str, text: str) -> str:
 # --- what Hydra itself answers ------------------------------------------------------------------------------
 
 
-@hardware.unmeasured()
 def answer(flags: argparse.Namespace) -> None:
     """`--info`, and a shell that completes a line.
 

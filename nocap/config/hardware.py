@@ -12,19 +12,16 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, partial
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from nocap.config.keys import require
-from nocap.config.paths import cache_root, private_caches
+from nocap.config.paths import private_caches
 from nocap.config.trainer import Device, Malloc, Precision
 
 Fact = str | int | float | bool | None  # of a machine
@@ -54,46 +51,19 @@ PEAK_TFLOPS = {
     r"GeForce RTX 3090 Ti": (80.0, 40.0),
 }
 
-# Of a forward and a backward product in both precisions by turns, the medians' ratio. In CPU time, which
-# other work does not lengthen.
-PRODUCTS = """
-import sys, time, torch
-from statistics import median
-rows, inner, columns = map(int, sys.argv[1:])
-seconds = {torch.float32: [], torch.bfloat16: []}
-left, right = torch.randn(rows, inner), torch.randn(columns, inner)
-operands = {dtype: (left.to(dtype), right.to(dtype)) for dtype in seconds}
-for _ in range(1 + 5):  # the first warms up
-    for dtype, (x, weight) in operands.items():
-        began = time.process_time()
-        torch.mm(torch.mm(x, weight.T), weight)
-        seconds[dtype].append(time.process_time() - began)
-fp32, bf16 = (median(taken[1:]) for taken in seconds.values())
-print(round(fp32 / bf16, 2))
-"""
-
-_MEASURES = ContextVar[bool]("measures", default=True)
 _TARGET = ContextVar[tuple[str, str | None] | None]("target", default=None)
-
-
-@contextmanager
-def _set(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    before = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(before)
-
-
-unmeasured = partial(_set, _MEASURES, False)  # nothing is measured inside the block, or the function
 
 
 @contextmanager
 def target(name: str | None, torch: str | None) -> Iterator[None]:
     """What is planned inside the block runs on a machine with this GPU or CPU and torch, unless there is no
     `name`: then it is this one."""
-    with _set(_TARGET, None if name is None else (name, torch)):
+    machine = None if name is None else (name, torch)
+    before = _TARGET.set(machine)
+    try:
         yield
+    finally:
+        _TARGET.reset(before)
 
 
 def is_here() -> bool:
@@ -198,45 +168,13 @@ def _is_one_word(path: str) -> bool:
 
 
 def native_bf16() -> bool:
-    """Whether the CPU multiplies bf16 natively."""
+    """Return whether the CPU multiplies bf16 natively."""
     return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1])
 
 
-def bf16_gain(product: tuple[int, int, int], threads: int, cache_dir: str | None) -> float | None:
-    """How many times as fast as in fp32 this CPU computes a product (rows, inner size, columns) in bf16.
-    Measured once: `bf16.json` in the cache keeps it by CPU, torch, threads and product. None: nobody has, and
-    now is not the time.
-
-    Errors:
-        ValueError: it cannot be measured; what torch said is on stderr.
-        OSError: it cannot be kept.
-    """
-    cpu, shape = f"{_cpu()[0]} {_cpu()[2]}, torch {torch_build()['version']}", " x ".join(map(str, product))
-    key = f"{cpu}, {threads} threads, {shape}"
-    path, kept = cache_root(cache_dir) / "bf16.json", dict[str, float]()
-    with suppress(OSError, ValueError):  # not there, damaged, or half written: measured again
-        kept = json.loads(path.read_text())
-    # torchrun's ranks would measure each other
-    if key not in kept and _MEASURES.get() and is_here() and "RANK" not in os.environ:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-", *map(str, product)],
-            env={
-                "GOMP_SPINCOUNT": "1000",
-                **os.environ,
-                "OMP_NUM_THREADS": str(threads),
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        told, _ = process.communicate(PRODUCTS)
-        rule = "be given, as fp32: what measures bf16 here did not end well"
-        require(process.returncode == 0, "trainer.precision", rule, f"exit code {process.returncode}")
-        kept[key] = float(told)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    return kept.get(key)
+def has_amx() -> bool:
+    """Return whether the CPU has a matrix unit for bf16 (AMX)."""
+    return "amx_bf16" in _cpu()[1]
 
 
 @cache

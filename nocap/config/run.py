@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -82,29 +80,9 @@ class Run:
         self._check_graphs()
         self._check_trackers()
 
-    def batch_tokens(self, step: int) -> int:
-        """Tokens that this step reads, over all devices."""
-        t = self.trainer
-        return t.batch_tokens // math.prod(
-            idea.batch_divisor(step=step, steps=t.steps) for idea in self.ideas.values()
-        )
-
     def tokens_before(self, step: int) -> int:
-        """Tokens that the steps before this one read."""
-        ends = [*(begin for begin in self.stages() if begin < step), step]
-        return sum((end - begin) * self.batch_tokens(begin) for begin, end in itertools.pairwise(ends))
-
-    def stages(self) -> list[int]:
-        """The steps from which on compiled code or the size of the batch is another; 0 first."""
-        changes = {change for idea in self.ideas.values() for change in idea.changes_at(self.trainer.steps)}
-        return sorted({0, *(change for change in changes if change < self.trainer.steps)})
-
-    def at(self, step: int) -> Run:
-        """The run as the shapes of this step's forwards have it."""
-        run = self
-        for idea in self.ideas.values():
-            run = idea.shaped_at(run, step=step)
-        return run
+        """Return the tokens that the steps before this one read, over all devices."""
+        return step * self.trainer.batch_tokens
 
     def in_the_end(self) -> Run:
         """The run whose every step is as this one's last steps are: for what a step costs."""
@@ -172,7 +150,7 @@ class Run:
         require(not (self.trainer.cuda_graphs and self.draws), "trainer.cuda_graphs", rule, True)
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
             require(
-                not overrides(idea, *STEP_JOINTS, "changes_at"),
+                not overrides(idea, *STEP_JOINTS),
                 "trainer.cuda_graphs",
                 f"be false beside ideas.{name}, which acts between steps",
                 True,

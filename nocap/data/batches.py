@@ -116,11 +116,10 @@ def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
     return Windows(shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0)
 
 
-def microbatches(run: Run, *, step: int | None = None) -> int:
-    """Micro-batches a rank accumulates for this optimizer step; without one, for a whole batch."""
+def microbatches(run: Run) -> int:
+    """Return the micro-batches that a rank accumulates for an optimizer step."""
     t = run.trainer
-    tokens = t.batch_tokens if step is None else run.batch_tokens(step)
-    return tokens // (t.micro_batch * run.model.seq_len * t.devices)
+    return t.batch_tokens // (t.micro_batch * run.model.seq_len * t.devices)
 
 
 def sequences_of(*, first: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:

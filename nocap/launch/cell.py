@@ -25,7 +25,7 @@ from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
 from nocap.launch.head import typed_keys, write_record_head
-from nocap.launch.plan import Asked, Plan, headline, nothing_to_train, plan, settled, sound
+from nocap.launch.plan import Asked, Plan, headline, nothing_to_train, plan, sound
 from nocap.store.record import read_json
 from nocap.store.runs import GRID
 from nocap.training.heartbeat import Heartbeat
@@ -42,7 +42,7 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
         ValueError: it cannot be trained.
     """
     is_rank, ranks = "RANK" in os.environ, int(os.environ.get("WORLD_SIZE", "1"))
-    this = settled([f"trainer.devices={ranks}", *overrides] if is_rank else overrides, composed)
+    this = composed([f"trainer.devices={ranks}", *overrides] if is_rank else overrides)
     if is_rank:
         watch_parent(os.getppid())
         t = this.run.trainer

@@ -17,7 +17,7 @@ from nocap import outside
 from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.words import texts_of_typed
-from nocap.launch.plan import Datasets, Plan, plan, seeds_asked, settled
+from nocap.launch.plan import Datasets, Plan, plan, seeds_asked
 from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
@@ -156,7 +156,7 @@ def check(
     for overrides in (*cells, *lengths):
         label = " ".join(override for override in overrides if key_of(override) in shown) or "the only cell"
         try:
-            composed = as_in(first, overrides, compose) if first else settled(overrides, compose)
+            composed = as_in(first, overrides, compose)
             first = first or composed
             planned = plan(composed.run, choices=composed.choices, datasets=datasets)
         except ValueError as error:

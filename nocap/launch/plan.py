@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nocap.config import hardware
 from nocap.config.bounded import parse_yaml, read_text
-from nocap.config.defaults import reasons
+from nocap.config.defaults import other_precision, reasons
 from nocap.config.keys import require
 from nocap.config.outward import redact
 from nocap.config.paths import cache_root, expanded, private_caches
@@ -27,9 +27,6 @@ from nocap.store.identity import differing, digest, identity_parts, uncommitted
 from nocap.store.metrics import now
 from nocap.store.record import read_ended, read_json
 from nocap.store.runs import of_identity
-
-if TYPE_CHECKING:
-    from nocap.config.compose import Composed
 
 DAMAGED = "damaged"  # the status of a run whose record was changed, and which no checkpoint makes again
 
@@ -208,30 +205,6 @@ def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
     return {**options, "ideas": ",".join(run.ideas) or "none"}
 
 
-def settled(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed]) -> Composed:
-    """The composition of a command. Where the machine would have to measure which precision is faster, and
-    the run is there already in one of the two, it is that one: what is finished stays finished.
-
-    Errors:
-        ValueError: as for `compose`, or the run cannot be planned.
-    """
-    with hardware.unmeasured():
-        composition = compose(overrides)
-    if (
-        not hardware.is_here()
-        or "precision" not in composition.defaults
-        or "precision" in reasons(composition.run)
-    ):
-        return composition
-    words = list[str]()
-    for precision in Precision:
-        composition.run.trainer.precision = precision
-        words += [f"trainer.precision={precision.value}"] * plan(
-            composition.run, choices=composition.choices
-        ).run_dir.exists()
-    return compose((*overrides, *words) if len(words) == 1 else overrides)
-
-
 def _damage(folder: Path, identity: str) -> Iterator[str]:
     """A notice where the folder has an ended run's record that is not believed, and the last checkpoint makes
     it again."""
@@ -372,19 +345,36 @@ def overruled(run: Run) -> list[str]:
 
 
 def headline(plan: Plan) -> str:
-    """Notices; what it trains where; precision and compilation, and why, or what the default here would be
-    and why."""
-    t, why = plan.run.trainer, reasons(plan.run)
-    where = f"{t.devices} × {hardware.device_name(t.device)}" + (
-        f" with {plural(t.threads, 'thread')}, memory {t.malloc.value}" if t.device is Device.cpu else ""
-    )
-    chosen = {key: getattr(t, key).value for key in ("precision", "compile")}
-    told = [
-        f"{key} {why.get(key, value)}"
-        if why.get(key, value).startswith(value)
-        else f"{key} {value} (by default {why[key]})"
-        for key, value in chosen.items()
-    ]
+    """Return what a person reads before a run begins: notices; what it trains where; precision and
+    compilation with the reason, or with what the default would be; and what may be faster."""
+    t = plan.run.trainer
+    where = f"{t.devices} × {hardware.device_name(t.device)}"
+    if t.device is Device.cpu:
+        where += f" with {plural(t.threads, 'thread')}, memory {t.malloc.value}"
     notes = [f"note: {notice}" for notice in (*plan.notices, *overruled(plan.run))]
     what = f"{plan.run_dir.name}: {t.steps:,} steps of {t.batch_tokens:,} tokens on {where}"
-    return "\n".join([*notes, what, *told])
+    why = reasons(plan.run)
+    precision_line = _chosen("precision", t.precision.value, why["precision"])
+    compile_line = _chosen("compile", t.compile.value, why["compile"])
+    return "\n".join([*notes, what, precision_line, *_to_try(plan.run), compile_line])
+
+
+def _chosen(key: str, value: str, default: str) -> str:
+    """Say what a run has of a key, beside the default and its reason, as in "fp32: this CPU has no AMX"."""
+    if default.startswith(f"{value}: "):
+        return f"{key} {default}"
+    return f"{key} {value} (by default {default})"
+
+
+def _to_try(run: Run) -> list[str]:
+    """Say which precision may be faster than the run's, and give the command that measures it."""
+    other = other_precision(run.trainer.device)
+    if other in (None, run.trainer.precision):
+        return []
+    m = run.model
+    shape = f"model.n_layer={m.n_layer} model.n_head={m.n_head} model.d_model={m.d_model}"
+    arms = " ".join(f"--arm trainer.precision={each.value}" for each in Precision)
+    return [
+        f"  trainer.precision={other.value} may be faster here; this measures it:",
+        f"  python -m nocap.bench {shape} model.seq_len={m.seq_len} {arms}",
+    ]

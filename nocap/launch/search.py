@@ -28,7 +28,7 @@ from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
 from nocap.launch.grid import Cell, Grid, Result, check, values_of
-from nocap.launch.plan import Datasets, plan, settled, sound
+from nocap.launch.plan import Datasets, plan, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
 from nocap.store import lease
@@ -285,7 +285,7 @@ class Searching:
         self._datasets = Datasets()
         self._trials = list[Trial]()
         at_ends = [(*self.fixed, *end) for end in ends(space)]
-        self._base = settled(at_ends[0], compose)
+        self._base = compose(at_ends[0])
         self._compose = partial(as_in, self._base, compose=compose)
         grid = check(
             at_ends,

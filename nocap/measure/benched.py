@@ -25,7 +25,6 @@ class Facts:
     params: int | None
     kernel: str | None
     memory_mib: Mapping[str, float] | None
-    settings: Mapping[str, object] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

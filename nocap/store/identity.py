@@ -1,9 +1,9 @@
 """What makes two runs the same run: config with its seed, source of what computes its numbers, data,
 environment.
 
-The source is a hash for each module: those of the step and of the run's options, and what they import. It is
-of the file without docstrings and comments. The modules in `QUIET` compute no number, and do not count: how a
-run is configured, stored, shown and measured.
+The source is a hash for each module: those of the step and of the run's options, and those that their import
+statements name. It is of the file without docstrings and comments. The modules in `QUIET` compute no number,
+and do not count: how a run is configured, stored, shown and measured.
 
 What an option from outside imports counts, too: an installed package by its version, any other module by its
 content, and what that one imports. Python's own modules do not, nor does torch, whose version is in the
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -70,24 +70,29 @@ OF_THE_MACHINE = ("threads", "malloc", "device", "precision", "val_precision", "
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """What makes two runs differ, each in words: a setting of the machine, `code`, `data`, and `config` where
-    it is more than these."""
-    a, b = (dict(flat(side)) for side in (was, now))
+    """Return what makes two runs differ, each in words: a setting of the machine, `code`, `data`, and
+    `config` where it is more than these."""
+    a = dict(flat(was))
+    b = dict(flat(now))
     keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
-    code = [key.removeprefix("source.") for key in keys if key.startswith("source.")]
-    machine = {
-        key: key.rpartition(".")[2]
-        for key in keys
-        if key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE
-    }
-    config = [key for key in keys if key not in machine and key != "data" and not key.startswith("source.")]
-    reasons = {
-        **{name: f"{name} ({a.get(key)}, now {b.get(key)})" for key, name in machine.items()},
-        "config": ", ".join(config),
-        "code": code and f"code ({shorten(code)})",
-        "data": "data" if "data" in keys else "",
-    }
-    return {name: text for name, text in reasons.items() if text}
+    reasons = dict[str, str]()
+    config = list[str]()
+    code = list[str]()
+    for key in keys:
+        if key.startswith("source."):
+            code.append(key.removeprefix("source."))
+        elif key.startswith("environment.") or key.removeprefix("config.trainer.") in OF_THE_MACHINE:
+            name = key.rpartition(".")[2]
+            reasons[name] = f"{name} ({a.get(key)}, now {b.get(key)})"
+        elif key != "data":
+            config.append(key)
+    if config:
+        reasons["config"] = ", ".join(config)
+    if code:
+        reasons["code"] = f"code ({shorten(code)})"
+    if "data" in keys:
+        reasons["data"] = "data"
+    return reasons
 
 
 # --- source -------------------------------------------------------------------------------------------------
@@ -120,52 +125,53 @@ HASHED_OTHERWISE = ("data", "tokenizer", "tracker")
 
 
 def source_hashes(run: Run, *, of: str = "identity") -> dict[str, str]:
-    """`hashes` of what computes this run's numbers, or with `of="step"` of what a step's time depends on."""
+    """Return `hashes` of what computes this run's numbers, or with `of="step"` of what a step's time depends
+    on."""
     return hashes([*STEP, *_of_options(run, of)])
 
 
 def hashes(modules: Iterable[str]) -> dict[str, str]:
-    """Module → hash of its code, for each of these and of those that they import, without what computes no
-    number; installed package → version, for those that code from outside imports."""
-    return dict(sorted((name, text) for name, (text, _) in _closure(modules).items()))
+    """Return module → hash of its code, for each of these and of those that they import, without what
+    computes no number; installed package → version, for those that code from outside imports."""
+    closure = _closure(modules)
+    return {name: closure[name][0] for name in sorted(closure)}
 
 
 def check_source(run: Run, source: dict[str, str]) -> None:
-    """In the process that trains, once all of its code has been used: refuse what is not in `source`, the one
-    of its manifest.
+    """Refuse what is not in `source`, the one of a run's manifest, in the process that trains it, once all of
+    its code has been used.
 
     Errors:
         InputError: code has changed since the command began, or a module counts for no identity: it came from
             a file, after the first option from outside, and by no import statement of theirs.
     """
-    now, counted = (
-        source_hashes(run),
-        {path for _, path in _closure(file.module for file in _loaded()).values()},
-    )
-    rules = {
-        name: "be what this command began with"
-        for name in {**source, **now}
-        if source.get(name) != now.get(name)
-    }
-    loaded = {
-        name: Path(str(getattr(sys.modules[name], "__file__", None)))
-        for name in sys.modules.keys() - outside.LOADED
-    }
-    rules |= {
-        f"{name} ({path})": "be an installed package, or in an import statement: by those nocap finds what "
-        "makes a run"
-        for name, path in sorted(loaded.items())
-        if path.is_file()
-        and path not in counted
-        and not (_package(path) or _is_known(name, path) or path.is_relative_to(PACKAGE))
-    }
-    if rules:
-        raise InputError(
-            "; ".join(
-                f"the module {name}, which an option from outside uses, must {rule}"
-                for name, rule in rules.items()
-            )
+    now = source_hashes(run)
+    rules = dict[str, str]()
+    for name in {**source, **now}:
+        if source.get(name) != now.get(name):
+            rules[name] = "be what this command began with"
+    for name, path in _uncounted():
+        rules[f"{name} ({path})"] = (
+            "be an installed package, or in an import statement: by those nocap finds what makes a run"
         )
+    if rules:
+        lines = [
+            f"the module {name}, which an option from outside uses, must {rule}"
+            for name, rule in rules.items()
+        ]
+        raise InputError("; ".join(lines))
+
+
+def _uncounted() -> Iterator[tuple[str, Path]]:
+    """Yield the modules from files, and these, that came after the first option from outside and count for no
+    identity."""
+    counted = {path for _, path in _closure(file.module for file in _loaded()).values()}
+    for name in sorted(sys.modules.keys() - outside.LOADED):
+        path = Path(str(getattr(sys.modules[name], "__file__", None)))
+        if not path.is_file() or path in counted or path.is_relative_to(PACKAGE):
+            continue
+        if not (_package(path) or _is_known(name, path)):
+            yield name, path
 
 
 def _loaded() -> list[outside.File]:
@@ -174,28 +180,36 @@ def _loaded() -> list[outside.File]:
 
 
 def _closure(modules: Iterable[str]) -> dict[str, tuple[str, Path]]:
-    """Module → hash, installed package → version, each with its file."""
-    closure, reached = dict[str, tuple[str, Path]](), {""}
+    """Return module → hash, installed package → version, each with its file."""
+    closure = dict[str, tuple[str, Path]]()
+    reached = {""}
     waiting = [(module, PACKAGE) for module in modules]  # each with the folder of the file that imports it
     while waiting:
         module, beside = waiting.pop()
         if module in reached:
             continue
         reached.add(module)
-        # importing a module runs its packages
-        waiting += [] if module.startswith("nocap.") else [(module.rpartition(".")[0], beside)]
-        if is_quiet(module) or (path := module_path(module, beside)) is None:
+        if not module.startswith("nocap."):
+            waiting.append((module.rpartition(".")[0], beside))  # importing a module runs its packages
+        path = None if is_quiet(module) else module_path(module, beside)
+        if path is None:
             continue
         entries, imports = _read(module, path, path.stat().st_mtime_ns)
-        closure |= {name: (text, path) for name, text in entries.items()}
-        parts = [*module.split("."), *["__init__"] * (path.stem == "__init__")]
-        names = (".".join([*parts[:-level], name]).rstrip(".") for level, name in imports)
-        waiting += [
-            (name, path.parent)
-            for name in names
-            if name.startswith("nocap.") or not path.is_relative_to(PACKAGE)
-        ]
+        for name, text in entries.items():
+            closure[name] = (text, path)
+        for name in _absolute(module, path, imports):
+            if name.startswith("nocap.") or not path.is_relative_to(PACKAGE):
+                waiting.append((name, path.parent))
     return closure
+
+
+def _absolute(module: str, path: Path, imports: Iterable[tuple[int, str]]) -> Iterator[str]:
+    """Yield the names that a module imports, without the dots before them."""
+    parts = module.split(".")
+    if path.stem == "__init__":
+        parts.append("__init__")
+    for level, name in imports:
+        yield ".".join([*parts[:-level], name]).rstrip(".")
 
 
 def _of_options(run: Run, what: str) -> list[str]:
@@ -209,43 +223,49 @@ def is_quiet(module: str) -> bool:
 
 
 def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
-    """The file of a module, looked for in `beside` and the folder above, too. None for Python's own, torch's,
-    and those without a file."""
+    """Return the file of a module, looked for in `beside` and the folder above, too. None for Python's own,
+    torch's, and those without a file."""
     if path := outside.path_of(module):
         return path
     root, *rest = module.split(".")
-    spec = (
-        getattr(sys.modules.get(root), "__spec__", None)
-        or next((spec for finder in sys.meta_path if (spec := finder.find_spec(root, None))), None)
-        or PathFinder.find_spec(root, [str(beside), str(beside.parent)])
-    )
-    paths = [
-        path
-        for folder in (spec and spec.submodule_search_locations) or ()
-        for base in [Path(folder).joinpath(*rest)]
-        for path in (base / "__init__.py", *base.parent.glob(f"{base.name}.*so"), base.with_suffix(".py"))
-    ]
-    paths += [Path(spec.origin)] if spec and spec.origin and spec.has_location and not rest else []
+    spec = _spec(root, beside)
+    if spec is None:
+        return None
+    paths = list[Path]()
+    for folder in spec.submodule_search_locations or ():
+        base = Path(folder).joinpath(*rest)
+        paths.append(base / "__init__.py")
+        paths += base.parent.glob(f"{base.name}.*so")
+        paths.append(base.with_suffix(".py"))
+    if spec.origin and spec.has_location and not rest:
+        paths.append(Path(spec.origin))
     return next((path for path in paths if path.is_file() and not _is_known(module, path)), None)
 
 
+def _spec(root: str, beside: Path) -> ModuleSpec | None:
+    """Find a module or package of the top, as this process has or would import it, or beside a file."""
+    spec = getattr(sys.modules.get(root), "__spec__", None)
+    for finder in sys.meta_path:
+        spec = spec or finder.find_spec(root, None)
+    return spec or PathFinder.find_spec(root, [str(beside), str(beside.parent)])
+
+
 def _is_known(module: str, path: Path) -> bool:
-    """Of Python itself or of torch, or written by torch's compilers."""
-    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(
-        os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)
-    )
+    """Say whether a file is of Python itself or of torch, or written by torch's compilers."""
+    compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.devnull)
+    return bool(re.match(_KNOWN, f"{module} {path}")) or path.is_relative_to(compiled)
 
 
 def _package(path: Path) -> str | None:
-    """The name below `site-packages` of an installed package's file; None for nocap's and those that options
-    come from."""
+    """Return the name below `site-packages` of an installed package's file; None for nocap's and those that
+    options come from."""
     match = re.match(r".*/(?:site|dist)-packages/([^/.]+)", str(path))
-    return (
-        match[1]
-        if match
-        and not any(f"{folder}/".startswith(f"{match[0]}/") for folder in (PACKAGE, *outside.folders()))
-        else None
-    )
+    if match is None:
+        return None
+    for folder in (PACKAGE, *outside.folders()):
+        if f"{folder}/".startswith(f"{match[0]}/"):
+            return None
+    return match[1]
 
 
 _distributions = cache(packages_distributions)
@@ -253,49 +273,55 @@ _distributions = cache(packages_distributions)
 
 @cache
 def _read(module: str, path: Path, changed_ns: int) -> tuple[dict[str, str], list[tuple[int, str]]]:
-    """What a module's file counts by, and what it imports, as dots and names. A package that was installed
-    from a folder counts by content: that can change at the same version."""
-    package = _package(path)
-    # which reads the lists of all that is installed
-    packages = map(distribution, _distributions().get(package, ()) if package else ())
-    if versions := {
-        each.name: each.version
-        for each in packages
-        if '"dir_info"' not in (each.read_text("direct_url.json") or "")
-    }:
+    """Return what a module's file counts by, and what it imports, as dots and names. A package that was
+    installed from a folder counts by content: that can change at the same version."""
+    if versions := _versions(path):
         return versions, []
     content = path.read_bytes()
     try:
         tree = ast.parse(content)
     except (SyntaxError, ValueError):  # compiled
         return {module: hashlib.sha256(content).hexdigest()[:12]}, []
-    return {module: code_digest(tree)}, list(_imports(tree))
+    imports = list(_imports(tree))
+    return {module: code_digest(tree)}, imports
+
+
+def _versions(path: Path) -> dict[str, str]:
+    """Return distribution → version of the installed package that a file is of; of others, nothing."""
+    package = _package(path)
+    if package is None:
+        return {}
+    versions = dict[str, str]()
+    for name in _distributions().get(package, ()):  # which reads the lists of all that is installed
+        each = distribution(name)
+        from_folder = '"dir_info"' in (each.read_text("direct_url.json") or "")
+        if not from_folder:
+            versions[each.name] = each.version
+    return versions
 
 
 def code_digest(tree: ast.Module) -> str:
     """Hash a source without docstrings and comments."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            has_docstring = ast.get_docstring(node) is not None
-            node.body = node.body[has_docstring:]
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
+            del node.body[0]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12]
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield dots and names of the imports that a file runs; those that are no module are dropped later."""
-    waiting = list[ast.AST]([tree])
-    while waiting:
-        node = waiting.pop()
+    """Yield dots and names of a file's import statements; those that are no module are dropped later."""
+    for node in ast.walk(tree):
         match node:
             case ast.Import(names=names):
-                yield from ((0, alias.name) for alias in names)
+                for alias in names:
+                    yield 0, alias.name
             case ast.ImportFrom(names=names):
-                members = ["", *(f".{alias.name}" for alias in names)]
-                yield from ((node.level, f"{node.module or ''}{member}".lstrip(".")) for member in members)
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                waiting += node.orelse
-            case _:
-                waiting += ast.iter_child_nodes(node)
+                package = node.module or ""
+                yield node.level, package
+                for alias in names:
+                    yield node.level, f"{package}.{alias.name}".lstrip(".")
 
 
 # --- git ----------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from nocap.config.keys import require
 from nocap.store.command import command
 
 FORMS = """\
-A FOLDER holds a study.yaml: a question, arms, scales, claims. What is missing is trained and timed. A second
-time nothing runs. nocap's own studies need no checkout: a NAME such as gqa is experiments/gqa, and what is
-not there is read from the package and, when it is carried out, written there. After python -m nocap.study:
+A FOLDER holds a study.yaml: a question, arms, scales, claims, and with config_dir a folder of options of its
+own. What is missing is trained and timed. A second time nothing runs. nocap's own studies need no checkout: a
+NAME such as gqa is experiments/gqa, and what is not there is read from the package and, when it is carried
+out, written there. After python -m nocap.study:
 
   experiments/gqa scale=cpu                     carry it out: verdicts, README and results
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
@@ -40,6 +41,7 @@ def _study(asked: argparse.Namespace) -> int:
     require(
         judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json
     )
+    require(bool(asked.overrides) or not asked.allow_code, "--allow-code", "be left out beside --board", "it")
     runs = judged and not asked.judge and asked.propose is None
     require(
         runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows
@@ -76,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         nargs="*",
         metavar="PROPOSAL",
         help="train arms beside the baseline, each given as overrides or a command, and answer",
+    )
+    parser.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="import the options in the folder that a study's config_dir names: they run as code",
     )
     parser.add_argument(
         "--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nocap import outside
 from nocap.config import defaults, hardware
 from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError, StoppedError
@@ -62,7 +63,10 @@ def studies(asked: argparse.Namespace) -> int:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
     folders, options = _given(asked)
-    plans, code = [(folder, plan) for folder in folders for plan in _prepared(folder, options)], 0
+    known = [(folder, spec.load(folder)) for folder in folders]
+    _use_options([study for _, study in known], allow_code=asked.allow_code)
+    plans = [(folder, plan) for folder, study in known for plan in _prepared(folder, study, options)]
+    code = EXIT_CODES["finished"]
     for folder, plan in plans:
         if asked.plan:
             print(preview.render(plan))
@@ -75,8 +79,23 @@ def studies(asked: argparse.Namespace) -> int:
     return code
 
 
-def _prepared(folder: Path, options: Options) -> list[StudyPlan]:
-    study = spec.load(folder)
+def _use_options(known: Sequence[Study], *, allow_code: bool) -> None:
+    """Use the options that studies bring, of all of them before the first is composed: further options forget
+    those that were imported. They are somebody's code: a person has to allow it.
+
+    Errors:
+        ValueError: it is not allowed, or is, and there is none.
+    """
+    brought = [study for study in known if study.config_dir]
+    for study in brought:
+        rule = "be allowed by --allow-code: it is code that this command would run"
+        require(allow_code, f"{study.folder}: config_dir", rule, study.config_dir)
+    rule = "be left out where no study has a config_dir"
+    require(bool(brought) or not allow_code, "--allow-code", rule, "it")
+    outside.use(place for study in brought for place in spec.options_of(study))
+
+
+def _prepared(folder: Path, study: Study, options: Options) -> list[StudyPlan]:
     pages.check_readme(folder)
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
     scales = _scales(study, options)
@@ -92,14 +111,16 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
     """Its results, printed as text or JSON and written; the exit code."""
     run, source = not asked.judge, spec.source_of(folder)
     if run and source != folder:
-        write_file(folder / spec.FILE, (source / spec.FILE).read_bytes())
-        print(f"written: {folder / spec.FILE}, as it comes with nocap")
+        for name, file in spec.files_of(plan.study).items():
+            write_file(folder / name, file)
+            print(f"written: {folder / name}, as it comes with nocap")
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
+    allowed = " --allow-code" if plan.study.config_dir else ""
     result = results.results(
         done,
         hardware=hardware.describe(plan.trainer.device, plan.trainer.threads),
-        command=f"python -m nocap.study {folder} scale={plan.scale}{steps}",
+        command=f"python -m nocap.study {folder} scale={plan.scale}{steps}{allowed}",
     )
     print(pages.render(result))
     writes = run and log.writable(folder / log.FILE)
@@ -124,6 +145,7 @@ def propose(asked: argparse.Namespace) -> int:
         options.sessions,
     )
     study = spec.load(folders[0])
+    _use_options([study], allow_code=asked.allow_code)
     if (rules := study.propose) is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:

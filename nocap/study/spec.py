@@ -115,6 +115,7 @@ class Study:
     question: str
     method: str = ""  # what a reader should know beyond the arms
     overrides: list[str] = field(default_factory=list)  # of all arms at all scales
+    config_dir: str = ""  # a folder inside the study's own, with options that its arms choose; "": none
     arms: dict[str, list[str]] = field(default_factory=dict)
     baseline: str = ""  # "": the first of the arms
     # all that may be needed, analysis by analysis
@@ -219,11 +220,36 @@ def load(folder: Path) -> Study:
             )
             study.claims.append(made(Claim, {**claim, "seeds": study.seeds}, f"claims[{i}]."))
         check(study)
+        options_of(study)
     except OSError as error:
         raise ValueError(f"{folder} must be a study's folder, with a {FILE} ({error.strerror})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return study
+
+
+def options_of(study: Study) -> list[Path]:
+    """List the folder of options from outside that a study brings; of most studies there is none.
+
+    Errors:
+        ValueError: it is no folder inside the study's own.
+    """
+    if not study.config_dir:
+        return []
+    home = source_of(Path(study.folder)).resolve()
+    place = (home / study.config_dir).resolve()
+    is_inside = place.is_relative_to(home) and place.is_dir()
+    require(is_inside, "config_dir", "be a folder inside the study's own", study.config_dir)
+    return [place]
+
+
+def files_of(study: Study) -> dict[Path, bytes]:
+    """Return what a study is made of, its yaml and its options: path in its folder → content."""
+    home = source_of(Path(study.folder)).resolve()
+    paths = [home / FILE]
+    for place in options_of(study):
+        paths += [path for path in sorted(place.rglob("*")) if path.suffix in (".py", ".yaml")]
+    return {path.relative_to(home): path.read_bytes() for path in paths}
 
 
 # --- a stack without each of its parts ---------------------------------------------------------------------

@@ -139,10 +139,10 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:
     """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a
-    ledger line of their own. Where ideas change what is compiled, so do all stages from `step` on.
+    ledger line of their own.
 
     Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its
-    backward, in the last stage.
+    backward.
     """
     with ledger.charge("compile"):
         run = job.run
@@ -150,8 +150,7 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, valida
             run.trainer.micro_batch, run.model.seq_len + 1, dtype=torch.long, device=job.world.device
         )
         parameters = list(trainee.model.parameters())
-        for stage in [step, *(stage for stage in run.stages() if stage > step)]:
-            saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=stage)
+        saved_mib = _forward_backward_once(job, trainee, dummy, parameters, step=step)
         if validates:
             trainee.model.eval()
             with trainee.model.validating(), torch.no_grad(), autocast(run, run.trainer.val_precision):

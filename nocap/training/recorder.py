@@ -139,8 +139,8 @@ class Recorder:
         t = self.job.run.trainer
         before_s = self.busy_s
         self.busy_s = self._busy_s()
-        self.paces.append(1e6 * (self.busy_s - before_s) / self.job.run.batch_tokens(step))
-        tokens_per_s = self.job.run.batch_tokens(step) / (update.step_ms / 1e3)
+        self.paces.append(1e6 * (self.busy_s - before_s) / t.batch_tokens)
+        tokens_per_s = t.batch_tokens / (update.step_ms / 1e3)
         losses = {"loss": update.parts.get("next_token", update.loss)}
         losses |= {f"loss_{name}": loss for name, loss in update.parts.items() if name != "next_token"}
         flops_per_s = None if self.flops is None else tokens_per_s * self.flops

@@ -108,9 +108,6 @@ def build(job: Job) -> Trainee:
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
-    for stage in run.stages():
-        if (shaped := run.at(stage)) is not run:
-            shaped.attention.prepare(shaped, world.device)
     for _, idea, part in model.joined:
         idea.prepare(part, run=run, device=world.device)
     if (how := run.trainer.compile) is not Compile.off:
@@ -158,7 +155,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             with ledger.charge("data"):
                 batch = fetch(job, trainee, step=step)
         enter_step(run, trainee.model, step)
-        n = microbatches(run, step=step)
+        n = microbatches(run)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
@@ -233,7 +230,7 @@ def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: 
     with autocast(job.run, job.run.trainer.precision):
         loss = trainee.forward(*forward_of(trainee, tokens, step=step))
     job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
-    (loss.total / microbatches(job.run, step=step)).backward()
+    (loss.total / microbatches(job.run)).backward()
     return loss._replace(total=loss.total.detach())
 
 
@@ -294,9 +291,12 @@ def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
     """This rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
     run, world = job.run, job.world
-    first, n = run.tokens_before(step) // run.model.seq_len, microbatches(run, step=step)
     rows = sequences_of(
-        first=first, rank=world.rank, world=world.size, microbatches=n, micro_batch=run.trainer.micro_batch
+        first=run.tokens_before(step) // run.model.seq_len,
+        rank=world.rank,
+        world=world.size,
+        microbatches=microbatches(run),
+        micro_batch=run.trainer.micro_batch,
     )
     batch = torch.from_numpy(trainee.train.read(rows))
     return batch.pin_memory().to(world.device, non_blocking=True) if world.device.type == "cuda" else batch

@@ -1,19 +1,17 @@
-"""What a machine decides in silence: the precision that is faster on it, and whose code runs on it."""
+"""What a machine decides in silence: whose code runs on it."""
 
 from __future__ import annotations
 
 import getpass
-import json
 import os
-import re
 import stat
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import Door, the_run
+from tests.conftest import Door
 
-# A run of two steps that is wide enough for bf16, and chooses no precision.
+# A run of two steps that chooses no precision.
 WIDE = [
     "model=tiny",
     "model.n_layer=1",
@@ -29,13 +27,6 @@ WIDE = [
     "trainer.val_every=0",
     "trainer.val_tokens=512",
 ]
-CPU = Path("/proc/cpuinfo")
-NATIVE = CPU.exists() and re.search(
-    r"^(flags|Features)\s*:.*\b(avx512_bf16|amx_bf16|bf16)\b", CPU.read_text(), re.M
-)
-native = pytest.mark.skipif(
-    not NATIVE, reason="this CPU has no bf16 products, and computes in fp32 without a probe"
-)
 
 
 @pytest.fixture
@@ -43,63 +34,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own."""
     monkeypatch.setenv("NOCAP_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def default(door: Door, *words: str) -> str:
-    """The precision that the command gets."""
-    shown = door(*WIDE, *words, "--cfg", "job", "--resolve")
-    assert shown.code == 0, shown.err
-    return re.findall(r"^  precision: (\w+)", shown.out, re.M)[0]
-
-
-# --- precision ----------------------------------------------------------------------------------------------
-
-
-@native
-@pytest.mark.slow
-def test_bf16_is_the_default_only_where_it_is_faster(cache: Path, here: Door, tmp_path: Path) -> None:
-    cache.mkdir()
-    kept = cache / "bf16.json"
-    kept.write_text('{"AMD EP')  # a damaged answer is measured again
-    measured = default(here)
-    ((key, gain),) = json.loads(kept.read_text()).items()
-    assert key.endswith(", 1 threads, 512 x 128 x 512")
-    assert measured == ("bf16" if gain >= 1.2 else "fp32")
-
-    kept.write_text(json.dumps({key: 2.0}))  # what is kept decides, and nothing is measured again
-    assert (default(here), default(here, "trainer.precision=fp32")) == ("bf16", "fp32")
-    kept.write_text(json.dumps({key: 0.56}))
-    trained = here(*WIDE)
-    assert "\ncompile off: " in trained.out
-    assert "precision fp32: bf16 is 0.56 times as fast here (512 × 128 × 512, 1 thread)" in trained.out
-    assert json.loads(kept.read_text()) == {key: 0.56}
-
-    kept.unlink()  # the run that is there goes before another probe
-    again = here(*WIDE)
-    assert ("already finished" in again.out, kept.exists()) == (True, False)
-    assert the_run(tmp_path / "outputs")
-
-
-@native
-def test_a_record_decides_where_nobody_has_measured(cache: Path, here: Door, tmp_path: Path) -> None:
-    """Also a half-done one, and in a grid."""
-    assert here(*WIDE, "trainer.precision=bf16").code == 0
-    assert "already finished" in here(*WIDE).out
-    (the_run(tmp_path / "outputs") / "summary.json").unlink()
-    assert here("--multirun", *WIDE, "seed=0,1").code == 0
-    configs = [path.read_text() for path in (tmp_path / "outputs").rglob("config.yaml")]
-    assert [re.findall(r"^  precision: (\w+)", text, re.M) for text in configs] == [["bf16"], ["bf16"]]
-    assert not (cache / "bf16.json").exists()
-
-
-@pytest.mark.slow
-def test_what_decides_nothing_is_not_measured(cache: Path, here: Door) -> None:
-    """A precision that is given, a narrow shape, an arm that is not the baseline, a question."""
-    assert default(here, "trainer.precision=bf16") == "bf16"
-    questions = (("experiment=d12_step", "--cfg", "job"), (*WIDE, "--cfg", "job"), (*WIDE, "--help"))
-    for words in (*questions, ("--multirun", *WIDE, "model=nano,tiny")):
-        assert here(*words).code == 0
-    assert not (cache / "bf16.json").exists()
 
 
 # --- whose code runs ----------------------------------------------------------------------------------------

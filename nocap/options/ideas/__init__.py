@@ -93,19 +93,6 @@ class Idea(Option):
         """FLOPs of a training token that counting the model does not find: those of another model."""
         return 0.0
 
-    def changes_at(self, steps: int) -> list[int]:
-        """The steps from which on the shapes of a forward, what is compiled, or the size of the batch is
-        another; 0 among them."""
-        return [0]
-
-    def shaped_at(self, run: Run, *, step: int) -> Run:
-        """The run as the shapes of this step's forwards have it, without ideas."""
-        return run
-
-    def batch_divisor(self, *, step: int, steps: int) -> int:
-        """A step's batch is `trainer.batch_tokens` divided by this."""
-        return 1
-
     def in_the_end(self) -> Idea | None:
         """The idea as the last steps have it, by which a step's cost is measured; None: it has no effect
         there."""
