@@ -163,8 +163,8 @@ def check_source(run: Run, source: dict[str, str]) -> None:
 
 
 def _uncounted() -> Iterator[tuple[str, Path]]:
-    """Yield the modules from files, and these, that came after the first option from outside and count for no
-    identity."""
+    """Yield name and file of each module that came from a file, after the first option from outside, and
+    counts for no identity."""
     counted = {path for _, path in _closure(file.module for file in _loaded()).values()}
     for name in sorted(sys.modules.keys() - outside.LOADED):
         path = Path(str(getattr(sys.modules[name], "__file__", None)))
