@@ -37,7 +37,8 @@ class Paces:
         if self.timing is not None:
             left = [self.timing.left_out[side.id] for side in (arm, base) if side.id in self.timing.left_out]
             return f"not timed in turns: {left[0]}" if left else None
-        if (why := machines_differ(arm, base)) is not None:
+        why = machines_differ(arm, base)
+        if why is not None:
             return why
         known = all(side.values[PACE].keys() == {*side.seeds} for side in (arm, base))
         return None if known else NO_TIMES
@@ -62,17 +63,16 @@ class Paces:
     def ratios(self, pairs: Mapping[str, Pair], table: Table) -> dict[str, Estimate]:
         """Return the ratio of the time a token of each arm of the table, for all of them together. `pairs`:
         by the arm's id, of the metric `PACE`."""
-        members = {
-            name: pair
-            for name, pair in pairs.items()
-            if name in table.members and self.refusal(pair.arm, pair.base) is None
-        }
+        members = dict[str, Pair]()
+        for name, pair in pairs.items():
+            if name in table.members and self.refusal(pair.arm, pair.base) is None:
+                members[name] = pair
+        ratios = dict[str, Estimate]()
         judged = self._judged([*members.values()], look=table.look)
-        return {
-            name: estimate.exp()
-            for name, estimate in zip(members, judged, strict=True)
-            if math.isfinite(estimate.high)
-        }
+        for name, estimate in zip(members, judged, strict=True):
+            if math.isfinite(estimate.high):
+                ratios[name] = estimate.exp()
+        return ratios
 
     def _judged(self, pairs: Sequence[Pair], *, look: int) -> list[Estimate]:
         if self.timing is None:

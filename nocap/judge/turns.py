@@ -28,6 +28,7 @@ from nocap.judge.interval import (
 )
 from nocap.judge.losses import Difference, Outcome, outcome
 from nocap.judge.measured import Measured
+from nocap.judge.pace import less
 from nocap.judge.time_to_target import Crossing, too_coarse, widening
 from nocap.judge.verdict import Reason, Word, decide
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
@@ -231,7 +232,7 @@ class _Repeats:
         own = [self._ascending(name, metric) for name in others]
         look = max(1, analysis_of(self.n))
         if self.question.paired:
-            estimates = of_arms([_differences(row, base) for row in own], look=look)
+            estimates = of_arms([less(row, base) for row in own], look=look)
         else:
             estimates = of_arms_apart(base, own, look=look)
         return estimates[others.index(arm)]
@@ -278,7 +279,7 @@ class _Repeats:
     ) -> Estimate:
         """Return the logarithm of the ratio of two sides, above 0 where the arm's is better."""
         sign = _sign(cost)
-        differences = _differences(self._by_session(own), self._by_session(base))
+        differences = less(self._by_session(own), self._by_session(base))
         pairs = [sign * each for each in differences]
         return cautious.of_pairs(
             pairs,
@@ -334,10 +335,6 @@ def _sign(metric: Metric) -> int:
 
 def _have_logarithms(values: Sequence[float]) -> bool:
     return min(values) > 0 and all(map(math.isfinite, values))
-
-
-def _differences(own: Sequence[float], base: Sequence[float]) -> list[float]:
-    return [x - y for x, y in zip(own, base, strict=True)]
 
 
 def _places(crossings: Sequence[Crossing]) -> list[float]:
