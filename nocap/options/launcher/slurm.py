@@ -141,7 +141,7 @@ class SlurmCell:
 
     @property
     def is_over(self) -> bool:
-        """Whether no job has the cell now."""
+        """Say whether no job has the cell now."""
         return self.sent is None or self.sent.state == "UNKNOWN" or self.sent.done()
 
     def poll(self) -> Result | str | None:
