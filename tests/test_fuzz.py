@@ -22,6 +22,7 @@ from nocap.config.keys import require
 from nocap.store.files import append_text
 from nocap.study import __main__ as study
 from nocap.study.pages import check_readme
+from tests.conftest import REPO
 from tests.fuzz.doors import RUNS
 from tests.fuzz.judge import FAULTS, Bench, Case, Wound
 from tests.fuzz.library import DONE, HALF, copy_of, make, train
@@ -162,6 +163,9 @@ def test_results_of_another_form_are_refused_by_name(tmp_path):
     results = tmp_path / "study" / "results.cpu.x.json"
     results.parent.mkdir()
     results.write_text(json.dumps({"kind": "study", "schema_version": 1, "claims": [], "arms": 5}))
+    alone = refusal(lambda: study.main(["--board", str(tmp_path)]))
+    assert f"{results} must have its study beside it, study.yaml, got none" in alone
+    shutil.copy(REPO / "experiments" / "norms" / "study.yaml", results.parent)
     assert str(results) in refusal(lambda: study.main(["--board", str(tmp_path)]))
 
 

@@ -81,9 +81,9 @@ def peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in sys.modules.keys() - names:
-        if "." not in name and name in ("peer_arm", "race", *(path.stem for path in tmp_path.glob("*.py"))):
-            del sys.modules[name]
+    brought = {path.stem for folder in (HERE, tmp_path) for path in folder.glob("*.py")}
+    for name in (sys.modules.keys() - names) & brought:
+        del sys.modules[name]
 
 
 @pytest.fixture

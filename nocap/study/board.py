@@ -182,9 +182,16 @@ def board(folder: Path) -> dict[Path, str]:
 
 
 def found(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
-    """Return the studies of a folder, and the results of each."""
+    """Return the studies of a folder, and the results of each.
+
+    Errors:
+        ValueError: results whose study is not beside them, or were changed.
+    """
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
+    for place in places:
+        for path in place.glob("results.*.*.json"):
+            require(place.name in studies, str(path), f"have its study beside it, {FILE}", "none")
     return studies, {name: all_results(study, folder / name) for name, study in studies.items()}
 
 
