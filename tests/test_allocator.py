@@ -44,6 +44,7 @@ print(json.dumps([pooled, faults()]))
 
 
 @GLIBC
+@pytest.mark.slow
 def test_the_pool_saves_page_faults_and_can_be_left_again() -> None:
     """A page may be a large one, so that only the shares are known."""
     done = subprocess.run(

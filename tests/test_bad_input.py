@@ -170,6 +170,7 @@ def some_bad_values(choices: list[tuple[str, str]], seed: int, n: int) -> tuple[
     return len(cases), sum(check(*case) for case in cases)
 
 
+@pytest.mark.slow
 def test_some_bad_values(empty: Path) -> None:
     assert some_bad_values(random.Random(0).sample(CHOICES, 6), 0, 1)[1] > 8
 

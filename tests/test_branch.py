@@ -191,6 +191,7 @@ def test_what_cannot_be_a_trunk_is_refused(tmp_path: Path, trunk: Path) -> None:
             planned(*words, f"output_dir={tmp_path / 'out'}")
 
 
+@pytest.mark.slow
 def test_a_trunk_is_named_by_the_beginning_of_its_name(tmp_path: Path, trunk: Path) -> None:
     outputs = f"output_dir={trunk.parents[1]}"
     begun = planned(outputs, f"trainer.init_from={trunk.name[:-6]}@8")

@@ -171,6 +171,7 @@ def growing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("growing")
+@pytest.mark.slow
 def test_a_validation_after_a_resume_has_the_step_that_was_trained_last(tmp_path: Path) -> None:
     whole = planned(tmp_path / "whole", "ideas=[grows]")
     start(whole)
@@ -255,6 +256,7 @@ def noisy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("noisy")
+@pytest.mark.slow
 def test_an_update_draws_the_same_again_and_after_a_resume(tmp_path: Path) -> None:
     first = planned(tmp_path / "first", "ideas=[noise]")
     second = planned(tmp_path / "second", "ideas=[noise]")

@@ -163,6 +163,7 @@ def test_what_turns_round_with_another_key_depends_on_it(tmp_path: Path) -> None
     assert interaction["arm"] == "gqa swiglu"
 
 
+@pytest.mark.slow
 def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
     """Two keys' tables and that of the arms: some 11% of grids have a false word."""
     keys = [{"a": x, "b": y} for x, y in itertools.product("01", "012")]

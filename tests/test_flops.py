@@ -161,6 +161,7 @@ def test_differential_attention_costs_what_attention_costs():
     assert flops_per_token(other, vocab_size=70) == (known, "arithmetic; counted: attention=differential")
 
 
+@pytest.mark.slow
 def test_latent_attention_is_counted_in_the_same_convention():
     outside.use([ATTENTIONS])
     run = compose([*NANO, "attention=latent"])
@@ -350,6 +351,7 @@ def test_what_cannot_be_counted_trains_and_says_so(
     assert {row.get("perf/mfu") for row in rows} == {None}
 
 
+@pytest.mark.slow
 def test_a_comparison_says_why_there_is_no_figure(tmp_path: Path):
     outside.use([EXPERTS])
     for mlp in ("gelu4x", "sparse_experts"):

@@ -30,6 +30,7 @@ def checked(out, *cells, swept=("attention", "seed"), said=None):
     return check(words, swept=swept, compose=composed, log=(said if said is not None else []).append)
 
 
+@pytest.mark.slow
 def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
     arms = [f"attention={a} mlp={m}" for a in ("gqa", "flash") for m in ("relu2", "gelu4x")]
     grid = checked(
@@ -41,6 +42,7 @@ def test_every_arm_of_a_seed_comes_before_the_next_seed(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_cells_are_composed_as_single_runs_are(tmp_path):
     """What is remembered from one cell to the next leaves no trace in it, in whatever order they come."""
     arms = (
@@ -201,6 +203,7 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         assert "val" in (run_dir / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_cell_keeps_the_weights_that_were_asked_for(tmp_path, here, small_grid):
     """And says why it has no others."""
     assert not list(small_grid.out.glob("runs/*/checkpoints/*"))

@@ -443,6 +443,7 @@ HEADS = "n_kv_heads: 4\nkernel: fused\n"
         ("attention", ATTENTION, HEADS, "attention.merge_qkv=true"),
     ],
 )
+@pytest.mark.slow
 def test_keys_that_a_method_of_its_own_may_not_read_are_refused(
     tmp_path: Path, group: str, source: str, keys: str, word: str
 ):
@@ -458,6 +459,7 @@ def test_keys_that_a_method_of_its_own_may_not_read_are_refused(
 
 
 @pytest.mark.parametrize(("name", "source"), [("parallel", PARALLEL), ("bigram", BIGRAM)])
+@pytest.mark.slow
 def test_a_block_or_a_model_can_be_replaced(tmp_path: Path, name: str, source: str):
     run = replaced_model(tmp_path, name, source, "ideas=[averaged_weights]")
     flops, basis = flops_per_token(run, vocab_size=V)

@@ -144,6 +144,7 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
     assert both == pytest.approx(gqa + mlp - 1)  # they touch different parts
 
 
+@pytest.mark.slow
 def test_another_kernel_goes_to_its_bound_and_the_same_one_by_its_ratio():
     run, old = counted(*NANO, "attention=mha", vocab_size=257)
     _, flash = counted(*NANO, "attention=flash", vocab_size=257)

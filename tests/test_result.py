@@ -279,6 +279,7 @@ def test_standard_output_has_the_same_file(outputs: Path, tmp_path: Path) -> Non
     assert judge(path) == (0, [follows(path, 19)])
 
 
+@pytest.mark.slow
 def test_what_was_said_when_the_runs_were_read_is_said_again(outputs: Path, tmp_path: Path) -> None:
     whole = shutil.copytree(outputs, tmp_path / "outputs")
     broken = next((whole / "runs").glob("gpt2-mqa-gelu4x-s2-*"))
@@ -373,6 +374,7 @@ def test_a_typed_question_is_asked_anew_and_nothing_is_checked(file: Path, outpu
     assert told["question"]["target"] == 3.31
 
 
+@pytest.mark.slow
 def test_what_is_not_typed_stays_as_the_file_asks(outputs: Path, tmp_path: Path) -> None:
     path, again = tmp_path / "result.json", tmp_path / "again.json"
     words = ["--target=3.5", "--cautious", "--allow=source", "--baseline=mlp.expansion=3"]
@@ -400,6 +402,7 @@ def test_a_chain_is_asked_for_a_baseline_again(outputs: Path, tmp_path: Path) ->
     assert judge(path, "--baseline=gqa gelu4x", "--against=baseline")[0] == 0
 
 
+@pytest.mark.slow
 def test_edited_records_are_named_whatever_is_asked(file: Path) -> None:
     content = content_of(file)
     run_of(content)["summary"].update(val_loss=3.27)
@@ -527,6 +530,7 @@ def test_each_edit_is_named(file: Path, edit: str) -> None:
     assert all(any(words in line for line in lines) for words in named), lines
 
 
+@pytest.mark.slow
 def test_what_moves_no_word(file: Path) -> None:
     """An edit is named by the digest; another machine may round otherwise; another judge is named where it
     says something else."""

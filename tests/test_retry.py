@@ -38,6 +38,7 @@ def named(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("unsteady: ")]
 
 
+@pytest.mark.slow
 def test_a_first_try_that_fails_is_unsteady(tmp_path: Path) -> None:
     done = retried(tmp_path, SOUND + UNSTEADY, "-n", "1")
     assert done.returncode == 0

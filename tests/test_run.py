@@ -318,6 +318,7 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     assert last == f"compile max (by default {why['compile']})"
 
 
+@pytest.mark.slow
 def test_the_first_screen_says_what_to_try_where_bf16_may_be_faster(
     here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

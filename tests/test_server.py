@@ -54,6 +54,7 @@ def all_below(parent: int) -> set[int]:
     return {*found, *(pid for server in found for pid in servers(server))}
 
 
+@pytest.mark.slow
 def test_a_forked_worker_trains_as_a_fresh_process(tmp_path: Path, undisturbed: Undisturbed) -> None:
     devices = Devices(jobs=1)
     work = begun(devices, tmp_path / "out")

@@ -329,6 +329,7 @@ def test_shared_layers_are_counted_once_and_cost_the_same_flops() -> None:
 # --- a branch that nothing feeds ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cross_attention_costs_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cost is counted by the model that has it: the rest of that has formulas."""
     built = list[list[str]]()

@@ -123,6 +123,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
     assert lab.log.read_text() == before
 
 
+@pytest.mark.slow
 def test_a_scale_about_some_claims_needs_their_arms_alone_and_binds_them_the_same(lab: Lab):
     three: Json = {
         "arms": {**ARMS, "relu2": ["mlp=relu2"]},
@@ -289,6 +290,7 @@ def test_runs_of_another_machine_are_taken_a_seed_whole_or_not_at_all(
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_label_is_on_the_screen_in_the_results_and_on_the_page(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ):

@@ -331,6 +331,7 @@ def of_a_seed(seed: int) -> list[str]:
     return [f"mha, seed {seed}", f"mqa, seed {seed}", *(f"mha, seed {seed}, {n} steps" for n in (8, 17))]
 
 
+@pytest.mark.slow
 def test_the_baselines_lengths_are_trained_once_for_all_claims_with_each_analysis(lab: Lab) -> None:
     """As `--equal-loss` trains them: 0.7 and 1.4 of 12 steps."""
     lab.loss, lab.pace = law, paced
@@ -397,6 +398,7 @@ def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.Capt
     assert not any(f"seed {seed}" in task for task in lab.tasks for seed in range(6, 12))
 
 
+@pytest.mark.slow
 def test_runs_whose_time_is_asked_for_are_not_taken_from_another_machine(
     lab: Lab, capsys: pytest.CaptureFixture[str]
 ) -> None:

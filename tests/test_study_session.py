@@ -88,6 +88,7 @@ def test_a_step_taken_apart_and_attention_over_lengths():
         assert math.isfinite(row["exponent"])
 
 
+@pytest.mark.slow
 def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pytest.MonkeyPatch):
     from nocap.measure import generation as engine
 

@@ -331,7 +331,7 @@ def has_sweeps(words: Sequence[str]) -> bool:
     return bool(of_a_grid(overrides_of(words, grid=True)).hydra.sweeper.get("params"))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _chosen(
     words: tuple[str, ...], read_from: tuple[Hashable, ...]
 ) -> tuple[DictConfig, dict[str, str | None]]:
@@ -368,7 +368,7 @@ def by_hydra(words: Sequence[str]) -> DictConfig:
     return config
 
 
-@lru_cache(maxsize=64)  # a command asks for its sweeps, and then for its config
+@lru_cache(maxsize=512)  # a command asks for its sweeps, and then for its config
 def _by_hydra(words: tuple[str, ...], read_from: tuple[Hashable, ...]) -> DictConfig:
     prepare_hydra()
     with hydra.initialize_config_dir(str(conf_dir()), **HYDRA), _hydras_errors():
