@@ -77,6 +77,7 @@ def dropped(folder: Path) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("dropped")
+@pytest.mark.slow
 def test_the_same_run_draws_the_same_and_another_seed_others(tmp_path: Path) -> None:
     first = planned(tmp_path / "first", "mlp=dropped")
     second = planned(tmp_path / "second", "mlp=dropped")

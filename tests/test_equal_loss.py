@@ -316,6 +316,7 @@ def planned(*words: str, swept: tuple[str, ...] = ("attention", "seed")) -> tupl
     return plain, check(cells, swept=swept, compose=composed, log=print, lengths=more)
 
 
+@pytest.mark.slow
 def test_the_baseline_gets_whole_schedules_at_its_other_lengths(tmp_path: Path) -> None:
     words = ["trainer.steps=100", "schedule=wsd", f"output_dir={tmp_path}"]
     plain, whole = planned(*words, "schedule.warmup_steps=9", "schedule.decay_steps=30")

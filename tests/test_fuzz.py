@@ -103,6 +103,7 @@ def refusal(call):
 
 
 @runs
+@pytest.mark.slow
 def test_a_cell_without_a_record_is_named(copied):
     (lost, damaged), (grid,) = sorted(RUNS["grid"]), Path("outputs/grids").iterdir()
     shutil.rmtree(Path("outputs/runs") / lost)

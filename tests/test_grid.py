@@ -137,6 +137,7 @@ def test_flags_may_stand_anywhere(words, overrides, grid, info):
     assert (flags.overrides, flags.grid, flags.info) == (overrides.split(), grid, info)
 
 
+@pytest.mark.slow
 def test_a_yamls_sweeps_are_a_grids_and_the_command_goes_before_them(tmp_path, monkeypatch):
     conf, grids = shutil.copytree(conf_dir(), tmp_path / "conf"), []
     sweep = "{sweeper: {params: {attention: 'flash,gqa', norm: glob(rms*), seed: '1,2'}}}"

@@ -345,6 +345,7 @@ def test_what_is_no_proposal_is_refused_before_anything_runs(
     assert not Path("outputs/commands").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_or_ignores_its_seed_says_so_and_a_mended_command_is_another_proposal(
     study_door: Door, beside: Path
 ):

@@ -53,6 +53,7 @@ def test_a_study_is_carried_out_with_its_own_options(here: Door, tmp_path: Path)
     assert len([name for name in runs if "softer" in name]) == 3
 
 
+@pytest.mark.slow
 def test_several_studies_have_options_of_their_own(here: Door, tmp_path: Path) -> None:
     made(tmp_path / "first", "softer")
     made(tmp_path / "second", "weaker")
