@@ -116,6 +116,45 @@ def test_a_loss_that_the_log_has_not_is_refused(tmp_path: Path):
         board.board(tmp_path)
 
 
+def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
+    """As somebody writes it whose arm is to be faster."""
+    results = copied("norms", tmp_path)
+    content = json.loads(results.read_text())
+    for row in content["measurements"]:
+        if row["claim"] == "B3.speed" and row["arm"] == "rmsnorm" and row["metric"] == "tokens_per_s":
+            row["value"] *= 1.3
+    results.write_text(json.dumps(content))
+    (row,) = [row for row in rows(board.found(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"]
+    assert "its log has other figures of bench session 1" in str(row.judged.stands.exploratory)
+
+
+def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path):
+    results = copied("norms", tmp_path)
+    content = json.loads(results.read_text())
+    for claim in content["claims"]:
+        if claim["id"] == "A16.qk":
+            claim["expected"] = [-0.1, None]  # the study's own stand
+    for row in content["measurements"]:
+        if row["claim"] == "A16.qk" and row["metric"] == "val_loss":
+            row["repeat"] += 100  # seeds that the study has not
+    results.write_text(json.dumps(content))
+    (row,) = [row for row in rows(board.found(tmp_path)[1]["norms"]) if row.claim.id == "A16.qk"]
+    assert row.claim.expected != [-0.1, None]
+    assert row.word == "inconclusive"
+    assert "missing" in row.verdict
+
+
+def test_what_is_not_worked_out_again_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    copied("norms", tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checked, "prepare", elsewhere)
+        assert command(["--board", str(tmp_path)]) == 0
+    line = (
+        "nocap: norms, scale cpu: claims keep their stored hashes, no arm is composed here: the data are on"
+    )
+    assert line in capsys.readouterr().err
+
+
 # --- what a row says ----------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -175,24 +175,32 @@ def write(folder: Path) -> list[Path]:
 
 def board(folder: Path) -> dict[Path, str]:
     """Return all that `write` writes, from the results that are there."""
-    studies, results = found(folder)
-    rule = "be a folder of studies that were carried out, as experiments"
-    require(any(results.values()), "--board", rule, folder)
-    return drawn(folder, studies, results)
+    return drawn(folder, *found(folder))
 
 
 def found(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
     """Return the studies of a folder, and the results of each.
 
     Errors:
-        ValueError: results whose study is not beside them, or were changed.
+        ValueError: no results, or some whose study is not beside them, or that were changed.
     """
     places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
     for place in places:
         for path in place.glob("results.*.*.json"):
             require(place.name in studies, str(path), f"have its study beside it, {FILE}", "none")
-    return studies, {name: all_results(study, folder / name) for name, study in studies.items()}
+    results = {name: all_results(study, folder / name) for name, study in studies.items()}
+    rule = "be a folder of studies that were carried out, as experiments"
+    require(any(results.values()), "--board", rule, folder)
+    return studies, results
+
+
+def unchecked(every: Iterable[StudyResult]) -> Iterator[str]:
+    """Name the results whose claims are known by their stored hashes alone."""
+    for result in every:
+        if result.unchecked:
+            place = f"{result.study.name}, scale {result.scale}"
+            yield f"{place}: claims keep their stored hashes, no arm is composed here: {result.unchecked}"
 
 
 def drawn(

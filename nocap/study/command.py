@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,11 @@ class Options:
 
 
 def board(folder: Path) -> int:
-    for path in leaderboard.write(folder):
+    """Write the leaderboard of a folder; name what was not worked out again. Return the exit code."""
+    studies, results = leaderboard.found(folder)
+    for line in leaderboard.unchecked(chain(*results.values())):
+        print(f"nocap: {line}", file=sys.stderr)
+    for path in pages.write_all(leaderboard.drawn(folder, studies, results)):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 

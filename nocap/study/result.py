@@ -137,6 +137,7 @@ class StudyResult:
     arms: list[ArmFacts]
     trials: list[Trial]
     outdated: list[str] = field(default_factory=list)  # claims that the study asks otherwise now
+    unchecked: str = ""  # why the arms cannot be composed here, so that hashes are the stored ones
 
     @property
     def limitations(self) -> str:
@@ -404,6 +405,7 @@ def _judged(file: _File, rows: Mapping[str, list[Measurement]], study: Study, lo
         arms=file.arms,
         trials=file.trials,
         outdated=outdated,
+        unchecked=now.problem,
     )
 
 
