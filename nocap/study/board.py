@@ -111,7 +111,7 @@ class Planned:
 
     @property
     def cells(self) -> dict[str, str]:
-        """What a table can say of it, by column."""
+        """Return what a table can say of it, by column."""
         claim = self.claim
         study = self.study
         scale = next(name for name in study.scales if claim in select_claims(study, name).claims)
@@ -317,7 +317,7 @@ def in_order(some: Iterable[Row]) -> list[Row]:
 
 
 def first(every: Sequence[Row]) -> list[Row]:
-    """For somebody who has five minutes: the first claim of each study, the first of these and the last."""
+    """Return the rows for a quick reader: the first claim of each study, the first of these and the last."""
     firsts = {row.result.study.name: row for row in reversed(every)}
     shown = [row for row in every if firsts.get(row.result.study.name) is row]
     return [*shown[:-LAST_ROWS][:FIRST_ROWS], *shown[-LAST_ROWS:]]
@@ -348,7 +348,7 @@ def counted_rows(parts: Iterable[Section]) -> list[Row]:
 
 
 def errors(every: Sequence[Row]) -> str:
-    """How many false verdicts are to be expected."""
+    """Say how many false verdicts are to be expected."""
     noisy = sum(not is_exact(row.judged.verdict.primary) for row in every)
     return (
         f"{noisy} of the {len(every)} rows rest on measurements with noise. Up to "

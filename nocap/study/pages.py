@@ -36,7 +36,7 @@ FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes"
 
 
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
-    """A row a claim, with these of the columns. `link`: what stands for its statement."""
+    """Draw a row for each claim, with these columns. `link`: what stands for its statement."""
     cells = [row.cells | ({"statement": link(row)} if link else {}) for row in some]
     return Table(
         title="",
@@ -132,7 +132,7 @@ def _mean_ms(arm: ArmFacts) -> float | None:
 
 
 def _lines(part: str) -> int | None:
-    """Of the file that holds it, where it is an option that is here."""
+    """Count the lines of the file that holds a part, where it is an option that is here."""
     group, _, name = part.partition(".")
     if group not in outside.groups() or name not in outside.yamls(group):
         return None
@@ -272,7 +272,7 @@ def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
 
 
 def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
-    """Title and picture of each unit's rows, in the rows' order."""
+    """Return the title and the picture of each unit's rows, in the rows' order."""
     units: dict[str, list[Row]] = {}
     for row in every:
         if is_known(row.judged.verdict.primary):
@@ -281,7 +281,7 @@ def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
 
 
 def _unit(row: Row) -> str:
-    """What an axis counts, and which way is better. Rows of one unit share a plot."""
+    """Say what an axis counts, and which way is better. Rows of one unit share a plot."""
     metric, scale = METRICS[row.claim.metric], row.claim.scale
     if scale is Scale.value:
         return metric.title if metric.unit in metric.title else f"{metric.title}, {metric.unit}"
