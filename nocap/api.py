@@ -165,6 +165,9 @@ def compare(
         ValueError: a path holds no run and no log, no arm is the baseline, there is no such group, or two
             files cannot be joined.
     """
+    from msgspec import structs
+
+    from nocap.judge.result import result_of, to_json
     from nocap.sources.asked import Logged, compared
 
     answer = compared(
@@ -179,10 +182,11 @@ def compare(
         group=group,
         logged=Logged(format=format, columns=columns, hardware=hardware),
     )
-    content = answer.comparison.json()
+    result = result_of(answer.comparison)
     if answer.edited:
-        content["problems"] = [*dict.fromkeys([*content["problems"], *answer.lines])]
-    return content
+        problems = dict.fromkeys([*result.problems, *answer.lines])
+        result = structs.replace(result, problems=list(problems))
+    return to_json(result)
 
 
 def _several(paths: Paths) -> Iterable[str | Path]:

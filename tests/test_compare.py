@@ -19,6 +19,7 @@ from scipy import stats
 from nocap import api
 from nocap import compare as door
 from nocap.judge.compare import compare
+from nocap.judge.result import result_of, to_json
 from nocap.report.arms import render
 from nocap.runs import __main__ as runs
 from nocap.store.record import write_summary
@@ -161,7 +162,7 @@ def two_arms(root: Path, *, effect: float, seeds: int = 4, speedup: float = 1.0,
 
 def told(root: Path, **options) -> dict:
     comparison = compare(load([root]), **options)
-    content = comparison.json()
+    content = to_json(result_of(comparison))
     json.dumps(content, allow_nan=False)
     render(comparison)
     return content
@@ -259,7 +260,7 @@ def test_a_record_without_the_time_of_a_token_is_not_compared(tmp_path):
     del summary["token_us"]
     write_summary(folder, summary)
     comparison = compare(load([tmp_path]))
-    pace = comparison.json()["arms"][1]["token_us"]
+    pace = to_json(result_of(comparison))["arms"][1]["token_us"]
     assert (pace["ratio"], pace["refused"]) == (None, "a record has no time a token")
     assert "[1] a record has no time a token" in render(comparison)
 
@@ -652,7 +653,7 @@ def test_a_ratio_whose_ends_lie_a_factor_of_ten_apart_is_not_known(tmp_path):
         write_run(tmp_path, seed=seed)
         gelu3x(tmp_path, seed=seed, speed=speed)
     comparison = compare(load([tmp_path]), baseline="gelu4x")
-    ratio = next(arm for arm in comparison.json()["arms"] if arm["label"] == "gelu3x")["token_us"]["ratio"]
+    ratio = next(arm for arm in to_json(result_of(comparison))["arms"] if arm["label"] == "gelu3x")["token_us"]["ratio"]
     assert ratio["high"] > 10 * ratio["low"]
     assert re.search(r"gelu3x +1,128 +not known ", render(comparison))
 

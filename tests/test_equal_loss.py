@@ -20,6 +20,7 @@ from nocap.config.plain import to_plain
 from nocap.judge.compare import Comparison, compare
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
+from nocap.judge.result import result_of, to_json
 from nocap.launch import lengths
 from nocap.launch.grid import Grid, check
 from nocap.report import comparison as page
@@ -102,7 +103,7 @@ def grid(
 
 
 def at_equal_loss(comparison: Comparison, arm: str) -> dict[str, Any]:
-    content = comparison.json()
+    content = to_json(result_of(comparison))
     json.dumps(content, allow_nan=False)
     return next(row["equal_loss"] for row in content["arms"] if row["label"] == arm)
 
@@ -192,7 +193,7 @@ def worth(ratio: Any) -> tuple[float, float, float]:
 
 def test_a_comparison_shows_it_by_arm_and_by_factor() -> None:
     comparison = grid()
-    content = comparison.json()
+    content = to_json(result_of(comparison))
     assert [row["label"] for row in content["arms"]] == [
         "flash gelu4x",
         "flash swiglu",

@@ -14,6 +14,7 @@ from scipy import stats
 
 from nocap.judge.compare import Comparison, compare
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
+from nocap.judge.result import result_of, to_json
 from nocap.report import comparison as page
 from nocap.report import markdown, result
 from nocap.report.arms import headline, next_step, render
@@ -133,7 +134,7 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(tm
     assert found.seeds is not None
     assert 4 < found.seeds <= 16
     seeds = [*range(found.seeds)]
-    assert comparison.json()["findings"]["next"] == {"key": "seed", "values": seeds}
+    assert to_json(result_of(comparison))["findings"]["next"] == {"key": "seed", "values": seeds}
     line = f"next: the same command with seed={','.join(map(str, seeds))} (finished runs are kept)"
     assert render(comparison).endswith(line)
     shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split())

@@ -19,6 +19,7 @@ from nocap import compare as door
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.compare import compare
 from nocap.judge.losses import Outcome
+from nocap.judge.result import result_of, to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
@@ -51,14 +52,14 @@ def two_arms(root, name="seed{}.jsonl", *, gain=0.05, runs=4, **facts):
 
 def compared(*paths, target=None, **options):
     comparison = compare(logs.load([str(path) for path in paths], **options), target_loss=target)
-    json.dumps(comparison.json(), allow_nan=False)
+    json.dumps(to_json(result_of(comparison)), allow_nan=False)
     render(comparison)
     page.render(comparison)
     return comparison
 
 
 def arms(comparison):
-    return {arm["label"]: arm for arm in comparison.json()["arms"]}
+    return {arm["label"]: arm for arm in to_json(result_of(comparison))["arms"]}
 
 
 # --- intervals ----------------------------------------------------------------------------------------------
@@ -73,7 +74,7 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
         (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
     )
     assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs (Student)", "better")
-    assert {run["imported"]["seed"] for run in comparison.json()["runs"]} == {"name"}
+    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {"name"}
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
@@ -280,7 +281,7 @@ def test_tables(tmp_path, table, columns, expected, said):
     }
     assert rows == expected
     assert said in "\n".join(comparison.problems)
-    assert not [run for run in comparison.json()["runs"] if "go back" in said and run["train_s"]]
+    assert not [run for run in to_json(result_of(comparison))["runs"] if "go back" in said and run["train_s"]]
 
 
 def test_a_row_goes_on_with_what_was_said_before(tmp_path):
@@ -301,7 +302,7 @@ def test_a_resumed_run_is_one(tmp_path):
     path, back = tmp_path / "log.csv", "its steps go back to 10: 1 later rows before that are not used"
     path.write_text("step,val_loss\n0,5\n10,4\n20,3.5\n10,4.1\n20,3.6\n")
     comparison = compared(path)
-    (run,) = comparison.json()["runs"]
+    (run,) = to_json(result_of(comparison))["runs"]
     assert (run["curve"]["step"], run["curve"]["val_loss"]) == ([0, 10, 20], [5, 4.1, 3.6])
     assert comparison.problems == [f"{path}: line 5: {back}"]
 
@@ -754,7 +755,7 @@ for group in ("base", "idea"):
         "idea": ([0, 1], pytest.approx(2.905)),
     }
     assert [status for _, status in comparison.not_compared] == ["failed"]
-    assert comparison.json()["runs"][0]["train_s"] == 25
+    assert to_json(result_of(comparison))["runs"][0]["train_s"] == 25
     assert set(arms(compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr")))) == {"0.1"}
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]
     whole = first.read_bytes()

@@ -21,6 +21,7 @@ import pytest
 from nocap import api, compare
 from nocap.judge.compare import Comparison
 from nocap.judge.compare import compare as compared
+from nocap.judge.result import result_of, to_json
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary
 from nocap.store.runs import Curve, Found, Record, load
@@ -235,12 +236,12 @@ def test_what_was_swept_and_what_is_measured_counts_in_a_file_too(tmp_path: Path
 
 def _check_same(fresh: Comparison, path: Path) -> None:
     content = content_of(file_of(fresh, path))
-    expected = json.loads(json.dumps(fresh.json()))
+    expected = json.loads(json.dumps(to_json(result_of(fresh))))
     for key, value in expected.items():
         assert content[key] == value
     again = result.read(path)
     assert again.follows() == [follows(path, len(fresh.records))]
-    assert json.loads(json.dumps(again.comparison.json())) == expected
+    assert json.loads(json.dumps(to_json(result_of(again.comparison)))) == expected
 
 
 def test_what_a_file_holds(original: Path, outputs: Path) -> None:
@@ -335,7 +336,7 @@ def test_a_file_of_records_that_logs_are_made_into(tmp_path: Path) -> None:
     comparison = compared(of_logs(TWO, range(4)))
     again = result.read(file_of(comparison, tmp_path / "result.json"))
     assert again.follows() == [follows(tmp_path / "result.json", 8)]
-    assert again.comparison.json() == comparison.json()
+    assert to_json(result_of(again.comparison)) == to_json(result_of(comparison))
     assert [run.manifest["imported"]["format"] for run in again.comparison.records] == ["csv"] * 8
     assert [row.difference.outcome.value for row in again.comparison.arms if row.difference] == ["better"]
 
@@ -705,7 +706,7 @@ def test_two_halves_of_a_grid_by_seeds_are_the_grid(tmp_path: Path) -> None:
         comparison = compared(Found(records=half), baseline="flash gelu4x")
         files.append(file_of(comparison, tmp_path / f"{number}.json"))
     again = compared_to(tmp_path / "joined.json", *files)
-    expected = json.loads(json.dumps(whole.json()))
+    expected = json.loads(json.dumps(to_json(result_of(whole))))
     assert expected["by_factor"]
     assert len(expected["lengths"]) == 2
     assert {arm["label"] for arm in expected["arms"]} == {arm["label"] for arm in again["arms"]}

@@ -15,6 +15,7 @@ from scipy import stats
 from nocap.config.compose import composed
 from nocap.judge.compare import Comparison, compare
 from nocap.judge.interval import of_arms, of_pairs
+from nocap.judge.result import result_of, to_json
 from nocap.launch.grid import check
 from nocap.report.arms import render
 from nocap.store.runs import Found
@@ -110,8 +111,8 @@ def test_speeds_are_those_of_the_timing() -> None:
     assert gqa.low < 0.8 < gqa.high
     shown = render(comparison)
     assert "the arms timed in turns, 12 rounds by process CPU time, one thread, on b, 2026-11-28." in shown
-    assert comparison.json()["timing"]["rounds"] == 12
-    json.dumps(comparison.json(), allow_nan=False)
+    assert to_json(result_of(comparison))["timing"]["rounds"] == 12
+    json.dumps(to_json(result_of(comparison)), allow_nan=False)
 
 
 def test_the_time_at_equal_loss_has_the_noise_of_both() -> None:

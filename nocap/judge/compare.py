@@ -1,44 +1,13 @@
-"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted.
-`Comparison.json()` is what trackers and `nocap.api` get. `--json` writes it with the question and the records
-(`nocap.report.result`), from which it is judged again.
-
-    baseline      the arm's id
-    target        nats per token, or null
-    swept         config keys that differ between arms
-    metric        what the verdicts are about: val_loss, or val_bpb where vocabularies differ and that was
-                  declared, or no run has losses
-    against       baseline, or previous: each arm is compared with the one before it
-    look          how often the arms were looked at with more seeds: the k-th look errs in 5%/k²
-    cautious      whether losses have the cautious interval
-    imported      whether the runs are of logs that another trainer wrote; each run says its format, and what
-                  named its seed
-    findings      what was found, by level or by arm: what is shown first, and of that the largest; of what is
-                  not shown how many seeds would show it (null: more than 96, or not known); and `next`, what
-                  to set in the same command (null: nothing is open, or the runs are no command's of nocap)
-    lengths       the baseline's shorter and longer length, by which `equal_loss` of an arm and of a level is
-                  worked out: the ratio of its time to that of the baseline for the loss that the arm reaches
-    timing        the arms timed in turns (--time), of which all speeds are then: machine, rounds, seconds a
-                  token of each arm and round; null: speeds are the runs' own
-    by_factor     where the arms are a full crossing of two keys or more: each key's levels against the
-                  baseline's, over all levels of the others, and the interactions; else null
-    arms          one object an arm, in the order in which they were asked for
-    runs          one object a run, with its validation curve
-    measurements  one object a run and metric, with unit and which way is better
-    problems      lines for people: what was skipped, declared or should be doubted
-    not_compared  runs that are not finished or cannot be read, with their status
-
-Losses are nats per token, times seconds of training and data wait (`train_s`) or ms, memory MiB. Intervals
-are those that decide: of losses for all arms together (`judge.losses`), of times and memory the cautious one
-(`judge.cautious`). Nothing of it was registered.
-"""
+"""The comparison: arms against a baseline, with intervals, verdicts, and what should be doubted. As JSON it is a
+`judge.result.Result`; `--json` writes it with the question and the records (`nocap.report.result`), from which
+it is judged again."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 from nocap.config.keys import require
 from nocap.judge import time_to_target
@@ -62,10 +31,10 @@ from nocap.judge.arms import (
 )
 from nocap.judge.arms import group as grouped
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
-from nocap.judge.equal_loss import STEPS, EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
+from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import Factors, by_factor, crossing
 from nocap.judge.findings import Findings, Judged, by_effect, findings
-from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence, shared
+from nocap.judge.interval import LEAST_PAIRS, Estimate, shared
 from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
 from nocap.judge.measured import Measured
 from nocap.judge.pace import PACE, Paces
@@ -73,8 +42,7 @@ from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import METRICS, Kind, moment
-from nocap.store.record import SCHEMA_VERSION
-from nocap.store.runs import Found, Record, measurements
+from nocap.store.runs import Found, Record
 from nocap.store.timing import Timing
 
 # of one machine only; a run's wall clock has no ratio, for it holds what else the machine did
@@ -89,7 +57,7 @@ class ComparedArm:
     arm: Arm
     against: Arm | None  # None: it is the baseline
     seeds: list[int]  # that the row is over
-    changes: Mapping[str, Any]  # config keys in which it differs from the baseline, with its own values
+    changes: Mapping[str, object]  # config keys in which it differs from the baseline, with its own values
     val_loss: float | None  # means
     val_bpb: float | None
     difference: Difference | None  # None: it is the baseline
@@ -114,30 +82,6 @@ class ComparedArm:
         return {
             line: fmean(clock.get(line) or 0.0 for clock in clocks)
             for line in dict.fromkeys(k for c in clocks for k in c)
-        }
-
-    def json(self) -> dict[str, Any]:
-        arm = self.arm
-        return {
-            "arm": arm.id,
-            "label": arm.label,
-            "against": self.against and self.against.id,
-            "changes": self.changes,
-            "n": len(self.seeds),
-            "seeds": self.seeds,
-            "diverged": sorted({run.seed for run in arm.diverged}),
-            "val_loss": self.val_loss,
-            "val_bpb": self.val_bpb,
-            "difference": self.difference and self.difference.json(),
-            **{metric: _times(timed) for metric, timed in self.times.items()},
-            "equal_loss": self.equal_loss and self.equal_loss.json(),
-            "params": arm.summary("params") or {},
-            **{key: arm.summary(key) for key in ("flops_per_token", "flops_basis", "tokens", "steps")},
-            "kernel": arm.summary("kernel") or {},
-            "hardware": sorted({run.machine.fingerprint for run in arm.runs}),
-            "to_target": self.to_target and {axis: reach.json() for axis, reach in self.to_target.items()},
-            "clock_s": self.clock_s,
-            "runs": [run.identity for run in arm.all],
         }
 
 
@@ -199,7 +143,7 @@ class Comparison:
         )
 
     @property
-    def imported(self) -> list[Mapping[str, Any]]:
+    def imported(self) -> list[Mapping[str, object]]:
         """What the records of another trainer's logs say of themselves; empty where the runs are nocap's
         own."""
         return [record.imported for record in self.records if record.imported]
@@ -212,38 +156,6 @@ class Comparison:
     @property
     def runs(self) -> list[tuple[Record, Arm]]:
         return [(run, row.arm) for row in self.arms for run in row.arm.all]
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "baseline": self.baseline.arm.id,
-            "confidence": confidence(self.look),
-            "least_seeds": LEAST_PAIRS,
-            "exploratory": True,
-            "imported": bool(self.imported),
-            "target": self.target,
-            "metric": self.metric,
-            "against": self.against,
-            "look": self.look,
-            "cautious": self.cautious,
-            "swept": self.swept,
-            "findings": self.findings.json(),
-            "by_factor": self.factors and self.factors.json(),
-            "timing": self.timing and self.timing.json(),
-            "lengths": [
-                {"arm": arm.id, "steps": arm.config[STEPS], "runs": [run.identity for run in arm.runs]}
-                for arm in self.lengths
-            ],
-            "arms": [row.json() for row in self.arms],
-            "runs": [_run(run, arm) for run, arm in self.runs],
-            "measurements": [
-                {**measurement.json(), "arm": arm.id}
-                for run, arm in self.runs
-                for measurement in measurements(run)
-            ],
-            "problems": self.problems,
-            "not_compared": [{"name": name, "status": status} for name, status in self.not_compared],
-        }
 
 
 def compare(
@@ -691,28 +603,3 @@ def _starts(arm: Arm) -> list[float]:
     starts = [moment(run.started) for run in arm.runs]
     known = [start for start in starts if start is not None]
     return known if len(known) == len(starts) else []
-
-
-# --- as JSON ------------------------------------------------------------------------------------------------
-
-
-def _times(timed: Measured) -> dict[str, object]:
-    ratio = None if timed.estimate is None else timed.estimate.json()
-    return {"mean": timed.mean, "ratio": ratio, "refused": timed.refused}
-
-
-def _run(run: Record, arm: Arm) -> dict[str, Any]:
-    return {
-        "identity": run.identity,
-        "name": run.name,
-        "arm": arm.id,
-        "label": arm.label,
-        "seed": run.seed,
-        "status": run.status,
-        **{key: run.summary.get(key) for key in ("steps", "tokens")},
-        **{key: run.value(key) for key in ("val_loss", "val_bpb", "tokens_per_s", "train_s")},
-        "curve": asdict(run.curve),
-        "clock_s": run.summary["clock_s"],
-        "hardware": dict(run.hardware),
-        "imported": dict(run.imported) or None,
-    }

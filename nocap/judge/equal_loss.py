@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -58,14 +57,6 @@ class TimeAtEqualLoss:
             return Outcome.undecided
         place = self.ratio.place(1.0, 1.0)
         return {-1: Outcome.better, 1: Outcome.worse}.get(place, Outcome.unclear)
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "ratio": self.ratio and self.ratio.json(),
-            "refused": self.refused,
-            "outcome": self.outcome.value,
-            "seeds_to_show": self.seeds,
-        }
 
 
 # --- the baseline's lengths ---------------------------------------------------------------------------------

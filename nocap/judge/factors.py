@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
-from typing import Any
 
 from nocap.judge import cautious
 from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
@@ -36,14 +35,6 @@ class Level:
     speed: Estimate | None = None  # the ratio of its time a token; None: not known of each arm
     equal_loss: TimeAtEqualLoss | None = None  # None: the baseline has no other lengths
 
-    def json(self) -> dict[str, Any]:
-        return {
-            "level": self.name,
-            "difference": self.difference.json(),
-            "speed": self.speed and self.speed.json(),
-            "equal_loss": self.equal_loss and self.equal_loss.json(),
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factor:
@@ -53,14 +44,6 @@ class Factor:
     baseline: str
     over: Mapping[str, int]  # the other keys → how many levels each has
     levels: Sequence[Level]
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "key": self.key,
-            "baseline": self.baseline,
-            "over": dict(self.over),
-            "levels": [level.json() for level in self.levels],
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,9 +55,6 @@ class Interaction:
     estimate: Estimate
     shown: bool
 
-    def json(self) -> dict[str, Any]:
-        return {"arm": self.arm, "keys": list(self.keys), "shown": self.shown, **self.estimate.json()}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Factors:
@@ -83,13 +63,6 @@ class Factors:
     seeds: Sequence[int]
     factors: Sequence[Factor]
     interactions: Sequence[Interaction]
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "seeds": list(self.seeds),
-            "factors": [factor.json() for factor in self.factors],
-            "interactions": [interaction.json() for interaction in self.interactions],
-        }
 
 
 # --- a crossing ---------------------------------------------------------------------------------------------

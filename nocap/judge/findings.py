@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from nocap.judge.arms import Arm
 from nocap.judge.equal_loss import TimeAtEqualLoss
@@ -54,15 +53,6 @@ class Finding:
             return self.equal_loss.outcome is Outcome.unclear
         return _is_open(self.difference)
 
-    def json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "over": dict(self.over),
-            "difference": self.difference.json(),
-            "seeds_to_show": self.seeds,
-            "equal_loss": self.equal_loss and self.equal_loss.json(),
-        }
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Next:
@@ -75,17 +65,11 @@ class Next:
     def override(self) -> str:
         return f"{self.key}={','.join(map(str, self.values))}"
 
-    def json(self) -> dict[str, Any]:
-        return {"key": self.key, "values": list(self.values)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
     found: Sequence[Finding]
     next: Next | None  # None: all is shown, or these runs are not of a command of nocap's
-
-    def json(self) -> dict[str, Any]:
-        return {"found": [finding.json() for finding in self.found], "next": self.next and self.next.json()}
 
 
 def by_effect(difference: Difference) -> tuple[bool, float]:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,15 +66,6 @@ class Estimate:
         """From the log scale to the ratio: geometric means."""
         mid, low, high = (math.exp(x) if x < 700 else math.inf for x in (self.mid, self.low, self.high))
         return replace(self, mid=mid, low=low, high=high)
-
-    def json(self) -> dict[str, Any]:
-        """An endless end and what is unknown are null."""
-        numbers = {"mean": self.mid, "low": self.low, "high": self.high, "sd": self.sd}
-        return {
-            **{key: x if math.isfinite(x) else None for key, x in numbers.items()},
-            "n": self.n,
-            "method": self.method,
-        }
 
 
 def quantile(df: float, tail: float) -> float:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from nocap.judge.arms import Arm
 from nocap.judge.interval import (
@@ -54,9 +53,6 @@ class Difference:
         if self.outcome is Outcome.depends:
             return f"depends on {self.reason}"
         return f"{self.outcome.value}{f' ({self.reason})' if self.reason else ''}"
-
-    def json(self) -> dict[str, Any]:
-        return {**self.estimate.json(), "outcome": self.outcome.value, "verdict": self.verdict}
 
 
 def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING) -> Outcome:

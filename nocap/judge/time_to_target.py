@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,9 +102,6 @@ class Reach:
     budget: float | None = None
     ratio: Estimate | None = None  # to the baseline's; only where every run of both arms got there
     refused: str | None = None  # why there is no median, or no ratio
-
-    def json(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio and self.ratio.json()}
 
 
 def reach(arm: Arm, base: Arm, *, goal: float, arms: int = 1) -> dict[str, Reach]:

@@ -389,6 +389,7 @@ def _compare(grid: Grid) -> bool:
     is_current = False  # the report
     try:
         from nocap.judge.compare import compare
+        from nocap.judge.result import result_of, to_json
         from nocap.report import comparison as report
         from nocap.report.arms import render
         from nocap.store.runs import load
@@ -401,7 +402,7 @@ def _compare(grid: Grid) -> bool:
         if changed:
             write_file(path, content)
         is_current = True
-        if changed and (message := track_grid(grid, comparison.json(), report=path)):
+        if changed and (message := track_grid(grid, to_json(result_of(comparison)), report=path)):
             print(f"tracker: {message}")
         for command in gathered(
             grid.cells[0].plan.run.tracker,

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
+
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
 from nocap.judge.losses import Difference
 from nocap.store.metrics import METRICS, Measurement
@@ -115,7 +117,8 @@ def written(bench: Bench) -> dict[str, Any]:
     fingerprint = str(bench.hardware["fingerprint"])
     measurements = list[dict[str, object]]()
     for arm in bench.arms:
-        measurements += [each.json() for each in arm.measurements(where=fingerprint, when=bench.ended)]
+        for each in arm.measurements(where=fingerprint, when=bench.ended):
+            measurements.append(msgspec.to_builtins(each.row))
     return {
         "kind": "bench",
         "date": bench.date,

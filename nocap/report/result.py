@@ -1,19 +1,6 @@
-"""A result: a comparison as one JSON file that judges itself again. Its records are those of the runs, cut to
-what the judge reads and a reader asks for. No name of a machine is in it, nor what a run printed. Here it is
-written and read, and nowhere else.
-
-    kind        comparison
-    judge       the nocap that judged: its version and commit
-    command     that wrote it
-    date
-    question    the baseline (one of its runs' identities), the target, what was declared; what each arm
-                is compared with; whether losses have the cautious interval
-    records     one object a run: config, hashes of code and data, environment, summary with the record's
-                digests, curve
-    timings     the arms timed in turns (--time), the newest first
-    reading     what was said when the runs were read: `problems` for people, and `unreadable`, by run
-    sha256      digests of question, records, timings and reading
-    and all of `Comparison.json()`, judged from these
+"""A result's file: a comparison with its question and its records, which judges itself again. The records are
+those of the runs, cut to what the judge reads and a reader asks for. No name of a machine is in it, nor what a
+run printed. Here it is written and read, and nowhere else.
 
 A digest shows an edit. Somebody who recomputes all of it is caught only by who has the runs: `summary.sha256`
 of each is in its folder.
@@ -26,9 +13,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from nocap import __version__
 from nocap.config.bounded import parse_json
@@ -37,12 +25,13 @@ from nocap.config.outward import redact
 from nocap.judge.compare import Comparison, ask
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
+from nocap.judge.result import Result, Schema, result_of, to_json
 from nocap.report import arms
 from nocap.report.table import one_line
 from nocap.store.formats import plural, shorten
 from nocap.store.identity import git_state
 from nocap.store.metrics import now as today
-from nocap.store.record import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, Json, Whole, check_shape, read_json
+from nocap.store.record import ENDED, MANIFEST, SEAL, SHAPES, SUMMARY, check_shape, read_json
 from nocap.store.runs import Curve, Found, Record
 from nocap.store.timing import Timing
 
@@ -50,49 +39,75 @@ KIND = "comparison"
 ALIKE = ROUNDING**2  # beside 0, as a spread of equal losses is on another machine
 # of a manifest; `imported` says that it is of another trainer's log
 KEPT = ("options", "measured", "git", "versions", "imported")
-INPUTS = ("question", "records", "timings", "reading")  # from which all else follows
-BESIDE = ("kind", "judge", "date", "command", *INPUTS, "sha256")  # what the comparison itself does not say
-DOUBTS = ("problems", "not_compared")
 NAMES = ("source", "versions")  # whose keys are names
 IDENTITY = re.compile(r"[\w-]+")
+EDITED = "its digest is of something else: a part of it was changed, added or taken out"
 SHOWN = 80  # characters of a value in a line
 
-_CURVE = {"step": [int], "tokens": [int], "train_s": [float], "val_loss": [float], "val_bpb": [float]}
-_RECORD = Whole(
-    dict.fromkeys(("folder", "identity", "name", "arm", "status", "started"), str)
-    | {
-        "seed": int,
-        "config": dict,
-        "parts": SHAPES[MANIFEST]["parts"],
-        "manifest": SHAPES[MANIFEST],
-        "summary": SHAPES[SUMMARY],
-    }
-    | {"curve": Whole(_CURVE)}
-)
-_TIMING = Whole(
-    dict.fromkeys(("started", "machine", "machine_name", "clock"), str)
-    | {"seconds": {...: [float]}, "left_out": {...: str}}
-)
-SHAPE = Whole(
-    {
-        "judge": str,
-        "question": Whole(
-            {"baseline": str, "target": float, "allow": [str], "against": str, "cautious": bool}
-        ),
-        "records": [_RECORD],
-        "timings": [_TIMING],
-        "reading": Whole({"problems": [str], "unreadable": {...: str}}),
-        "arms": [Whole({"arm": str, "label": str})],
-        "runs": [Whole({"identity": str, "name": str})],
-        "problems": [str],
-        "not_compared": [dict],
-        "sha256": Whole(dict.fromkeys(INPUTS, str)),
-    }
-)
+
+class QuestionJson(Schema):
+    """What was asked of the records."""
+
+    baseline: str  # the identity of one of its runs
+    target: float | None  # nats per token
+    allow: list[str]  # differences that were declared
+    against: str  # baseline, or previous: each arm is compared with the one before it
+    cautious: bool  # whether losses have the cautious interval
+
+
+class RecordJson(Schema):
+    """A run: its config, hashes of code and data, environment, summary with the record's digests, curve."""
+
+    folder: str  # its name
+    identity: str
+    name: str
+    arm: str
+    seed: int
+    status: str
+    started: str
+    config: dict[str, object]  # flat, without the seed
+    parts: dict[str, object]
+    manifest: dict[str, object]
+    summary: dict[str, object]
+    curve: Curve
+    length_of: str | None = None
+
+
+class ReadingJson(Schema):
+    """What was said when the runs were read."""
+
+    problems: list[str]  # lines for people
+    unreadable: dict[str, str]  # a run's folder, and why
+
+
+class DigestsJson(Schema):
+    """A digest of each input."""
+
+    question: str
+    records: str
+    timings: str
+    reading: str
+
+
+class ResultFile(Result):
+    """A comparison, with what it follows from and when it was made."""
+
+    question: QuestionJson
+    records: list[RecordJson]
+    timings: list[Timing]  # the arms timed in turns (--time), the newest first
+    reading: ReadingJson
+    kind: str
+    judge: str  # the nocap that judged: its version and commit
+    date: str
+    command: str  # that wrote it
+    sha256: DigestsJson
+
+
+INPUTS = DigestsJson.__struct_fields__  # what a comparison follows from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class JudgedFile:
     """What a file says, and what its records make of its question."""
 
     path: Path
@@ -122,35 +137,36 @@ def bare(comparison: Comparison) -> Comparison:
     return ask(replace(comparison.found, records=records), Question().over(comparison.question))
 
 
-def _row(record: Record) -> Json:
+def _row(record: Record) -> RecordJson:
     """Return a record as a file has it."""
     manifest = record.manifest
     parts = {key: part for key, part in record.parts.items() if key != "config"}  # it is there, flat
     kept = {key: manifest[key] for key in KEPT if manifest[key]}
     ended = {key: value for key, value in record.summary.items() if key not in ("error", "tracker")}
     hardware = {key: value for key, value in record.hardware.items() if key != "host"}
-    row = {
-        **_plainly(record),
-        "folder": record.folder.name,
-        "curve": _plainly(record.curve),
-        "parts": _tame(parts),
-        "manifest": {
+    row = RecordJson(
+        folder=record.folder.name,
+        identity=record.identity,
+        name=record.name,
+        arm=record.arm,
+        seed=record.seed,
+        status=record.status,
+        started=record.started,
+        config=record.config,
+        parts=_tame(parts),
+        manifest={
             **_tame(kept),
             "data": {split: _cut(manifest["data"][split], SEAL) for split in ("train", "val")},
             "attempts": _cut(manifest["attempts"], "started", "swept", "asked"),
         },
-        "summary": {**ended, "hardware": hardware},
-    }
-    cut: Json = _plain(redact(row))
-    return cut
+        summary={**ended, "hardware": hardware},
+        curve=record.curve,
+        length_of=record.length_of,
+    )
+    return msgspec.convert(_plain(redact(to_json(row))), RecordJson)
 
 
-def _plainly(of: Record | Curve) -> Json:
-    """Return the fields as they are: `asdict` copies every number of a curve."""
-    return {field.name: getattr(of, field.name) for field in fields(of)}
-
-
-def _cut(rows: Sequence[Mapping[str, Any]], *keys: str) -> list[Json]:
+def _cut(rows: Sequence[Mapping[str, object]], *keys: str) -> list[dict[str, object]]:
     """Return the rows with these keys alone."""
     cut = []
     for row in rows:
@@ -158,52 +174,58 @@ def _cut(rows: Sequence[Mapping[str, Any]], *keys: str) -> list[Json]:
     return cut
 
 
-def _tame(facts: Mapping[str, Any]) -> Json:
+def _tame(facts: Mapping[str, object]) -> dict[str, object]:
     """Return facts whose names of modules and packages have no secret either: somebody else named them."""
     tamed = dict(facts)
     for key in NAMES:
-        if facts.get(key):
-            names = redact(list(facts[key]))
-            tamed[key] = dict(zip(names, facts[key].values(), strict=True))
+        named = facts.get(key)
+        if isinstance(named, Mapping) and named:
+            names = redact(list(named))
+            tamed[key] = dict(zip(names, named.values(), strict=True))
     return tamed
 
 
-def _record(row: Json) -> Record:
+def _record(row: RecordJson) -> Record:
     """Return what a row of a file is of.
 
     Errors:
-        ValueError, TypeError: it is no row.
+        ValueError: its curve is none.
     """
-    require(type(row["seed"]) is int, "seed", "be an integer", row["seed"])
-    sizes = {len(column) for column in row["curve"].values()}
-    require(len(sizes) == 1, f"the curve of {row['identity']}", "have columns of one length", sizes)
-    return Record(**{**row, "folder": Path(row["folder"]), "curve": Curve(**row["curve"])})
+    columns = msgspec.structs.asdict(row)
+    sizes = {len(column) for column in msgspec.to_builtins(row.curve).values()}
+    require(len(sizes) == 1, f"the curve of {row.identity}", "have columns of one length", sizes)
+    return Record(**{**columns, "folder": Path(row.folder)})
 
 
 # --- written ------------------------------------------------------------------------------------------------
 
 
-def content(comparison: Comparison, *, command: str) -> Json:
+def content(comparison: Comparison, *, command: str) -> dict[str, object]:
     """Return what a file has of a comparison of `bare` records."""
     question = comparison.question
-    asked = {
-        "question": asdict(question),
+    asked = QuestionJson(
+        baseline=question.baseline or "",
+        target=question.target,
+        allow=list(question.allow or ()),
+        against=comparison.against,
+        cautious=comparison.cautious,
+    )
+    found = comparison.found
+    inputs = {
+        "question": asked,
         "records": [_row(record) for record in comparison.records],
-        "timings": [asdict(timing) for timing in comparison.found.timings],
-        "reading": {
-            "problems": comparison.found.problems,
-            "unreadable": comparison.found.unreadable,
-        },
+        "timings": found.timings,
+        "reading": ReadingJson(problems=found.problems, unreadable=found.unreadable),
     }
-    inputs = _plain(redact(asked))
+    written = _plain(redact(msgspec.to_builtins(inputs)))
     return {
         "kind": KIND,
         "judge": judge(),
         "date": today(),
         "command": command,
-        **comparison.json(),
-        **inputs,
-        "sha256": {part: _sha256(inputs[part]) for part in INPUTS},
+        **to_json(result_of(comparison)),
+        **written,
+        "sha256": {part: _sha256(written[part]) for part in INPUTS},
     }
 
 
@@ -214,9 +236,10 @@ def judge() -> str:
     return f"nocap {__version__} ({git.get('commit') or 'no commit'}{changed})"
 
 
-def _plain(value: Any) -> Any:
-    """Return a value in JSON's types, as who reads its file has it."""
-    return parse_json(json.dumps(value))
+def _plain(value: object) -> dict[str, object]:
+    """Return an object in JSON's types, as who reads its file has it."""
+    plain: dict[str, object] = parse_json(json.dumps(value))
+    return plain
 
 
 def _sha256(part: object) -> str:
@@ -226,7 +249,7 @@ def _sha256(part: object) -> str:
 # --- read ---------------------------------------------------------------------------------------------------
 
 
-def read(path: Path) -> Result:
+def read(path: Path) -> JudgedFile:
     """Read a file, and judge its records anew. Nothing in it runs, and no other file is read.
 
     Errors:
@@ -236,65 +259,60 @@ def read(path: Path) -> Result:
     rule = "be a comparison that nocap.compare --json wrote, with its records"
     kind = told.get("kind", "none")
     require(kind == KIND, str(path), rule, f"the kind {_show(kind)}")
-    check_shape(told, SHAPE, path)
     try:
-        question = Question(**told["question"])
-        edits = list(_edits(told))
+        file = msgspec.convert(told, ResultFile)
+        for number, record in enumerate(file.records):
+            check_shape(record.manifest, SHAPES[MANIFEST], path, f"records[{number}].manifest")
+            check_shape(record.summary, SHAPES[SUMMARY], path, f"records[{number}].summary")
+        question = Question(**msgspec.structs.asdict(file.question))
+        edits = [part for part in INPUTS if _sha256(told[part]) != getattr(file.sha256, part)]
+        lines = [f"{part}: {EDITED}" for part in edits]
         # whoever writes what is made of these records says it too
-        edited = [f"{path}: {line}" for line in edits]
-        comparison = ask(_found(told, edited), Question().over(question))
-        heard = {**told, "problems": [*edited, *told["problems"]]}
-        changes = list(_changes(heard, _plain(comparison.json())))
+        edited = [f"{path}: {line}" for line in lines]
+        comparison = ask(_found(file, edited), Question().over(question))
+        changes = list(_changes(file, edited, result_of(comparison)))
         arms.render(comparison)  # what cannot be shown is none either
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         what = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         why = f"{what}{error}"
         raise ValueError(f"{path} must {rule}, got {why}") from error
-    return Result(
+    return JudgedFile(
         path=path,
         question=question,
         comparison=comparison,
-        edits=edits,
+        edits=lines,
         changes=changes,
-        judge=told["judge"],
+        judge=file.judge,
     )
 
 
-def _found(told: Json, edited: Sequence[str]) -> Found:
+def _found(file: ResultFile, edited: Sequence[str]) -> Found:
     """Return the runs of a file. `edited`: what is to be said of it."""
-    rows = told["records"]
-    records = {_identity(row): _record(row) for row in rows}
-    count = f"{len(rows)} of {len(records)} identities"
-    require(len(records) == len(rows), "records", "be there once each", count)
-    base = told["question"]["baseline"]
+    records = {_identity(row): _record(row) for row in file.records}
+    count = f"{len(file.records)} of {len(records)} identities"
+    require(len(records) == len(file.records), "records", "be there once each", count)
+    base = file.question.baseline
     ended = [name for name, record in records.items() if record.status in ENDED]
     require(base in ended, "question.baseline", "be the identity of a run that has ended", base)
     return Found(
         records=[*records.values()],
-        problems=[*told["reading"]["problems"], *edited],
-        unreadable=told["reading"]["unreadable"],
-        timings=[Timing(**timing) for timing in told["timings"]],
+        problems=[*file.reading.problems, *edited],
+        unreadable=file.reading.unreadable,
+        timings=file.timings,
     )
 
 
-def _identity(row: Json) -> str:
+def _identity(row: RecordJson) -> str:
     """Return the identity in a row, which is no path and no pattern: such are looked for on the disk."""
-    identity: str = row["identity"]
-    require(IDENTITY.fullmatch(identity) is not None, "an identity", "be letters and digits", repr(identity))
-    return identity
+    known = IDENTITY.fullmatch(row.identity) is not None
+    require(known, "an identity", "be letters and digits", repr(row.identity))
+    return row.identity
 
 
-def _edits(told: Json) -> Iterator[str]:
-    """Say which parts are not what their digests say."""
-    for part in INPUTS:
-        if _sha256(told[part]) != told["sha256"][part]:
-            yield f"{part}: its digest is of something else: a part of it was changed, added or taken out"
-
-
-def _changes(told: Json, again: Json) -> Iterator[str]:
+def _changes(file: ResultFile, edited: Sequence[str], again: Result) -> Iterator[str]:
     """Say for each arm and run, and for what else there is, what the file says otherwise."""
-    said = {key: value for key, value in told.items() if key not in BESIDE}
-    before = _parts(said)
+    told = Result(**{name: getattr(file, name) for name in Result.__struct_fields__})
+    before = _parts(told)
     after = _parts(again)
     for part in {**after, **before}:
         was = before.get(part, NOTHING)
@@ -302,11 +320,18 @@ def _changes(told: Json, again: Json) -> Iterator[str]:
         differ = sorted(_differ(was.said, now.said), key=_rank)
         if differ:
             yield f"{_show(was.label or now.label)}: {shorten(differ)}"
-    for key in DOUBTS:
-        lost = [each for each in again[key] if each not in said[key]]
-        more = [each for each in said[key] if each not in again[key]]
-        yield from (f"{key}: the file leaves out {_show(each)}" for each in lost)
-        yield from (f"{key}: its rows do not say {_show(each)}" for each in more)
+    yield from _doubts("problems", [*edited, *told.problems], again.problems)
+    yield from _doubts("not_compared", told.not_compared, again.not_compared)
+
+
+def _doubts(key: str, said: Sequence[object], again: Sequence[object]) -> Iterator[str]:
+    """Say which lines the file leaves out, and which its rows do not say."""
+    for each in again:
+        if each not in said:
+            yield f"{key}: the file leaves out {_show(msgspec.to_builtins(each))}"
+    for each in said:
+        if each not in again:
+            yield f"{key}: its rows do not say {_show(msgspec.to_builtins(each))}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,7 +339,7 @@ class Part:
     """What is said of an arm or of a run, or all else that is said."""
 
     label: str
-    said: Mapping[str, Any]
+    said: Mapping[str, object]
 
 
 NOTHING = Part(label="", said={})
@@ -325,16 +350,17 @@ def _rank(line: str) -> bool:
     return not line.startswith("difference.verdict")
 
 
-def _parts(said: Json) -> dict[tuple[str, str], Part]:
+def _parts(of: Result) -> dict[tuple[str, str], Part]:
     """Return the arms by their ids, the runs by their identities, and all else but the doubts."""
-    parts = {("arm", arm["arm"]): Part(label=arm["label"], said=arm) for arm in said["arms"]}
-    parts |= {("run", run["identity"]): Part(label=run["name"], said=run) for run in said["runs"]}
-    rest = {key: value for key, value in said.items() if key not in DOUBTS}
-    rest |= {"arms": [arm["arm"] for arm in said["arms"]], "runs": [run["identity"] for run in said["runs"]]}
+    parts = {("arm", arm.arm): Part(label=arm.label, said=to_json(arm)) for arm in of.arms}
+    parts |= {("run", run.identity): Part(label=run.name, said=to_json(run)) for run in of.runs}
+    rest = to_json(msgspec.structs.replace(of, arms=[], runs=[], problems=[], not_compared=[]))
+    rest["arms"] = [arm.arm for arm in of.arms]
+    rest["runs"] = [run.identity for run in of.runs]
     return parts | {("", ""): Part(label=KIND, said=rest)}
 
 
-def _differ(told: Mapping[str, Any], again: Mapping[str, Any]) -> Iterator[str]:
+def _differ(told: Mapping[str, object], again: Mapping[str, object]) -> Iterator[str]:
     """Say what is another, but for rounding, by its key."""
     before = dict(flat(told))
     after = dict(flat(again))

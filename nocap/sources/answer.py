@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from nocap.judge.losses import Outcome
 from nocap.judge.measured import Measured
+from nocap.judge.result import interval, to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.report import forest, page
 from nocap.report.page import finite
@@ -70,17 +71,17 @@ def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]
     guards = list[dict[str, object]]()
     for guard in race.guards:
         name = guard.reading.name
-        guards.append({"metric": name, "margin": guard.margin, **arm.guards[name].json()})
+        guards.append({"metric": name, "margin": guard.margin, **to_json(interval(arm.guards[name]))})
     costs = dict[str, object]()
     for name, cost in arm.costs.items():
-        costs[name] = {**cost.estimate.json(), "verdict": cost.outcome.value}
+        costs[name] = {**to_json(interval(cost.estimate)), "verdict": cost.outcome.value}
     return {
         "arm": arm.name,
         "n": result.n,
         "word": arm.word.value,
         "reason": reason(result, arm),
         "decided": arm.is_decided,
-        "gain": arm.gain.json(),
+        "gain": to_json(interval(arm.gain)),
         "guards": guards,
         "costs": costs,
     }

@@ -12,7 +12,7 @@ from nocap.judge.compare import Comparison, ask
 from nocap.judge.joining import Side, agreed, joined
 from nocap.judge.question import Question
 from nocap.report import result
-from nocap.report.result import Result
+from nocap.report.result import JudgedFile
 from nocap.sources import logs
 from nocap.sources.rows import columns_of
 from nocap.store.formats import shorten
@@ -38,7 +38,7 @@ class Answer:
     """A comparison, and the results that went into it."""
 
     comparison: Comparison
-    results: Sequence[Result] = ()
+    results: Sequence[JudgedFile] = ()
     typed: Sequence[str] = ()  # parts of the question that were not taken from a result
 
     @property
@@ -55,7 +55,7 @@ class Answer:
             lines += self._anew(each) if self.typed else each.follows()
         return lines
 
-    def _anew(self, of: Result) -> list[str]:
+    def _anew(self, of: JudgedFile) -> list[str]:
         """Say that a result was asked anew, and whether its records were edited."""
         options = ", ".join(f"--{part}" for part in self.typed)
         anew = f"asked anew ({options}): what it says is not checked"

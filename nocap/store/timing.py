@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nocap.config.keys import require
 from nocap.store.metrics import moment
@@ -41,17 +40,6 @@ class Timing:
     @property
     def rounds(self) -> int:
         return max((len(row) for row in self.seconds.values()), default=0)
-
-    def json(self) -> dict[str, Any]:
-        return {
-            "started": self.started,
-            "machine": self.machine,
-            "machine_name": self.machine_name,
-            "clock": self.clock,
-            "rounds": self.rounds,
-            "seconds_per_token": {arm: list(row) for arm, row in self.seconds.items()},
-            "left_out": dict(self.left_out),
-        }
 
 
 def timings_in(grid: Path) -> list[Timing]:

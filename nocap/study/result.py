@@ -20,7 +20,7 @@ from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.formats import listed
-from nocap.store.metrics import METRICS, Ending, Measurement, Per, Scale
+from nocap.store.metrics import Measurement, MeasurementJson, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
 from nocap.study.checked import asked, otherwise
 from nocap.study.log import Log
@@ -241,7 +241,10 @@ def _gain_json(gain: Gain, judged: Judged) -> dict[str, object]:
 def to_json(result: StudyResult) -> dict[str, object]:
     """Return a result as its file has it."""
     study = result.study
-    rows = [{"claim": name, **row.json()} for name, some in result.measurements.items() for row in some]
+    rows = list[dict[str, object]]()
+    for name, some in result.measurements.items():
+        for row in some:
+            rows.append({"claim": name, **msgspec.to_builtins(row.row)})
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -308,35 +311,10 @@ class _Claim:
         return self.expected == claim.expected and self.two_sided == claim.two_sided
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Row:
+class _Row(MeasurementJson, frozen=True, kw_only=True):
     """A stored measurement."""
 
     claim: str
-    arm: str
-    repeat: int
-    metric: str
-    value: float | None
-    ending: Ending
-    per: Per
-    where: str = ""
-    when: str = ""
-    part: str = ""
-    why: str = ""
-
-    def measurement(self) -> Measurement:
-        return Measurement(
-            arm=self.arm,
-            repeat=self.repeat,
-            metric=METRICS[self.metric],
-            value=self.value,
-            ending=self.ending,
-            where=self.where,
-            when=self.when,
-            part=self.part,
-            per=self.per,
-            why=self.why,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -369,7 +347,7 @@ def read(path: Path, study: Study, log: Log) -> StudyResult | None:
         file = msgspec.convert(plain, _File)
         rows: dict[str, list[Measurement]] = {}
         for row in file.measurements:
-            rows.setdefault(row.claim, []).append(row.measurement())
+            rows.setdefault(row.claim, []).append(row.measurement)
         return _judged(file, rows, study, log)
     except (KeyError, ValueError) as error:
         why = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
