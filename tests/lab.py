@@ -20,11 +20,14 @@ import pytest
 
 from nocap.config import hardware
 from nocap.launch.plan import Plan
-from nocap.store.record import read_json, write_json
+from nocap.store.record import write_json
 from nocap.store.runs import Record
 from nocap.study.conduct import Done, carry_out
-from nocap.study.log import FILE, read
+from nocap.study.figures import SessionFile
+from nocap.study.figures import read as read_session
+from nocap.study.log import FILE, RunLine, SessionLine, read
 from nocap.study.plan import StudyPlan, prepare
+from nocap.study.registration import name_of
 from nocap.study.result import to_json
 from nocap.study.results import results
 from nocap.study.tasks import KIND, Session, Training
@@ -83,7 +86,16 @@ class Lab:
         return self.root / "made" / FILE
 
     def lines(self, *events: str) -> list[Json]:
-        return [dict(line) for line in read(self.log).lines if not events or line["event"] in events]
+        """List the log's lines of such events, as its file has them."""
+        lines = [json.loads(raw) for raw in self.log.read_text().splitlines()] if self.log.exists() else []
+        return [line for line in lines if not events or line["event"] in events]
+
+    @property
+    def logged(self) -> list[str]:
+        """Name the runs and sessions of the log, as `tasks` does."""
+        log = read(self.log)
+        runs = [name_of(line, line.arm) for line in log.of(RunLine)]
+        return runs + [name_of(line, "") for line in log.of(SessionLine)]
 
     @property
     def tasks(self) -> list[str]:
@@ -137,7 +149,7 @@ class Lab:
                     self._end(f"{run.arm}, seed {seed}" + (f", {run.short} steps" if run.short else ""))
         return {}
 
-    def time(self, session: Session, folder: Path, number: int) -> Json:
+    def time(self, session: Session, folder: Path, number: int) -> SessionFile:
         path = session.path(folder, number)
         if not path.exists():
             self._begin()
@@ -158,7 +170,9 @@ class Lab:
             times = {"started": started, "ended": self.now()}
             write_json(path, {**asked, **times, "arms": words, "measured": {"arms": rows}})
             self._end(f"{session.place} session {number}")
-        return read_json(path) or {}
+        file = read_session(path)
+        assert file is not None
+        return file
 
 
 def outcome(plan: Plan) -> Json | None:

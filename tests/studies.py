@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from nocap.config.plain import made
@@ -16,6 +17,7 @@ from nocap.judge.claim import Claim
 from nocap.judge.verdict import Gain, Verdict, Word
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
+from nocap.study.figures import SessionFile
 from nocap.study.registration import Provenance
 from nocap.study.result import ArmFacts, Judged, Speed, StudyResult
 from nocap.study.spec import Study, load
@@ -210,16 +212,27 @@ def later(minutes: float, started: str = NOW) -> str:
     return (datetime.fromisoformat(started) + timedelta(minutes=minutes)).isoformat()
 
 
-def session(arms: Mapping[str, Mapping[str, Any]], *, number: int = 1, started: str = NOW) -> Json:
-    """A session's file."""
-    return {
+def session(
+    arms: Mapping[str, Mapping[str, Any]], *, number: int = 1, started: str = NOW, kind: str = "steps"
+) -> SessionFile:
+    """Return a session's file."""
+    content = {
+        "kind": kind,
+        "place": "",
+        "key": "",
         "number": number,
+        "how": {},
         "started": started,
+        "ended": started,
+        "arms": {},
         "measured": {"arms": {name: dict(row) for name, row in arms.items()}},
     }
+    return msgspec.convert(content, SessionFile)
 
 
-def timed(numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW) -> list[Json]:
+def timed(
+    numbers: Sequence[int], arms: Mapping[str, Mapping[str, Any]], *, started: str = NOW
+) -> list[SessionFile]:
     """Sessions that measured the same, ten minutes apart."""
     return [session(arms, number=number, started=later(10 * i, started)) for i, number in enumerate(numbers)]
 
@@ -256,12 +269,12 @@ def by_law(
     return {"runs": runs, "shorter": shorter}
 
 
-def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[Json]) -> Evidence:
+def both(arm: dict[str, Any], baseline: dict[str, Any], **sessions: list[SessionFile]) -> Evidence:
     """`sessions`: by their place."""
     return Evidence(**{key: {**baseline[key], **arm[key]} for key in ("runs", "shorter")}, sessions=sessions)
 
 
-def pace(faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW) -> list[Json]:
+def pace(faster: float, *, numbers: Sequence[int] = (1, 2, 3), started: str = NOW) -> list[SessionFile]:
     arms = {
         "mha": {"tokens_per_s": 1000.0, "step_ms": 10.0},
         "mqa": {"tokens_per_s": 1000.0 * faster, "step_ms": 10.0 / faster},

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nocap.judge.result import result_of, to_json
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.report import comparison as page
@@ -175,7 +176,7 @@ def test_false_words_of_a_grid_are_as_rare_as_said(tmp_path: Path) -> None:
         common = rng.normal(size=4)
         for record in loaded.records:
             record.summary["val_loss"] = 3.3 + 0.01 * (common[record.seed] + rng.normal())
-        content = compare(loaded).json()
+        content = to_json(result_of(compare(loaded)))
         levels = [level for factor in content["by_factor"]["factors"] for level in factor["levels"]]
         gaps = [row["difference"] for row in (*levels, *content["arms"]) if row["difference"]]
         alarms += any(gap["verdict"] != "no difference shown" for gap in gaps)

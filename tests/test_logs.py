@@ -293,7 +293,7 @@ def test_a_row_goes_on_with_what_was_said_before(tmp_path):
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     columns = columns_of("train_s=time_ms/1000")
-    (run,) = compared(tmp_path / "log.jsonl", columns=columns).json()["runs"]
+    (run,) = to_json(result_of(compared(tmp_path / "log.jsonl", columns=columns)))["runs"]
     assert (run["seed"], run["train_s"], run["tokens"], run["steps"]) == (7, 2.5, 64, 1)
     assert run["hardware"]["name"] == "H100"
 
@@ -724,7 +724,8 @@ open("base.csv", "wb").write(answer.data)
         tmp_path,
     )
     assert (tmp_path / "base.csv").read_text().startswith("Wall time,Step,Value")
-    (run,) = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value")).json()["runs"]
+    comparison = compared(tmp_path / "base.csv", columns=columns_of("val_loss=Value"))
+    (run,) = to_json(result_of(comparison))["runs"]
     assert (run["curve"]["step"], run["curve"]["val_loss"]) == (
         [0, 10, 20, 30, 40],
         [4, 3.875, 3.75, 3.625, 3.5],
@@ -792,7 +793,7 @@ def test_wandb_s_server(monkeypatch):
     for name, fake in (("Api", api), ("login", lambda **how: True), ("setup", lambda **how: None)):
         monkeypatch.setattr(wandb, name, fake)
     for place, labels in (("me/proj", ["base", "idea"]), ("me/proj/base", ["job 0"])):
-        content = compared(place, format="wandb").json()
+        content = to_json(result_of(compared(place, format="wandb")))
         assert api.return_value.runs.call_args.args == ("me/proj",)
         assert [arm["label"] for arm in content["arms"]] == labels
         curve = content["runs"][0]["curve"]

@@ -21,7 +21,8 @@ from scipy import stats
 from nocap.judge.batches import Answer, BatchQuestion, LossPair, batches_above, judge
 from nocap.study.__main__ import main
 from nocap.study.log import FILE
-from nocap.study.propose import MOST, Campaign, Line
+from nocap.study.log import AnswerLine, Line, PairLine, ProposalLine
+from nocap.study.propose import MOST, Campaign
 from nocap.study.spec import Propose
 from tests.attempts import wait_until
 from tests.conftest import INTERRUPTIBLE, REPO, SMALL, Door, Finished
@@ -99,8 +100,8 @@ class Trainer:
         return {seed: (float(loss) - self._gain, float(baseline)) for seed, (loss, baseline) in made.items()}
 
 
-def propose(name: str, trainer: Any, lines: list[Line] | None = None, **rules: float) -> Line:
-    """The answer; `lines`: the log, which is read and written."""
+def propose(name: str, trainer: Any, lines: list[Line] | None = None, **rules: float) -> AnswerLine:
+    """Return the answer. `lines`: the log, which is read and written."""
     log = [] if lines is None else lines
     campaign = Campaign(Propose(**rules), lines=list(log), write=log.append)  # type: ignore[arg-type]
     return campaign.propose(name, [], trainer, against="base")
@@ -108,10 +109,13 @@ def propose(name: str, trainer: Any, lines: list[Line] | None = None, **rules: f
 
 def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
     good, same, less = (Trainer(gain) for gain in (0.1, 0.0, 0.1))
-    assert (propose("good", good)["word"], good.asked) == ("accepted", list(range(16)))
+    assert propose("good", good).word == "accepted"
+    assert good.asked == list(range(16))
     answer = propose("same", same)
-    assert (answer["word"], answer["pairs"], same.asked) == ("not shown", 4, list(range(4)))
-    assert propose("good", less, gain=0.2)["word"] == "not shown"  # below what is asked for
+    assert answer.word == "not shown"
+    assert answer.pairs == 4
+    assert same.asked == list(range(4))
+    assert propose("good", less, gain=0.2).word == "not shown"  # below what is asked for
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
@@ -125,26 +129,29 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     lines = list[Line]()
     for seed, name in enumerate(("first", "second")):
         propose(name, Trainer(0.0, seed=seed), lines)
-    pairs = [line for line in lines if line["event"] == "pair"]
-    baselines = [[line["baseline"] for line in pairs if line["arm"] == arm] for arm in ("first", "second")]
+    pairs = [line for line in lines if isinstance(line, PairLine)]
+    baselines = [[line.baseline for line in pairs if line.arm == arm] for arm in ("first", "second")]
     assert baselines[0] == baselines[1]
-    assert len({line["loss"] for line in pairs}) == 8
+    assert len({line.loss for line in pairs}) == 8
 
 
 def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
     lines, dies, goes_on = list[Line](), Trainer(0.1, dies_at=8), Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
         propose("arm", dies, lines)
-    assert propose("arm", goes_on, lines)["word"] == "accepted"
+    assert propose("arm", goes_on, lines).word == "accepted"
     assert dies.asked + goes_on.asked == list(range(16))
-    assert sum(line["event"] == "proposal" for line in lines) == 1
+    assert sum(isinstance(line, ProposalLine) for line in lines) == 1
 
 
 def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gain():
     answer = propose("bad", lambda seeds: {seed: (math.inf if seed == 1 else 1.0, 3.0) for seed in seeds})
-    assert (answer["word"], answer["diverged"], answer["gain"]) == ("not shown", True, None)
+    assert answer.word == "not shown"
+    assert answer.diverged
+    assert answer.gain is None
     answer = propose("arm", lambda seeds: {seed: (3.0, math.inf if seed % 2 else 4.0) for seed in seeds})
-    assert (answer["word"], answer["diverged"]) == ("not shown", False)
+    assert answer.word == "not shown"
+    assert not answer.diverged
 
 
 def test_no_more_proposals_than_the_error_budget_was_simulated_for():
@@ -153,7 +160,7 @@ def test_no_more_proposals_than_the_error_budget_was_simulated_for():
         propose(f"arm {number}", Trainer(0.0, seed=number), lines)
     with pytest.raises(ValueError, match="proposal 201"):
         propose("another", Trainer(1.0), lines)
-    assert propose("arm 7", Trainer(1.0), lines)["word"] == "not shown"
+    assert propose("arm 7", Trainer(1.0), lines).word == "not shown"
 
 
 def test_an_adversary_that_farms_seeds_over_two_hundred_proposals_gets_nothing(

@@ -223,7 +223,7 @@ def test_copies_count_once_and_forged_ones_not_at_all(whole: Path, tmp_path: Pat
     assert len(loaded.records) == 4  # whoever recomputes every digest is not caught
     assert sum("left out, it is the same run as" in line for line in loaded.problems) == 1
     assert sum("summary.json is not what its digest" in line for line in loaded.unreadable.values()) == 3
-    assert len(compare(loaded).json()["not_compared"]) == 3
+    assert len(compare(loaded).not_compared) == 3
 
 
 def test_a_grid_finds_its_runs_by_their_folders(whole: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from nocap.launch.plan import Result
 from nocap.study.__main__ import main
 from nocap.study.plan import shorter
 from nocap.study.registration import name_of, registrations
-from nocap.study.tasks import ROWS, Session, Training
+from nocap.study.tasks import Session, Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written
 
@@ -117,7 +117,7 @@ def test_a_study_that_was_killed_goes_on_where_it_was(lab: Lab):
     assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
     timeless = [{name: {**row, "registered": ""} for name, row in rows.items()} for rows in (whole, again)]
     assert timeless[0] == timeless[1]
-    assert sorted(map(name_of, lab.lines("run", "session"))) == sorted(tasks)
+    assert sorted(lab.logged) == sorted(tasks)
     before = lab.log.read_text()
     lab.carry(**THREE)
     assert lab.log.read_text() == before
@@ -261,33 +261,6 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypat
 
 
 # --- the command --------------------------------------------------------------------------------------------
-
-
-def test_runs_of_another_machine_are_taken_a_seed_whole_or_not_at_all(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
-):
-    """From rows that are committed with the log, in a fresh output_dir."""
-    path = written(lab.root / "made", study(claims=[LOSS])) / ROWS
-    told(lab, capsys, "--rows")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    here = lab.lines("run")[0]["machine"]
-    kept = [row for row in lines if (row["record"]["arm"], row["record"]["seed"]) != ("mqa", 1)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    shutil.rmtree(lab.root / "out")
-    tasks, lab.host, lab.loss = lab.tasks, "there", lambda run: 5.0
-    (text,) = told(lab, capsys)
-    assert lab.tasks[len(tasks) :] == ["mha, seed 1", "mqa, seed 1"]  # both, so that a pair is of one machine
-    assert "exploratory" not in text
-    (there,) = (x for x in (lab.root / "made").glob("results.*.json") if here not in x.name)
-    rows = json.loads(there.read_text())["measurements"]
-    assert {(row["repeat"], row["where"] == here) for row in rows} == {(0, True), (1, False), (2, True)}
-
-    path.write_text(path.read_text().replace('"val_loss": 3.0', '"val_loss": 2.0'))
-    with pytest.raises(SystemExit, match="2"):
-        main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"])
-    err = capsys.readouterr().err
-    assert "must have a loss that the study's log has" in err
-    assert err.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -5,30 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from nocap.judge.claim import Claim
 from nocap.judge.verdict import Gain, Word
 from nocap.report import forest
 from nocap.store.metrics import METRICS, Per, Scale
-from nocap.study import pages
 from nocap.study.__main__ import main
 from nocap.study.ladder import ladders, picture, section
 from nocap.study.result import StudyResult
-from nocap.study.spec import expand, parts_of
 from tests.lab import Lab, lab
 from tests.studies import (
-    LOSS,
     RACE,
-    STUDY,
     at,
-    claim,
-    loaded,
     made_arm,
     made_judged,
     made_result,
@@ -133,63 +124,3 @@ def test_without_a_scale_the_ladders_are_carried_out(lab: Lab, capsys: pytest.Ca
         assert main([*words, *more]) == 1  # nothing was measured
         said = re.findall(r"^made, scale (\w+):", capsys.readouterr().out, re.M)
         assert said == named
-
-
-# --- leave_one_out ------------------------------------------------------------------------------------------
-
-STACK = ["mlp=swiglu", "ideas=[smear,bigram]", "optimizer.lr=0.1"]
-
-
-def test_each_option_is_a_part_and_a_key_is_none():
-    assert dict(parts_of(STACK)) == {
-        "mlp.swiglu": ["ideas=[smear,bigram]", "optimizer.lr=0.1"],
-        "ideas.smear": ["mlp=swiglu", "ideas=[bigram]", "optimizer.lr=0.1"],
-        "ideas.bigram": ["mlp=swiglu", "ideas=[smear]", "optimizer.lr=0.1"],
-    }
-    assert list(parts_of(["optimizer.lr=0.1", "ideas=[]"])) == []
-
-
-def test_a_stack_is_claimed_to_be_faster_with_each_part(tmp_path: Path):
-    content = study(
-        arms={"mha": ["attention=flash"], "stack": STACK},
-        claims=[claim(LOSS, arm="stack")],
-        scales=at(lengths=[0.5]),
-        leave_one_out=["stack"],
-    )
-    made, parts = loaded(tmp_path, content), ["mlp.swiglu", "ideas.smear", "ideas.bigram"]
-    first, *more = made.claims
-    assert (first.id, [each.id for each in more]) == ("M.loss", [f"stack.{part}" for part in parts])
-    assert [made.against(each) for each in more] == [f"stack without {part}" for part in parts]
-    assert made.arms["stack without ideas.smear"] == ["mlp=swiglu", "ideas=[bigram]", "optimizer.lr=0.1"]
-    assert {tuple(each.expected) for each in more} == {(1.01, None)}
-    assert made.racing == ["stack", *map(made.against, more)]
-
-
-def test_what_is_no_stack_is_left_to_the_check():
-    assert expand({"arms": 3, "leave_one_out": ["a"]})["arms"] == 3
-    assert expand({**STUDY, "leave_one_out": []})["claims"] == STUDY["claims"]
-
-
-def test_a_table_says_what_each_part_costs():
-    without = [f"stack without {part}" for part in ("mlp.swiglu", "ideas.gone")]
-    arms = [
-        made_arm("stack", params=300, step_ms=[12.0, 12.0]),
-        made_arm(without[0], params=200, step_ms=[10.0, 10.0]),
-        made_arm(without[1], params=310),
-    ]
-    faster = gain([0.1, 0.15, 0.2], [0.1, 0.15, 0.2])
-    claims = [
-        made_judged(part("mlp.swiglu", without[0]), made_verdict(Word.confirmed, faster), against=without[0]),
-        made_judged(part("ideas.gone", without[1]), made_verdict(Word.refuted, faster), against=without[1]),
-    ]
-    swiglu, gone = pages._parts(made_result(claims, arms))
-    assert swiglu.pop(1) > 10  # lines
-    assert [*swiglu[:3], swiglu[-1]] == ["mlp.swiglu", "+100", "+20.0%", "stays"]
-    assert [*gone[:4], gone[-1]] == ["ideas.gone", None, "-10", None, "goes"]
-    arms[0] = replace(arms[0], params=None)  # nothing has run
-    assert [row[2] for row in pages._parts(made_result(claims, arms))] == [None, None]
-
-
-def part(name: str, without: str) -> Claim:
-    """The claim about a part of a stack."""
-    return typed(claim(RACE, id=f"stack.{name}", source="leave_one_out", arm="stack", baseline=without))

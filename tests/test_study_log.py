@@ -13,7 +13,7 @@ import pytest
 
 from nocap.config.trainer import Precision
 from nocap.study.__main__ import main
-from nocap.study.log import FILE, append, read
+from nocap.study.log import FILE, RegistrationLine, append, read
 from nocap.study.registration import registrations
 from tests.lab import FORK, Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STUDY, Json, at, claim, study, written
@@ -179,23 +179,6 @@ def test_runs_that_no_log_has_are_known_by_their_start(lab: Lab):
     assert [row["exploratory"] for row in lab.carry().values()] == [AFTER, AFTER]
 
 
-def test_a_registration_that_was_put_in_above_does_not_count(lab: Lab):
-    lab.carry("theirs", "elsewhere/theirs", claims=[LOOSE])
-    lab.carry(claims=[LOSS])
-    line = json.loads((lab.root / "elsewhere" / "theirs" / FILE).read_text().splitlines()[0])
-    early = json.dumps({**line, "at": "2020-01-01T00:00:00+00:00", "machine": "another"})
-    lab.log.write_text(early + "\n" + lab.log.read_text())
-    assert "its log's line 2 does not follow" in lab.carry(claims=[LOOSE])["M.loss"]["exploratory"]
-
-
-def test_a_log_that_was_edited_is_in_the_verdict(lab: Lab):
-    lab.carry(claims=[LOSS])
-    lab.log.write_text(lab.log.read_text().replace('"val_loss": 3.001', '"val_loss": 2.001', 1))
-    (number,) = read(lab.log).broken
-    row = lab.carry(claims=[LOSS])["M.loss"]
-    assert row["exploratory"].endswith(f"; its log's line {number} does not follow: edited, or one is gone")
-
-
 def test_a_study_that_cannot_be_written_says_so_and_is_not_registered(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ):
@@ -247,62 +230,37 @@ def test_an_older_baseline_and_another_machines_verdict_are_told(lab: Lab):
 # --- the file -----------------------------------------------------------------------------------------------
 
 
-def registered(name: str) -> Json:
-    return {"event": "registration", "claim": name, "hash": name, "subject": name}
+def registered(name: str) -> RegistrationLine:
+    return RegistrationLine(claim=name, hash=name, subject=name)
 
 
 def lines_in(path: Path) -> Path:
-    append(path, [registered(f"c{i}") for i in range(6)], HERE)
+    append(path, [registered(f"c{i}") for i in range(6)], **HERE)
     return path
 
 
-EDITS: dict[str, tuple[Callable[[list[str]], list[str]], int]] = {
-    "edited": (lambda lines: [*lines[:2], lines[2].replace('"c2"', '"c9"'), *lines[3:]], 4),
-    "taken out": (lambda lines: [*lines[:2], *lines[3:]], 3),
-    "the first taken out": (lambda lines: lines[1:], 1),
-    "moved": (lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]], 3),
-    "put in": (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3),
-}
-
-
-@pytest.mark.parametrize(("change", "number"), EDITS.values(), ids=EDITS)
-def test_a_line_that_was_changed_is_named(
-    tmp_path: Path, change: Callable[[list[str]], list[str]], number: int
-):
-    path = lines_in(tmp_path / FILE)
-    path.write_text("".join(change(path.read_text().splitlines(keepends=True))))
-    assert read(path).broken[0] == number
-    append(path, [registered("more")], HERE)
-    assert read(path).broken[0] == number  # it stays
-
-
 def test_the_logs_of_two_machines_are_merged_by_keeping_all_lines(tmp_path: Path):
-    def add(path: Path, machine: str, *claims: str) -> None:
-        for name in claims:
-            append(path, [registered(name)], {**HERE, "machine": machine})
+    path = tmp_path / FILE
+    append(path, [registered("1")], machine="a", scale="cpu")
+    append(path, [registered("2")], machine="b", scale="cpu")
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(second + first)
+    log = read(path)
+    assert [line.claim for line in log.of(RegistrationLine)] == ["2", "1"]
+    assert [line.claim for line in log.of(RegistrationLine, machine="a")] == ["1"]
 
-    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    add(first, "a", "1", "2")
-    shutil.copy(first, second)
-    add(first, "a", "3", "4")
-    add(second, "b", "5", "6")
-    first.write_text(first.read_text() + "".join(second.read_text().splitlines(keepends=True)[2:]))
-    add(first, "a", "7")
-    log = read(first)
-    assert (len(log.lines), log.broken) == (7, [])
-    assert len(log.lines[-1]["previous"]) == 2
-    lines = first.read_text().splitlines(keepends=True)
-    for gone in range(6):
-        first.write_text("".join([*lines[:gone], *lines[gone + 1 :]]))
-        assert read(first).broken
+
+def test_a_line_in_an_older_form_names_the_line_before_it(tmp_path: Path):
+    path = lines_in(tmp_path / FILE)
+    chained = {**json.loads(path.read_text().splitlines()[0]), "previous": ["0123456789abcdef"]}
+    path.write_text(json.dumps(chained) + "\n")
+    assert [line.claim for line in read(path).of(RegistrationLine)] == ["c0"]
 
 
 # no time zone
-NAIVE = json.dumps({"at": "2026-11-22T12:00:00", **HERE, **registered("a"), "previous": []}) + "\n"
-BARE = (
-    json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1, "previous": []})
-    + "\n"
-)
+CLAIM = {"event": "registration", "claim": "a", "hash": "a", "subject": "a"}
+NAIVE = json.dumps({"at": "2026-11-22T12:00:00", **HERE, **CLAIM}) + "\n"
+BARE = json.dumps({"event": "session", "at": "2026-11-22T12:00:00+00:00", **HERE, "number": 1}) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +286,7 @@ def test_processes_may_append_at_once(tmp_path: Path):
 
     def add_many(name: str) -> None:
         for i in range(20):
-            append(path, [registered(f"{name}{i}"), registered("once")], HERE, once=("claim",))
+            append(path, [registered(f"{name}{i}"), registered("once")], **HERE, once=("claim",))
 
     workers = [FORK.Process(target=add_many, args=(name,)) for name in "abc"]
     for worker in workers:
@@ -336,5 +294,5 @@ def test_processes_may_append_at_once(tmp_path: Path):
     for worker in workers:
         worker.join(60)
     log = read(path)
-    assert (len(log.lines), log.broken, len(log.heads)) == (61, [], 1)
-    assert len({line["claim"] for line in log.lines}) == 61
+    assert len(log.lines) == 61
+    assert len({line.claim for line in log.of(RegistrationLine)}) == 61

@@ -148,8 +148,6 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         {"scales": at(train=[])},
         "scales.cpu.train must be given for claim M.speed, about val_loss, got none",
     ),
-    ({"leave_one_out": ["no_such"]}, "leave_one_out must be one of mha, mqa, got no_such"),
-    ({"leave_one_out": "mqa"}, "leave_one_out must be"),
     ({"ladder": ["cpu", "moon"]}, "ladder must be one of cpu, got moon"),
     ({"ladder": ["cpu"], "propose": {"gain": 0.1}}, "ladder must be left out beside propose"),
     ({"scales": at(noise={"speed": {"sd": 0.1, "df": 8, "source": "x"}})}, "noise must be one of val_loss, "),
@@ -251,7 +249,6 @@ WORDS: list[tuple[tuple[str, ...], str]] = [
     (("steps=0",), "trainer.steps must be at least 1, got 0"),
     (("budget_h=1",), "nocap: budget_h is no key of options"),
     (("--plan", "--json"), "--json must be given where a study is judged"),
-    (("--judge", "--rows"), "--rows must be given where a study is carried out"),
 ]
 CASES: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     *((changed, (), reason) for changed, reason in STUDIES),

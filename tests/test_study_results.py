@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nocap.study.figures import SessionFile
 from nocap.config.compose import compose
 from nocap.judge.cautious import of_pairs
 from nocap.judge.claim import Claim
@@ -149,7 +150,7 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     eight times as fast, or more."""
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
     paces = [
-        session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)
+        session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)
     ]
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
     result = resulted(made_study, evidence)
@@ -321,7 +322,7 @@ def test_steps_are_seeds_and_their_time_is_the_sessions(tmp_path: Path):
     noise = {seed: 0.01 * seed for seed in range(6)}
     made_study = made(tmp_path, RACE, seeds=list(noise))
     speeds = [1.0, 1.1, 1.3]
-    paces = [session(pace(speed)[0]["measured"]["arms"], number=i) for i, speed in enumerate(speeds, start=1)]
+    paces = [session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate(speeds, start=1)]
     evidence = both(by_law("mqa", worse=-0.1, noise=noise), by_law("mha", noise=noise), pace=paces)
     assert measured(made_study.claims[0], made_study, evidence, "mqa") == {
         i: (pytest.approx(4.0 * math.exp(-0.1 / B) / speed), Ending.measured)
@@ -377,7 +378,7 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
     made_study = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
     (measurement,) = measurements(
-        made_study.claims[0], made_study, Evidence(sessions={"parts": [session({"mqa": PARTS})]})
+        made_study.claims[0], made_study, Evidence(sessions={"parts": [session({"mqa": PARTS}, kind="parts")]})
     )
     assert (measurement.arm, measurement.repeat, measurement.metric, measurement.when) == (
         "mqa",
@@ -393,11 +394,10 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
 
 
 def parts(profiles: dict[tuple[str, int], Json]) -> Evidence:
-    return Evidence(
-        sessions={
-            "parts": [session({arm: profile}, number=number) for (arm, number), profile in profiles.items()]
-        }
-    )
+    files = list[SessionFile]()
+    for (arm, number), profile in profiles.items():
+        files.append(session({arm: profile}, number=number, kind="parts"))
+    return Evidence(sessions={"parts": files})
 
 
 def bounded(tmp_path: Path, rule: str, evidence: Evidence, **changed: Any) -> float | None:

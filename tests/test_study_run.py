@@ -15,8 +15,7 @@ import pytest
 from nocap.config.trainer import Device
 from nocap.measure import roofline
 from nocap.study.__main__ import main
-from nocap.study.log import FILE, read
-from nocap.study.registration import name_of
+from nocap.study.log import FILE, AnalysisLine, RegistrationLine, RunLine, SessionLine, read
 from tests import soak
 from tests.conftest import Door, called, shared_folder
 from tests.studies import LOSS, Json, at, study, tree, written
@@ -98,24 +97,26 @@ def test_a_study_from_its_file_to_its_verdicts(root: Path):
 @pytest.mark.gate
 def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_out(root: Path):
     it = left(root)
-    registered, log = it.log.lines[:2], it.log
-    events = ["registration"] * 2 + ["run"] * 6 + ["session"] * 3 + ["analysis"] * 2
-    assert ([line["event"] for line in log.lines], log.broken) == (events, [])
+    log = it.log
+    registered, runs, sessions = log.of(RegistrationLine), log.of(RunLine), log.of(SessionLine)
+    assert [type(line) for line in log.lines] == (
+        [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
+    )
     assert [(row["id"], row["hash"]) for row in it.claims] == [
-        (line["claim"], line["hash"]) for line in registered
+        (line.claim, line.hash) for line in registered
     ]
-    began = [datetime.fromisoformat(line["started"]) for line in log.of("run", "session")]
-    assert max(datetime.fromisoformat(line["at"]) for line in registered) <= min(began)
-    assert {(line["identity"], line["val_loss"], line["started"]) for line in log.of("run")} == {
+    began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
+    assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
+    assert {(line.identity, line.val_loss, line.started) for line in runs} == {
         (name[-12:], summary["val_loss"], json_of(manifest)["attempts"][0]["started"])
         for name, summary in it.runs.items()
         for manifest in [root / "out" / "runs" / name / "manifest.json"]
     }
-    assert [(line["started"], line["measured"]) for line in log.of("session")] == [
+    assert [(line.started, line.measured) for line in sessions] == [
         (content["started"], {arm: row["tokens_per_s"] for arm, row in content["measured"]["arms"].items()})
         for content in it.sessions.values()
     ]
-    assert [(line["claim"], line["word"]) for line in log.of("analysis")] == [
+    assert [(line.claim, line.word) for line in log.of(AnalysisLine)] == [
         (row["id"], row["word"]) for row in it.claims
     ]
 
@@ -171,9 +172,10 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     codes = [command.wait(soak.DEADLINE_S) for command in commands]
     assert codes == [0, 0], (tmp_path / "root.err").read_text()
     logs = [read(root / name / FILE) for name in arms]
-    began = [
-        [line["started"] for line in log.of("run", "session") if line.get("arm") != "mha"] for log in logs
-    ]
+    began = list[list[str]]()
+    for log in logs:
+        runs = [line.started for line in log.of(RunLine) if line.arm != "mha"]
+        began.append([*runs, *(line.started for line in log.of(SessionLine))])
     # neither waited for the whole of the other
     assert max(map(min, began)) <= min(map(max, began))
     files = map(json_of, root.glob("out/studies/*/cpu/sessions/*.json"))
@@ -184,5 +186,6 @@ def test_studies_side_by_side_train_together_and_time_one_after_the_other(tmp_pa
     assert all(first[1] <= then[0] for first, then in pairwise(spans))
     assert len(list((root / "out" / "runs").iterdir())) == 9
     for log in logs:
-        assert log.broken == []
-        assert len(log.of("run")) == len(set(map(name_of, log.of("run")))) == 6
+        runs = log.of(RunLine)
+        assert len(runs) == 6
+        assert len({(line.arm, line.seed) for line in runs}) == 6

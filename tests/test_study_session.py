@@ -16,6 +16,7 @@ import pytest
 from nocap.config.compose import compose, composed
 from nocap.config.errors import FailedError
 from nocap.config.run import Run
+from nocap.measure.benched import Bench
 from nocap.study import session
 from nocap.study.tasks import Session
 from tests.attempts import spawn, wait_until
@@ -40,32 +41,33 @@ def runs(**overrides: str) -> dict[str, Run]:
 
 @pytest.mark.slow
 def test_arms_with_the_same_step_are_timed_once(monkeypatch: pytest.MonkeyPatch):
-    asked, real = [], session.bench
+    asked, real = [], session.carry_out
 
-    def bench(arms: Any, **how: Any) -> dict[str, Any]:
+    def carry_out(arms: Any, **how: Any) -> Bench:
         asked.append([arm.label for arm in arms])
         return real(arms, **how)
 
-    monkeypatch.setattr(session, "bench", bench)
+    monkeypatch.setattr(session, "carry_out", carry_out)
     twins = {"late": "attention=flash schedule=cosine seed=7", "few": "attention=mqa data=synthetic"}
     rows = session.steps(runs(mha="attention=flash", mqa="attention=mqa", **twins), rounds=1)
     assert asked == [["mha", "mqa"]]
     timed = ("tokens_per_s", "step_ms", "params", "memory_mib", "flops_per_token", "kernel")
     for name, twin in (("mha", "late"), ("mqa", "few")):
-        assert [rows[name][key] for key in timed] == [rows[twin][key] for key in timed]
+        assert [getattr(rows[name], key) for key in timed] == [getattr(rows[twin], key) for key in timed]
     mha, mqa = rows["mha"], rows["mqa"]
-    assert mha["step_ms"] == pytest.approx(64 / mha["tokens_per_s"] * 1e3)
-    assert mha["kv_bytes"] == HEADS * mqa["kv_bytes"] == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
-    assert sum(mqa["component_flops"].values()) < sum(mha["component_flops"].values())
+    assert mha.step_ms == pytest.approx(64 / mha.tokens_per_s * 1e3)
+    assert mha.kv_bytes == 2 * 2 * 64 * 4  # layers · (K and V) · d_model · fp32
+    assert mha.kv_bytes == HEADS * mqa.kv_bytes
+    assert sum(mqa.component_flops.values()) < sum(mha.component_flops.values())
 
 
 def test_what_is_counted_without_a_clock():
-    near = session.counts(compose([*BATCH, "attention=sliding", "attention.window=8"]))
-    whole = session.counts(compose([*BATCH, "attention=flash"]))
-    uncached = session.counts(compose([*BATCH, "attention=mha", "attention.document_start=3"]))
-    assert whole["kv_bytes"] == 2 * 2 * 64 * 4
-    assert near["kv_bytes"] == whole["kv_bytes"]  # the cache keeps what a window no longer sees
-    assert uncached["kv_bytes"] is None
+    near = session.kv_bytes(compose([*BATCH, "attention=sliding", "attention.window=8"]))
+    whole = session.kv_bytes(compose([*BATCH, "attention=flash"]))
+    uncached = session.kv_bytes(compose([*BATCH, "attention=mha", "attention.document_start=3"]))
+    assert whole == 2 * 2 * 64 * 4
+    assert near == whole  # the cache keeps what a window no longer sees
+    assert uncached is None
     d, V, h = 64, 257, 256
     by_part = session.part_params(compose([*BATCH, "attention=flash", "mlp=gelu4x"]))
     exact = {"qkv": 2 * 3 * d * d, "attention_out": 2 * d * d, "mlp_up": 2 * d * h, "mlp_down": 2 * d * h}
@@ -76,16 +78,18 @@ def test_what_is_counted_without_a_clock():
 @pytest.mark.slow
 def test_a_step_taken_apart_and_attention_over_lengths():
     row = session.parts(runs(mha="attention=mha"), repeats=1)["mha"]
-    assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(row["ms"])
-    assert all(math.isfinite(x) and x >= 0 for x in row["ms"].values())
-    assert 0 < sum(row["ms"].values()) + row["unattributed_ms"] == pytest.approx(row["step_ms"], rel=0.05)
-    assert set(row["memory_mib"]) >= {"parameters", "gradients", "optimizer", "activations"}
-    assert row["mib"]["scores"] > 0
+    assert {"qkv", "scores", "attention_out", "mlp_up", "mlp_down", "head", "loss"} <= set(row.ms)
+    assert all(math.isfinite(x) and x >= 0 for x in row.ms.values())
+    assert row.step_ms > 0
+    assert sum(row.ms.values()) + row.unattributed_ms == pytest.approx(row.step_ms, rel=0.05)
+    assert set(row.memory_mib) >= {"parameters", "gradients", "optimizer", "activations"}
+    assert row.mib["scores"] > 0
     both = runs(mha="attention=mha", near="attention=sliding attention.window=8")
     for row, window in zip(session.lengths(both, T=[32, 64, 128]).values(), (None, 8), strict=True):
-        assert (row["T"], row["window"]) == ([32, 64, 128], window)
-        assert all(ms > 0 for ms in row["attention_ms"])
-        assert math.isfinite(row["exponent"])
+        assert row.T == [32, 64, 128]
+        assert row.window == window
+        assert all(ms > 0 for ms in row.attention_ms)
+        assert math.isfinite(row.exponent)
 
 
 @pytest.mark.slow
@@ -95,10 +99,10 @@ def test_decoding_writes_one_text_with_every_engine_or_refuses(monkeypatch: pyte
     engines = {"again": "no cache", "cached": "cache", "mqa": "cache"}
     arms = runs(again="attention=flash", cached="attention=flash", mqa="attention=mqa")
     rows = session.decoding(arms, engines=engines, prompt=4, new=6, vocab_size=64)
-    assert {name: row["engine"] for name, row in rows.items()} == engines
+    assert {name: row.engine for name, row in rows.items()} == engines
     for row in rows.values():
-        assert min(row["decode_tokens_per_s"], row["decode_ms"], row["decode_mb"]) > 0
-        assert row["collections"] >= 0
+        assert min(row.decode_tokens_per_s, row.decode_ms, row.decode_mb) > 0
+        assert row.collections >= 0
     real = engine.Recompute.prefill
     monkeypatch.setattr(engine.Recompute, "prefill", lambda self, tokens_BT: -real(self, tokens_BT))
     with pytest.raises(AssertionError, match="engines of one model must write the same text"):
@@ -122,9 +126,10 @@ def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     now = lambda: datetime.now().astimezone().replace(microsecond=0)  # noqa: E731
     before, first = now(), asked().run(tmp_path)
-    started, ended = (datetime.fromisoformat(first[end]) for end in ("started", "ended"))
+    started = datetime.fromisoformat(first.started)
+    ended = datetime.fromisoformat(first.ended)
     assert before <= started <= ended <= now()
-    assert first["measured"]["arms"]["mha"]["step_ms"] > 0
+    assert first.figures["mha"].step_ms > 0
     assert [path.name for path in (tmp_path / "sessions").iterdir()] == [f"parts-mha-1-{asked().key}.json"]
     monkeypatch.setattr(subprocess, "run", lambda *args, **more: pytest.fail("it was run again"))
     assert [asked().run(tmp_path)] == asked().results(tmp_path) == [first]

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
+from nocap.judge.result import result_of, to_json
 from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
@@ -354,7 +355,7 @@ def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made
-comparison = made(3, broken=False).json()
+comparison = to_json(result_of(made(3, broken=False)))
 Path("report.html").write_text("the report")
 tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, init_timeout_s=4)
 facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={},

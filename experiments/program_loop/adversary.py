@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.judge.batches import Answer
-from nocap.study.propose import MOST, Campaign, Line
+from nocap.study.log import AnswerLine, Line, PairLine
+from nocap.study.propose import MOST, Campaign
 from nocap.study.spec import Propose
 
 SEEDS = 16
@@ -59,6 +60,11 @@ KINDS: dict[str, Kind] = {
 }
 SHOWN = ("lognormal .8", "10% outliers")  # without a bar
 BAR = 0.05
+
+
+def _gain(line: AnswerLine) -> float:
+    """Return an answer's gain; a run that diverged has the least."""
+    return -math.inf if line.gain is None else line.gain
 
 
 class Adversary:
@@ -101,7 +107,7 @@ class Adversary:
 
     def _farm(self) -> None:
         """Delete the best proposal's runs and the baseline's; ask again."""
-        best = max(self.campaign.answers.values(), key=lambda line: line["gain"])["arm"]
+        best = max(self.campaign.answers.values(), key=_gain).arm
         self._runs.pop(best, None)
         self._runs.pop("baseline", None)
         self._propose(best)
@@ -136,10 +142,10 @@ def played(
         adversary = Adversary(KINDS[kind], rng, quiet=quiet, effect=effect, share=share)
         adversary.play()
         answers = adversary.campaign.answers.values()
-        taken = {line["arm"] for line in answers if line["word"] == Answer.accepted.value}
+        taken = {line.arm for line in answers if line.word == Answer.accepted.value}
         false += bool(taken - adversary.good)
         accepted, good = accepted + len(taken & adversary.good), good + len(adversary.good)
-        pairs += sum(line["event"] == "pair" for line in adversary.lines)
+        pairs += sum(isinstance(line, PairLine) for line in adversary.lines)
     low, high = interval(false, campaigns)
     return {
         "noise": kind,

@@ -16,7 +16,7 @@ from nocap.config.run import keys_that_count
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import OF_A_RUN
 from nocap.store.record import digest
-from nocap.store.runs import UNKNOWN, Found, Machine, Record, dig, find_one
+from nocap.store.runs import UNKNOWN, Config, Found, Machine, Parts, Record, dig, find_one
 
 ABSENT = "—"  # a key that the other option has and this one does not
 
@@ -28,7 +28,7 @@ class Arm:
 
     id: str
     label: str
-    config: Mapping[str, Any]  # flat, without the seed
+    config: Config
     runs: tuple[Record, ...]  # finished, with a validation loss
     diverged: tuple[Record, ...]
 
@@ -82,7 +82,7 @@ def group(records: Sequence[Record], *, ended: bool = True) -> list[Arm]:
     return labelled([replace(arm, id="+".join([arm.id, *_variant(arm, arms)])) for arm in arms])
 
 
-def arm_key(config: Mapping[str, Any], parts: Mapping[str, Any]) -> str:
+def arm_key(config: Config, parts: Parts) -> str:
     """Digest what all runs of an arm have in common: a flat config without the seed, source and data."""
     return digest([config, parts.get("source"), parts.get("data")])
 
@@ -103,12 +103,12 @@ def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     ]
 
 
-def setting(config: Mapping[str, Any], key: str) -> str:
+def setting(config: Config, key: str) -> str:
     """A config's value as text; the key may belong to an option that this config does not have."""
     return spell(config.get(key, ABSENT))
 
 
-def swept_keys(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+def swept_keys(configs: Iterable[Config]) -> list[str]:
     """The keys whose values differ between these configs."""
     configs = list(configs)
     keys = dict.fromkeys(key for config in configs for key in config)
@@ -128,7 +128,7 @@ def machines_differ(arm: Arm, base: Arm) -> str | None:
     return None if machine == base_machine else f"other hardware: {name}; the baseline: {base_name}"
 
 
-def changes(arm: Arm, base: Arm) -> dict[str, Any]:
+def changes(arm: Arm, base: Arm) -> dict[str, object]:
     """The config keys in which `arm` differs from `base`, with its own values."""
     return {key: arm.config.get(key, ABSENT) for key in swept_keys([base.config, arm.config])}
 

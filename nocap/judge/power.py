@@ -10,11 +10,10 @@ table that is refused shows nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from nocap.judge.equal_loss import SHARES, STEPS, around, is_between, is_known, 
 from nocap.judge.interval import LEAST_PAIRS, Array, Width, analyses, analysis_of, half_width, of_arms
 from nocap.judge.losses import scaled
 from nocap.judge.pace import PACE
-from nocap.store.runs import Record
+from nocap.store.runs import Config, Record
 
 POWER = 0.8
 TABLES = 1000  # simulated
@@ -58,7 +57,7 @@ class NoiseAtEqualLoss:
     ends: float  # the standard deviation of a loss at one of the baseline's other lengths
 
 
-def noise_of(records: Sequence[Record], config: Mapping[str, Any]) -> dict[int, Noise]:
+def noise_of(records: Sequence[Record], config: Config) -> dict[int, Noise]:
     """Return the noise of finished runs with this config's model, data and batch, by their steps."""
     by_steps: dict[int, list[Record]] = {}
     for record in _alike(records, config):
@@ -67,7 +66,7 @@ def noise_of(records: Sequence[Record], config: Mapping[str, Any]) -> dict[int, 
     return {steps: noise for steps, noise in sorted(known.items()) if noise is not None}
 
 
-def noise_at_equal_loss(records: Sequence[Record], config: Mapping[str, Any]) -> NoiseAtEqualLoss | str:
+def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqualLoss | str:
     """Return the noise of the time at equal loss beside the baseline with this config, from finished runs
     with its model, data and batch: of its steps, and of the baseline at other lengths. Or say which are
     missing."""
@@ -90,13 +89,13 @@ def noise_at_equal_loss(records: Sequence[Record], config: Mapping[str, Any]) ->
     return "the baseline is not there with three seeds at a shorter and a longer length"
 
 
-def _alike(records: Sequence[Record], config: Mapping[str, Any]) -> list[Record]:
+def _alike(records: Sequence[Record], config: Config) -> list[Record]:
     wanted = _like(config)
     finished = [record for record in records if record.status == "finished" and record.val_loss is not None]
     return [record for record in finished if _like(record.config) == wanted]
 
 
-def _like(config: Mapping[str, Any]) -> dict[str, Any]:
+def _like(config: Config) -> Config:
     return {key: value for key, value in config.items() if key.startswith(LIKE) or key in LIKE_KEYS}
 
 

@@ -246,8 +246,7 @@ class Result(Schema):
 
 def to_json(result: Schema) -> dict[str, Any]:
     """Return a result, or a part of one, in JSON's types."""
-    plain: dict[str, Any] = msgspec.to_builtins(result)
-    return plain
+    return dict(msgspec.to_builtins(result))
 
 
 # --- filled -------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def _numbered(arms: Sequence[Arm], keys: Sequence[str]) -> list[int]:
     return [numbers.setdefault(tuple(setting(arm.config, key) for key in keys), len(numbers)) for arm in arms]
 
 
-def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
+def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, object]:
     arm, (hue, dash) = row.arm, look
     whole = [run.curve for run in arm.runs if run.curve.step]
     return {
@@ -145,7 +145,7 @@ def _plotted(row: ComparedArm, look: tuple[int, int]) -> dict[str, Any]:
     }
 
 
-def _seed(run: Record) -> dict[str, Any]:
+def _seed(run: Record) -> dict[str, object]:
     return {"seed": run.seed, "status": run.status, **_rounded(asdict(run.curve))}
 
 

@@ -23,7 +23,9 @@ from nocap.store.formats import NONE
 PAGES = Path(__file__).parent / "pages"
 
 
-def render(name: str, *, kind: str, title: str, data: Mapping[str, Any] | None = None, **values: Any) -> str:
+def render(
+    name: str, *, kind: str, title: str, data: Mapping[str, object] | None = None, **values: Any
+) -> str:
     """The page that NAME.html.j2, NAME.css and NAME.js in `pages` make, on top of what all pages share.
 
     `data` is what the script draws; without it the page has no script, and none may run. `values` are the

@@ -1,6 +1,6 @@
-"""A result's file: a comparison with its question and its records, which judges itself again. The records are
-those of the runs, cut to what the judge reads and a reader asks for. No name of a machine is in it, nor what a
-run printed. Here it is written and read, and nowhere else.
+"""A result's file: a comparison with its question and its records, which judges itself again. The records
+are those of the runs, cut to what the judge reads and a reader asks for. No name of a machine is in it, nor
+what a run printed. Here it is written and read, and nowhere else.
 
 A digest shows an edit. Somebody who recomputes all of it is caught only by who has the runs: `summary.sha256`
 of each is in its folder.

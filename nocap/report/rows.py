@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from typing import Any
 
 from nocap.config.outward import visible
 from nocap.judge.arms import group, swept_keys
@@ -14,7 +13,7 @@ from nocap.store.runs import Record
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+def rows(records: Sequence[Record]) -> list[dict[str, object]]:
     """Every run that could be read, whatever its status. Units are in the names; `val_loss` is nats per
     token."""
     labels = {run.identity: arm.label for arm in group(records) for run in arm.all}
@@ -46,7 +45,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     ]
 
 
-def to_csv(table: Sequence[dict[str, Any]]) -> str:
+def to_csv(table: Sequence[dict[str, object]]) -> str:
     """A null is an empty cell. A text that a spreadsheet would compute begins with an apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")

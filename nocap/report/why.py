@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from nocap.config.keys import flat
 from nocap.judge.arms import ABSENT, spell
+from nocap.judge.result import Schema
 from nocap.report.table import Column, Table
 from nocap.store.record import ENDED
 from nocap.store.runs import Record, read
@@ -16,29 +16,56 @@ COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
 RECORDED = "recorded"  # and not part of the identity
 
 
-def render(answer: Mapping[str, Any]) -> str:
-    """The answer of `why`."""
-    a, b = (
-        run["name"] + ("" if run["status"] in ENDED else f" ({run['status']})")
-        for run in (answer["a"], answer["b"])
-    )
-    same_run = f"{a} and {b} are the same run (identity {answer['a']['identity']})"
-    rows = [[d["part"], d["key"], f"{d['a']} → {d['b']}"] for d in answer["differences"]]
-    quiet = [
-        part for part in ("config", "source", "data", "environment") if part not in {row[0] for row in rows}
-    ]
-    title = (
-        same_run
-        if answer["same"]
-        else f"{a}\n{b}\nare two runs because of (what is only {RECORDED} is not part of the identity):"
-    )
-    drawn = [str(Table(title="", columns=COLUMNS, rows=rows))] if rows else []
-    return "\n".join([title, *drawn, *([f"the same: {', '.join(quiet)}"] if quiet else [])])
+class RunName(Schema):
+    """A run that is looked at."""
+
+    identity: str
+    name: str
+    status: str
+
+    @property
+    def text(self) -> str:
+        return self.name if self.status in ENDED else f"{self.name} ({self.status})"
 
 
-def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
-    """Two runs' differences, as plain JSON: of each the `part` of the identity (or "recorded", which is no
-    part of it), its key, a and b.
+class DifferingKey(Schema):
+    """A key in which two runs differ."""
+
+    part: str  # of the identity; recorded: of none
+    key: str
+    a: str
+    b: str
+
+
+class Why(Schema):
+    """What makes two runs differ."""
+
+    a: RunName
+    b: RunName
+    same: bool  # whether they are the same run
+    differences: list[DifferingKey]
+
+
+def render(answer: Why) -> str:
+    """Return the answer of `why` for people."""
+    if answer.same:
+        a, b = answer.a, answer.b
+        lines = [f"{a.text} and {b.text} are the same run (identity {a.identity})"]
+    else:
+        because = f"are two runs because of (what is only {RECORDED} is not part of the identity):"
+        lines = [answer.a.text, answer.b.text, because]
+    rows = [[each.part, each.key, f"{each.a} → {each.b}"] for each in answer.differences]
+    if rows:
+        lines.append(str(Table(title="", columns=COLUMNS, rows=rows)))
+    differing = {each.part for each in answer.differences}
+    quiet = [part for part in ("config", "source", "data", "environment") if part not in differing]
+    if quiet:
+        lines.append(f"the same: {', '.join(quiet)}")
+    return "\n".join(lines)
+
+
+def why(folder_a: Path, folder_b: Path) -> Why:
+    """Return what makes two runs differ.
 
     Errors:
         ValueError: a folder's record cannot be read.
@@ -54,15 +81,18 @@ def why(folder_a: Path, folder_b: Path) -> dict[str, Any]:
         for x, y in zip(_parts(a), _parts(b), strict=True)
         if x[0] != "data" or a.parts.get("data") != b.parts.get("data")
     ]
-    return {
-        "a": {"identity": a.identity, "name": a.folder.name, "status": a.status},
-        "b": {"identity": b.identity, "name": b.folder.name, "status": b.status},
-        "same": a.identity == b.identity,
-        "differences": [difference for (part, x), (_, y) in parts for difference in _differences(part, x, y)],
-    }
+    differences = list[DifferingKey]()
+    for (part, x), (_, y) in parts:
+        differences += _differences(part, x, y)
+    return Why(
+        a=RunName(identity=a.identity, name=a.folder.name, status=a.status),
+        b=RunName(identity=b.identity, name=b.folder.name, status=b.status),
+        same=a.identity == b.identity,
+        differences=differences,
+    )
 
 
-def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, object]]]:
     """The parts of the identity, then what is only recorded."""
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
@@ -76,8 +106,8 @@ def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield RECORDED, {"hardware": run.machine_name, "git commit": commit, "kernel": kernel, **versions}
 
 
-def _differences(part: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _differences(part: str, a: Mapping[str, object], b: Mapping[str, object]) -> Iterator[DifferingKey]:
     left, right = ({key: spell(value) for key, value in flat(tree)} for tree in (a, b))
     for key in dict.fromkeys([*left, *right]):
         if (x := left.get(key, ABSENT)) != (y := right.get(key, ABSENT)):
-            yield {"part": part, "key": key, "a": x, "b": y}
+            yield DifferingKey(part=part, key=key, a=x, b=y)

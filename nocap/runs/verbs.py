@@ -16,6 +16,7 @@ from typing import Any
 
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
+from nocap.judge.result import to_json
 from nocap.report.table import aligned
 from nocap.report.why import render, why
 from nocap.runs.columns import COLUMNS, FILTER, Column, age, age_s, column, matching, size_of, status
@@ -62,7 +63,7 @@ def explain(options: argparse.Namespace) -> int:
     """Print what makes two runs differ. Return the exit code."""
     answer = why(*(find_one(name, outputs=options.output_dir) for name in options.words))
     print(render(answer))
-    options.answer(answer)
+    options.answer(to_json(answer))
     return 0
 
 

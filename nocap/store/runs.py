@@ -38,6 +38,8 @@ LAST = "last"  # the run that was started or gone on with last
 CANDIDATES = 8  # that a message lists
 GRID = "grid.json"  # in a grid's folder: {"cells": [{"identity": …}, …]}
 UNKNOWN = "unknown"  # a machine
+Config = Mapping[str, Any]  # of a run, without the seed: key with dots → a value of YAML
+Parts = Mapping[str, Any]  # of an identity
 SYSTEM = "system"  # trainer.malloc of records that do not have it
 # of the clock: what it takes to train a run, and what it learns from
 TRAIN_LINES = ("train", "data", "teacher")

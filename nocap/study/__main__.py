@@ -19,7 +19,6 @@ out, written there. After python -m nocap.study:
   experiments/gqa scale=gpu steps=4000 --plan   what it would run and cost, before anything runs
   experiments/gqa sessions=5                    timed in five sessions, not three: also later
   experiments/gqa --judge                       verdicts of what there is; trains and writes nothing
-  experiments/gqa --rows                        and write rows.jsonl, for other machines
   --board experiments                           the leaderboard of all studies, and their READMEs
   ideas --propose "attention=gqa" "mlp=swiglu"  answer a program's proposals; without one: so far
   ideas --propose 'python train.py {seed}'      as commands of your own trainer (docs/programs.md)"""
@@ -42,10 +41,6 @@ def _study(asked: argparse.Namespace) -> int:
         judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json
     )
     require(bool(asked.overrides) or not asked.allow_code, "--allow-code", "be left out beside --board", "it")
-    runs = judged and not asked.judge and asked.propose is None
-    require(
-        runs or not asked.rows, "--rows", "be given where a study is carried out, and only there", asked.rows
-    )
     from nocap.study import command as carry_out
 
     return (
@@ -83,9 +78,6 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-code",
         action="store_true",
         help="import the options in the folder that a study's config_dir names: they run as code",
-    )
-    parser.add_argument(
-        "--rows", action="store_true", help="write the runs that finished into rows.jsonl, for other machines"
     )
     return parser
 

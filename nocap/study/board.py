@@ -274,7 +274,7 @@ def _read(path: Path) -> Any:
     return parse_yaml(read_text(path)) if path.exists() else None
 
 
-def _checked(schema: type[T], plain: Mapping[str, Any], path: Path, place: str = "") -> T:
+def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: str = "") -> T:
     """Return a part of a file, checked, with the file's name before what is wrong in it."""
     try:
         whole: T = made(schema, plain, place)

@@ -17,7 +17,7 @@ from nocap.judge.interval import ROUNDING
 from nocap.judge.verdict import Verdict
 from nocap.store.metrics import Measurement, moment
 from nocap.study.evidence import FIGURE, PLACE_OF
-from nocap.study.log import Line, Log
+from nocap.study.log import Log, RunLine, SessionLine
 from nocap.study.plan import StudyPlan, more, prepare
 from nocap.study.registration import content_of, registrations
 from nocap.study.spec import Study, select_claims
@@ -40,14 +40,14 @@ class Asked:
         """
         for row in rows:
             if row.metric.name == "val_loss" and row.value is not None:
-                lines = log.of("run", scale=scale, short=0, seed=row.repeat)
-                known = [line["val_loss"] for line in lines if self._is_of(row.arm, line)]
+                lines = log.of(RunLine, scale=scale, short=0, seed=row.repeat)
+                known = [line.val_loss for line in lines if self._is_of(row.arm, line)]
                 fits = not known or row.value in known
                 require(fits, f"claim {claim.id}", f"have the losses of its study's log, {known}", row.value)
 
-    def _is_of(self, arm: str, line: Line) -> bool:
+    def _is_of(self, arm: str, line: RunLine) -> bool:
         content = self.trained.get(arm)
-        return line["arm"] == arm if content is None else line["content"] == content
+        return line.arm == arm if content is None else line.content == content
 
 
 def otherwise(verdict: Verdict, rows: Iterable[Measurement], log: Log, *, scale: str) -> list[str]:
@@ -59,24 +59,26 @@ def otherwise(verdict: Verdict, rows: Iterable[Measurement], log: Log, *, scale:
         kind = row.metric.made_by
         if FIGURE.get(kind) != row.metric.name or row.repeat > used.get(row.metric, 0):
             continue
-        lines = [line for line in log.of("session", scale=scale, place=PLACE_OF[kind]) if _is_from(line, row)]
+        held = log.of(SessionLine, scale=scale, place=PLACE_OF[kind])
+        lines = [line for line in held if _is_from(line, row)]
         if lines and not _tells(lines, row):
-            names[f"{PLACE_OF[kind]} session {lines[0]['number']}"] = None
+            names[f"{PLACE_OF[kind]} session {lines[0].number}"] = None
     return [*names]
 
 
-def _is_from(line: Line, row: Measurement) -> bool:
+def _is_from(line: SessionLine, row: Measurement) -> bool:
     """Say whether a session has the measurement's arm, and began with it or later."""
-    began, at = moment(line["started"]), moment(row.when)
-    return row.arm in line["measured"] and began is not None and at is not None and began >= at
+    began, at = moment(line.started), moment(row.when)
+    return row.arm in line.measured and began is not None and at is not None and began >= at
 
 
-def _tells(lines: Sequence[Line], row: Measurement) -> bool:
+def _tells(lines: Sequence[SessionLine], row: Measurement) -> bool:
     """Say whether a measurement is what these sessions' first has, or the geometric mean of several: before
     2026-11-24 those that were near in time counted as one."""
     logs = list[float]()
     for line in lines:
-        logs.append(math.log(line["measured"][row.arm]))
+        figure = line.measured[row.arm]
+        logs.append(math.log(figure) if figure else math.nan)
         if row.value and math.isclose(row.value, math.exp(fmean(logs)), rel_tol=ROUNDING):
             return True
     return False

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from nocap import outside
 from nocap.config import defaults, hardware
@@ -18,12 +17,13 @@ from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError, StoppedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
+from nocap.judge.result import to_json as answer_json
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.study import board as leaderboard
-from nocap.study import conduct, log, pages, preview, results, spec, tasks
+from nocap.study import conduct, log, pages, preview, results, spec
 from nocap.study.plan import StudyPlan, prepare
-from nocap.study.propose import answer, of_commands, of_overrides
+from nocap.study.propose import AnswerJson, answer, of_commands, of_overrides
 from nocap.study.result import to_json
 from nocap.study.spec import Study
 
@@ -130,7 +130,6 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
     print(pages.render(result))
     writes = run and log.writable(folder / log.FILE)
     written = pages.write(spec.load(folder), folder, result) if writes else []
-    written += [tasks.write_rows(plan, done.records)] if asked.rows else []
     for path in written:
         print(f"written: {path}")
     for problem in done.problems:
@@ -167,17 +166,17 @@ def propose(asked: argparse.Namespace) -> int:
                 study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps
             )
         try:
-            for line in answer(Path(study.folder), rules, questions):
-                print(_said(line), flush=True)
-                asked.answer(line)
+            for answered in answer(Path(study.folder), rules, questions):
+                print(_said(answered), flush=True)
+                asked.answer(answer_json(answered))
         except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
             raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     return EXIT_CODES["finished"]
 
 
-def _said(line: Mapping[str, Any]) -> str:
-    gain = line["gain"]
+def _said(answered: AnswerJson) -> str:
+    gain = answered.gain
     how = "" if gain is None else f": {'better' if gain >= 0 else 'worse'} by {abs(gain):.4f}"
-    diverged = ", a run diverged" if line["diverged"] else ""
-    said = f"{line['word']}: {shlex.join(line['overrides'])}{how}{diverged}"
-    return f"{said}, {line['pairs']} pairs (proposal {line['number']})"
+    diverged = ", a run diverged" if answered.diverged else ""
+    said = f"{answered.word}: {shlex.join(answered.overrides)}{how}{diverged}"
+    return f"{said}, {answered.pairs} pairs (proposal {answered.number})"

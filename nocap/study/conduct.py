@@ -6,13 +6,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from nocap.config import hardware
 from nocap.config.compose import Composed
@@ -20,12 +19,23 @@ from nocap.config.errors import FailedError, StoppedError
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import DAMAGED, Result, outcome
+from nocap.launch.plan import DAMAGED, Result
 from nocap.store.formats import duration
 from nocap.store.record import ENDED
-from nocap.store.runs import Record, dig, number
+from nocap.store.runs import Record, number
 from nocap.study.evidence import FIGURE, Evidence, places, verdict_of
-from nocap.study.log import FILE, Line, append, read, writable
+from nocap.study.figures import SessionFile
+from nocap.study.log import (
+    FILE,
+    AnalysisLine,
+    Line,
+    RegistrationLine,
+    RunLine,
+    SessionLine,
+    append,
+    read,
+    writable,
+)
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
 from nocap.study.result import Trial
@@ -38,7 +48,6 @@ from nocap.study.tasks import (
     length_trainings,
     loss_of,
     sessions,
-    taken,
     train,
     trainings,
 )
@@ -56,7 +65,6 @@ class Done:
     stands: dict[str, Provenance]  # claim → what its study's log says
 
     trials: list[Trial] = field(default_factory=list)  # of the search
-    records: Records = field(default_factory=list)  # of this machine, trials and shorter runs too
     # sessions that failed, records that cannot be read whole
     problems: list[str] = field(default_factory=list)
 
@@ -99,7 +107,6 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         evidence=evidence,
         stands=stands,
         trials=trials,
-        records=study.records,
         problems=list(dict.fromkeys(study.problems)),
     )
 
@@ -148,7 +155,6 @@ class _Conductor:
         self.problems: list[str] = []
         self.failed: set[str] = set()  # places of which a session failed: they have no more
         self.damaged: set[tuple[str, int]] = set()  # (arm, seed)
-        self.records: Records = []  # of this machine
         self.path = Path(plan.study.folder) / FILE
         self.writes = run and writable(self.path)
         if run and not self.writes:
@@ -157,21 +163,27 @@ class _Conductor:
                 "results are left there"
             )
         described = hardware.describe(plan.trainer.device, plan.trainer.threads)
-        self.common = {"machine": str(described["fingerprint"]), "scale": plan.scale}
+        self.machine = str(described["fingerprint"])
 
     # --- the log --------------------------------------------------------------------------------------------
 
     def _add(self, lines: Sequence[Line], *, once: Sequence[str], says: Sequence[str] = ()) -> None:
         if self.writes:
-            append(self.path, lines, self.common, once=once, says=says)
+            append(
+                self.path,
+                lines,
+                machine=self.machine,
+                scale=self.plan.scale,
+                once=once,
+                says=says,
+            )
 
     def register(self) -> None:
         """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another
         registration."""
-        lines = [
-            {"event": "registration", "claim": name, **asdict(registration)}
-            for name, registration in registrations(self.plan).items()
-        ]
+        lines = list[RegistrationLine]()
+        for name, of_claim in registrations(self.plan).items():
+            lines.append(RegistrationLine(claim=name, hash=of_claim.hash, subject=of_claim.subject))
         self._add(lines, once=("hash", "machine"))
 
     def analysed(
@@ -179,19 +191,18 @@ class _Conductor:
     ) -> dict[str, Provenance]:
         """Where each claim stands. What is said of it is written where it is new."""
         stands = self._stands(plan, evidence)
-        lines = [
-            {
-                "event": "analysis",
-                "claim": name,
-                "hash": stands[name].hash,
-                "number": verdict.primary.analysis,
-                "n": verdict.n,
-                "word": verdict.word.value,
-                "exploratory": stands[name].exploratory or "",
-            }
-            for name, verdict in verdicts.items()
-            if verdict.reason is not Reason.missing
-        ]
+        lines = list[AnalysisLine]()
+        for name, verdict in verdicts.items():
+            if verdict.reason is not Reason.missing:
+                line = AnalysisLine(
+                    claim=name,
+                    hash=stands[name].hash,
+                    number=verdict.primary.analysis,
+                    n=verdict.n,
+                    word=verdict.word.value,
+                    exploratory=stands[name].exploratory or "",
+                )
+                lines.append(line)
         self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
         # the second time, it is this analysis that the log has
         return self._stands(plan, evidence) if self.writes else stands
@@ -201,7 +212,7 @@ class _Conductor:
         others = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path]
         logs = [read(self.path), *(read(path) for path in others if path.with_name(STUDY).exists())]
         return {
-            claim.id: provenance(plan, claim, evidence, logs, machine=self.common["machine"])
+            claim.id: provenance(plan, claim, evidence, logs, machine=self.machine)
             for claim in plan.study.claims
         }
 
@@ -245,22 +256,15 @@ class _Conductor:
         self,
         runs: Sequence[Training],
         between: Callable[[], None] = lambda: None,
-        *,
-        timed: bool = False,
     ) -> Records:
-        """Runs with a result, after those that had none were trained. A seed of which none is there may be
-        another machine's, unless the runs' own times are asked for (`timed`), which do not travel."""
-        begun = {run.seed for run in runs if outcome(run.plan) is not None}
-        free = [run for run in runs if run.seed not in begun and not timed]
-        rows = taken(self.plan, free, read(self.path))
-        own = [run for run in runs if run.seed not in {run.seed for run, _ in rows}]
+        """Return runs with a result, after those that had none were trained."""
         try:
             if self.run:
-                results = train(own, self.plan.study.name, between=between)
-                self.problems += _failures(own, results)
+                results = train(runs, self.plan.study.name, between=between)
+                self.problems += _failures(runs, results)
         finally:
-            made = self._read(own)
-        return [*rows, *made]
+            made = self._read(runs)
+        return made
 
     def _read(self, runs: Sequence[Training]) -> Records:
         """What came out of them, also of those that something else trained; the log has it from now on."""
@@ -272,22 +276,20 @@ class _Conductor:
             except ValueError as error:
                 self.problems.append(f"{DAMAGED}: {error}")
                 self.damaged.add((run.arm, run.seed))
-        lines = [
-            {
-                "event": "run",
-                "arm": run.arm,
-                "content": content_of(self.plan, run.composed, "train"),
-                "seed": run.seed,
-                "short": run.short,
-                "identity": record.identity,
-                "status": record.status,
-                "started": record.started,
-                "val_loss": record.val_loss,
-            }
-            for run, record in made
-        ]
+        lines = list[RunLine]()
+        for run, record in made:
+            line = RunLine(
+                arm=run.arm,
+                content=content_of(self.plan, run.composed, "train"),
+                seed=run.seed,
+                short=run.short,
+                identity=record.identity,
+                status=record.status,
+                started=record.started,
+                val_loss=record.val_loss,
+            )
+            lines.append(line)
         self._add(lines, once=("content", "seed", "identity", "started"))
-        self.records += made
         return made
 
     # --- all of it ------------------------------------------------------------------------------------------
@@ -299,7 +301,7 @@ class _Conductor:
         short = {name: shorter(plan, arms[name]) for name in plan.study.racing if name in arms}
         asked, needed = sessions(plan, arms), seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
-        get = partial(self._trained, between=due, timed=bool(plan.study.lengthened))
+        get = partial(self._trained, between=due)
         runs: dict[tuple[str, int], Record] = {}
         others: dict[tuple[str, int], dict[int, Record]] = {}
         # in one grid, whose comparison then tells the time at equal loss, too
@@ -349,12 +351,10 @@ class _Conductor:
         for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
-            ended = [
-                datetime.fromisoformat(result["ended"])
-                for other in asked
-                for result in other.results(plan.folder)
-                if result["number"] < n
-            ]
+            ended = list[datetime]()
+            for other in asked:
+                held = other.results(plan.folder)
+                ended += [datetime.fromisoformat(each.ended) for each in held if each.number < n]
             rest = datetime.now().astimezone() - max(ended) if ended else timedelta.max
             due_in_s = 60 * plan.at.apart_min - rest.total_seconds()
             if due_in_s > 0 and not wait:
@@ -380,15 +380,15 @@ class _Conductor:
                     "stopped; what was trained and timed is kept, and the same command goes on"
                 ) from stop
 
-    def _session_line(self, result: Mapping[str, Any], train: Mapping[str, Composed]) -> Line:
-        """Of a session's file."""
-        arms, figure = train if result["place"] == "pace" else self.plan.bench, FIGURE[result["kind"]]
-        return {
-            "event": "session",
-            "place": result["place"],
-            "number": result["number"],
-            "key": result["key"],
-            "contents": {name: content_of(self.plan, arms[name], result["place"]) for name in result["arms"]},
-            "started": result["started"],
-            "measured": {name: number(dig(row, figure)) for name, row in result["measured"]["arms"].items()},
-        }
+    def _session_line(self, file: SessionFile, train: Mapping[str, Composed]) -> SessionLine:
+        """Return the log's line of a session."""
+        arms = train if file.place == "pace" else self.plan.bench
+        figure = FIGURE[file.kind]
+        return SessionLine(
+            place=file.place,
+            number=file.number,
+            key=file.key,
+            contents={name: content_of(self.plan, arms[name], file.place) for name in file.arms},
+            started=file.started,
+            measured={name: number(getattr(row, figure)) for name, row in file.figures.items()},
+        )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from statistics import fmean
-from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.judge.arms import Arm
@@ -19,11 +18,11 @@ from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
-from nocap.store.runs import Record, dig
+from nocap.store.runs import Record
 from nocap.store.runs import measurements as of_run
+from nocap.study.figures import Figures, PartFigures, SessionFile, StepFigures
 from nocap.study.spec import Study
 
-Json = Mapping[str, Any]
 Steps = tuple[float | None, Ending]
 # what makes a metric → where
 PLACE_OF = {"train": "train", "steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}
@@ -46,15 +45,25 @@ class Evidence:
     # (baseline, seed) → steps → the run of so many, for the time at equal loss
     lengths: Mapping[tuple[str, int], Mapping[int, Record]] = field(default_factory=dict)
     # place → files, in order of their numbers
-    sessions: Mapping[str, Sequence[Json]] = field(default_factory=dict)
+    sessions: Mapping[str, Sequence[SessionFile]] = field(default_factory=dict)
     # place → arm → as it was composed, shorter ones too
     arms: Mapping[str, Mapping[str, Sequence[Composed]]] = field(default_factory=dict)
     damaged: frozenset[tuple[str, int]] = frozenset()  # (arm, seed) of runs whose record was changed
 
-    def of_arm(self, place: str, arm: str) -> list[tuple[Json, Json]]:
-        """The sessions of a place that have the arm, each with what it measured of it."""
-        rows = [(session, dig(session, "measured", "arms", arm)) for session in self.sessions.get(place, ())]
-        return [(session, row) for session, row in rows if isinstance(row, Mapping)]
+    def of_arm(self, place: str, arm: str) -> list[tuple[SessionFile, Figures]]:
+        """Return the sessions of a place that have the arm, each with what it measured of it."""
+        sessions = self.sessions.get(place, ())
+        return [(session, session.figures[arm]) for session in sessions if arm in session.figures]
+
+    def steps_of_arm(self, place: str, arm: str) -> list[StepFigures]:
+        """List what the sessions of a place timed of an arm's steps."""
+        rows = [row for _, row in self.of_arm(place, arm)]
+        return [row for row in rows if isinstance(row, StepFigures)]
+
+    def parts_of_arm(self, arm: str) -> list[PartFigures]:
+        """List the profiles of an arm's step."""
+        rows = [row for _, row in self.of_arm("parts", arm)]
+        return [row for row in rows if isinstance(row, PartFigures)]
 
     def whole(self, arm: str, seed: int) -> bool:
         """Whether all its shorter runs are there: one that is missing might have been the one."""
@@ -79,7 +88,7 @@ class Evidence:
         for place in sorted(places(claim)):
             for arm in study.sides(claim):
                 for session, _ in self.of_arm(place, arm):
-                    yield f"{place} session {session['number']}", arm, str(session.get("started", ""))
+                    yield f"{place} session {session.number}", arm, session.started
 
 
 def places(claim: Claim) -> set[str]:
@@ -122,32 +131,36 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
         return claim.mechanism.bound
     if rule is Rule.amdahl:
         saved = {part: claim.mechanism.saved.get(part, 1.0) for part in claim.mechanism.parts}
-        rows = [row for _, row in evidence.of_arm("parts", sides[0])]
-        shares = [
-            sum(share * row["ms"].get(part, 0.0) for part, share in saved.items()) / row["step_ms"]
-            for row in rows
-        ]
+        shares = list[float]()
+        for profile in evidence.parts_of_arm(sides[0]):
+            spared_ms = sum(share * profile.ms.get(part, 0.0) for part, share in saved.items())
+            shares.append(spared_ms / profile.step_ms)
         return 1 / (1 - max(shares)) if shares and max(shares) < 1 else None
-    read: dict[Rule, Callable[[Json], float | None]] = {
-        Rule.flops: lambda row: _flops(row["component_flops"], claim.parts),
-        Rule.params: lambda row: float(row["params"]),
-        # a GPU's peak has the allocator's slack in it, too
-        Rule.memory: lambda row: sum(row["memory_mib"][part] for part in HELD),
-        Rule.kv: lambda row: float(row["kv_bytes"]),
-    }
-    place = (
-        "parts"
-        if rule is Rule.flops and claim.parts
-        else "bench"
-        if evidence.sessions.get("bench")
-        else "pace"
-    )
+    place = "bench" if evidence.sessions.get("bench") else "pace"
+    if rule is Rule.flops and claim.parts:
+        place = "parts"
     # of the first session: what is counted is equal in all
     rows = [row for arm in sides for _, row in evidence.of_arm(place, arm)[:1]]
-    if len(rows) < 2 or any(row.get("status", "measured") != "measured" for row in rows):
+    if len(rows) < 2 or not all(row.is_measured for row in rows):
         return None  # an arm that did not fit gives no bound
-    base, arm = map(read[rule], rows)
+    base, arm = [_counted(rule, row, claim) for row in rows]
     return base / arm if base is not None and arm else None
+
+
+def _counted(rule: Rule, row: Figures, claim: Claim) -> float | None:
+    """Return what a rule counts of an arm's step."""
+    if isinstance(row, PartFigures):
+        return _flops(row.component_flops or {}, claim.parts)
+    assert isinstance(row, StepFigures), "only steps and their parts are counted"
+    if rule is Rule.flops:
+        return _flops(row.component_flops or {}, claim.parts)
+    if rule is Rule.params:
+        return row.params
+    if rule is Rule.kv:
+        return row.kv_bytes
+    # a GPU's peak has the allocator's slack in it, too
+    held = row.memory_mib or {}
+    return sum(held.get(part) or 0.0 for part in HELD)
 
 
 def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | None:
@@ -200,46 +213,58 @@ def _timed(
     }
     counted = is_count(
         metric,
-        on_cuda=any(
-            dig(session, "hardware", "device") == "cuda" for rows in read.values() for session, _ in rows
-        ),
+        on_cuda=any(session.on_cuda for rows in read.values() for session, _ in rows),
     )
     if counted and all(len({x for _, x in rows}) <= 1 for rows in read.values()):
         return [
             _of_session(arm, metric, *rows[0], repeat=1, per=Per.exact) for arm, rows in read.items() if rows
         ]
-    numbers = [{session["number"] for session, _ in rows} for rows in read.values() if rows]
+    numbers = [{session.number for session, _ in rows} for rows in read.values() if rows]
     paired = sorted(set[int].intersection(*numbers)) if numbers else []
     return [
-        _of_session(arm, metric, session, x, repeat=paired.index(session["number"]) + 1)
+        _of_session(arm, metric, session, x, repeat=paired.index(session.number) + 1)
         for arm, rows in read.items()
         for session, x in rows
-        if session["number"] in paired
+        if session.number in paired
     ]
 
 
 def _of_session(
-    arm: str, metric: Metric, session: Json, value: float, *, repeat: int, per: Per = Per.session
+    arm: str, metric: Metric, session: SessionFile, value: float, *, repeat: int, per: Per = Per.session
 ) -> Measurement:
     return Measurement(
         arm=arm,
         repeat=repeat,
         metric=metric,
         value=value,
-        where=str(dig(session, "hardware", "fingerprint") or ""),
-        when=str(session.get("started", "")),
+        where=session.machine,
+        when=session.started,
         per=per,
     )
 
 
-def _value(row: Json, claim: Claim, metric: Metric) -> float | None:
-    if metric.made_by != "parts":
-        value = dig(row, *(("memory_mib", "peak") if metric.name == "memory_mib" else (metric.name,)))
-        return None if value is None else float(value)
-    source = {"part_mib": "mib", "held_mib": "memory_mib", "part_params": "params"}.get(metric.name, "ms")
-    whole = sum(row["ms"].get(part, 0.0) for part in claim.of) if claim.of else row["step_ms"]
-    spent = float(sum(row[source].get(part, 0) for part in claim.parts))
-    return spent / whole if metric.name == "share" else spent
+def _value(row: Figures, claim: Claim, metric: Metric) -> float | None:
+    if isinstance(row, PartFigures):
+        return _of_parts(row, claim, metric)
+    if isinstance(row, StepFigures) and metric.name == "memory_mib":
+        return row.peak_mib
+    value = getattr(row, metric.name)
+    return None if value is None else float(value)
+
+
+def _of_parts(row: PartFigures, claim: Claim, metric: Metric) -> float:
+    """Return what the parts of a claim have of a metric."""
+    sources: Mapping[str, Mapping[str, float | None]] = {
+        "part_mib": row.mib,
+        "held_mib": row.memory_mib,
+        "part_params": row.params,
+    }
+    source = sources.get(metric.name, row.ms)
+    spent = float(sum(source.get(part) or 0 for part in claim.parts))
+    if metric.name != "share":
+        return spent
+    whole = sum(row.ms.get(part, 0.0) for part in claim.of) if claim.of else row.step_ms
+    return spent / whole
 
 
 # --- steps and time to a loss -------------------------------------------------------------------------------

@@ -1,142 +1,192 @@
 """A study's log: what was registered, what came out, what was said of it. A file in the study's own folder,
-committed with its results, to which lines are only added.
-
-Each line names the digests of those before it that no other names: of one, or after a merge of one for each
-branch. So a line that was edited, moved, put in or taken out is noticed, but at the end: what was cut off
-there only git knows. What stands is a fold over the lines (`nocap.study.registration`).
-"""
+committed with its results, to which lines are only added. That none was edited or taken out, git shows. What
+stands is a fold over the lines (`nocap.study.registration`)."""
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import msgspec
 
 from nocap.config.bounded import parse_json, read_text
 from nocap.config.outward import redact
 from nocap.store.files import not_elsewhere
 from nocap.store.metrics import now
-from nocap.store.record import Whole, check_shape
 
 FILE = "log.jsonl"
-Line = Mapping[str, Any]
 
-_COMMON: dict[str, Any] = {"event": str, "at": str, "machine": str, "scale": str, "previous": [str]}
-# Event → its keys beside those of all lines.
-EVENTS: dict[str, dict[str, Any]] = {
-    "head": {"v1": str},  # the digest of the last line of a log in the form before this
-    "registration": {"claim": str, "hash": str, "subject": str},
-    "run": {
-        "arm": str,
-        "content": str,
-        "seed": int,
-        "short": int,
-        "identity": str,
-        "status": str,
-        "started": str,
-        "val_loss": float,
-    },
-    "session": {
-        "place": str,
-        "number": int,
-        "key": str,
-        "contents": {...: str},
-        "started": str,
-        "measured": {...: float},
-    },
-    "analysis": {"claim": str, "hash": str, "number": int, "n": int, "word": str, "exploratory": str},
-    "rules": {"rules": str},
-    "proposal": {"arm": str, "overrides": [str], "number": int},
-    "pair": {"arm": str, "against": str, "seed": int, "loss": float, "baseline": float},
-    "answer": {"arm": str, "number": int, "word": str, "pairs": int, "gain": float, "diverged": bool},
-}
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """A line. `append` fills in what all lines have."""
+
+    at: str = ""  # when it was written, ISO 8601
+    machine: str = ""  # fingerprint
+    scale: str = ""
+
+
+class RegistrationLine(Line, frozen=True, kw_only=True, tag="registration"):
+    """What binds a claim (`nocap.study.registration.Registration`)."""
+
+    claim: str
+    hash: str
+    subject: str
+
+
+class RunLine(Line, frozen=True, kw_only=True, tag="run"):
+    """A run that ended."""
+
+    arm: str
+    content: str  # digest of what was trained
+    seed: int
+    short: int  # the steps of a schedule of another length; 0: it has the arm's own
+    identity: str
+    status: str
+    started: str
+    val_loss: float | None
+
+
+class SessionLine(Line, frozen=True, kw_only=True, tag="session"):
+    """A session of timing."""
+
+    place: str
+    number: int
+    key: str
+    contents: dict[str, str]  # arm → digest of what was timed
+    started: str
+    measured: dict[str, float | None]  # arm → one figure
+
+
+class AnalysisLine(Line, frozen=True, kw_only=True, tag="analysis"):
+    """A verdict on a claim."""
+
+    claim: str
+    hash: str
+    number: int
+    n: int
+    word: str
+    exploratory: str  # why it is; empty: it is not
+
+
+class RulesLine(Line, frozen=True, kw_only=True, tag="rules"):
+    """What a program's first proposal fixed."""
+
+    rules: str
+
+
+class ProposalLine(Line, frozen=True, kw_only=True, tag="proposal"):
+    """A program's proposal."""
+
+    arm: str  # digest of what it trains
+    overrides: list[str]
+    number: int
+
+
+class PairLine(Line, frozen=True, kw_only=True, tag="pair"):
+    """The losses of a proposal and of the baseline with one seed; null where a run diverged."""
+
+    arm: str
+    against: str
+    seed: int
+    loss: float | None
+    baseline: float | None
+
+
+class AnswerLine(Line, frozen=True, kw_only=True, tag="answer"):
+    """The answer to a proposal."""
+
+    arm: str
+    number: int
+    word: str
+    pairs: int
+    gain: float | None
+    diverged: bool
+
+
+class HeadLine(Line, frozen=True, kw_only=True, tag="head"):
+    """The end of a log in an older form."""
+
+    v1: str
+
+
+AnyLine = (
+    RegistrationLine
+    | RunLine
+    | SessionLine
+    | AnalysisLine
+    | RulesLine
+    | ProposalLine
+    | PairLine
+    | AnswerLine
+    | HeadLine
+)
+Kind = TypeVar("Kind", bound=Line)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """Of a study that was never carried out, an empty one."""
+    """The lines of a file; of a study that was never carried out, none."""
 
-    lines: Sequence[Line] = ()
-    broken: Sequence[int] = ()  # the numbers of lines that do not follow what is before them
-    heads: Sequence[str] = field(default=(), repr=False)  # digests that the next line names
-    # of each line, the registrations that it follows, by their index
-    after: Sequence[frozenset[int]] = field(default=(), repr=False)
+    lines: Sequence[AnyLine] = ()
 
-    def of(self, *events: str, **keys: object) -> list[Line]:
-        """The lines of such events with these keys."""
-        return [
-            line
-            for line in self.lines
-            if line["event"] in events and all(line[key] == value for key, value in keys.items())
-        ]
+    def of(self, kind: type[Kind], **keys: object) -> list[Kind]:
+        """List the lines of a kind with these keys."""
+        return [line for line in self.lines if isinstance(line, kind) and _has(line, keys)]
+
+
+def _has(line: Line, keys: dict[str, object]) -> bool:
+    return all(getattr(line, key) == value for key, value in keys.items())
 
 
 def read(path: Path) -> Log:
-    """The log of a file, or an empty one. A line follows the one before it; a line of another machine, which
-    a merge put there, names any line above it, and is not dated before that one.
+    """Read the log of a file, or an empty one where there is none.
 
     Errors:
         ValueError: a line is damaged; its number is named.
     """
     text = read_text(path) if os.path.lexists(path) else ""
-    lines = [
-        _parsed(line, path, number) for number, line in enumerate(text.splitlines(keepends=True), start=1)
-    ]
-    places, broken, named, after = dict[str, int](), list[int](), set[str](), list[frozenset[int]]()
-    for i, (line, raw) in enumerate(zip(lines, text.splitlines(), strict=True)):
-        previous = [places[earlier] for earlier in line["previous"] if earlier in places]
-        merged = i > 0 and line["machine"] != lines[i - 1]["machine"]
-        whole = len(previous) == len(line["previous"]) and (bool(previous) or i == 0)
-        dated = all(_at(line) >= _at(lines[earlier]) for earlier in previous)
-        if not whole or not dated or not (i == 0 or i - 1 in previous or merged):
-            broken.append(i + 1)
-        own = {earlier for earlier in previous if lines[earlier]["event"] == "registration"}
-        after.append(frozenset(own).union(*(after[earlier] for earlier in previous)))
-        named.update(line["previous"])
-        places[_digest(raw)] = i
-    return Log(
-        lines=lines, broken=broken, heads=[earlier for earlier in places if earlier not in named], after=after
-    )
+    lines = list[AnyLine]()
+    for number, raw in enumerate(text.splitlines(keepends=True), start=1):
+        lines.append(_parsed(raw, path, number))
+    return Log(lines=lines)
 
 
-def _at(line: Line) -> datetime:
-    return datetime.fromisoformat(line["at"])
-
-
-def _digest(raw: str) -> str:
-    return hashlib.sha256(raw.encode()).hexdigest()[:16]
-
-
-def _parsed(raw: str, path: Path, number: int) -> Line:
-    rule = (
-        "be whole, as it was written (git has it; a last one that a crash cut off may go: "
-        "the next command writes what it said)"
-    )
+def _parsed(raw: str, path: Path, number: int) -> AnyLine:
     try:
-        line: Line = parse_json(raw)
-        shape = _COMMON | EVENTS[line["event"]]
-        times = [datetime.fromisoformat(line[key]) for key in ("at", "started") if line.get(key)]
-        ok = raw.endswith("\n") and all(time.tzinfo is not None for time in times)
-    except (ValueError, KeyError, TypeError):
-        ok = False
-    if not ok:
-        raise ValueError(f"{path}: line {number} must {rule}, got {raw[:80]!r}")
-    check_shape(line, Whole(shape), path, f"line {number}")
+        line: AnyLine = msgspec.convert(parse_json(raw), AnyLine)
+        times = [line.at]
+        if isinstance(line, RunLine | SessionLine):
+            times.append(line.started)
+        moments = [datetime.fromisoformat(time) for time in times if time]
+        whole = raw.endswith("\n") and bool(line.at) and all(moment.tzinfo is not None for moment in moments)
+    except (ValueError, TypeError):
+        whole = False
+    if not whole:
+        raise ValueError(
+            f"{path}: line {number} must be whole, as it was written (git has it; a last one that a crash "
+            f"cut off may go: the next command writes what it said), got {raw[:80]!r}"
+        )
     return line
 
 
 def append(
-    path: Path, lines: Sequence[Line], common: Line, *, once: Sequence[str] = (), says: Sequence[str] = ()
+    path: Path,
+    lines: Sequence[Line],
+    *,
+    machine: str,
+    scale: str,
+    once: Sequence[str] = (),
+    says: Sequence[str] = (),
 ) -> None:
-    """Add lines. With `once`, no line whose event with the same of these keys is there already, and last said
-    the same in the keys `says`. Nobody else adds in between, and each line is on the disk before this
-    returns.
+    """Add lines. With `once`, no line of whose kind one with the same of these keys is there already, and
+    last said the same in the keys `says`. Nobody else adds in between, and each line is on the disk before
+    this returns.
 
     Errors:
         ValueError: as for `read`.
@@ -147,19 +197,22 @@ def append(
     with open(path, "a", encoding="utf-8", opener=not_elsewhere) as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file
         log = read(path)
-        heads, at = list(log.heads), now()
-        for line in ({**common, **line} for line in lines):
-            there = log.of(line["event"], **{key: line[key] for key in once})[-1:] if once else []
-            if any(logged[key] != line[key] for logged in there for key in says) or not there:
-                raw = json.dumps(
-                    redact({"event": line["event"], "at": at, **line, "previous": heads}), allow_nan=False
-                )
-                file.write(raw + "\n")
+        at = now()
+        for line in lines:
+            whole = msgspec.structs.replace(line, at=at, machine=machine, scale=scale)
+            if not once or not _is_there(log, whole, once, says):
+                file.write(json.dumps(redact(msgspec.to_builtins(whole)), allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-                heads = [_digest(raw)]
+
+
+def _is_there(log: Log, line: Line, once: Sequence[str], says: Sequence[str]) -> bool:
+    """Say whether the last line of the same says the same."""
+    alike = log.of(type(line), **{key: getattr(line, key) for key in once})
+    return bool(alike) and all(getattr(alike[-1], key) == getattr(line, key) for key in says)
 
 
 def writable(path: Path) -> bool:
+    """Say whether a log can be written, or made."""
     there = path if path.exists() else path.parent
     return there.exists() and os.access(there, os.W_OK)

@@ -3,15 +3,13 @@ a leaderboard."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, median_high
+from statistics import median_high
 from typing import Any
 
 from markupsafe import Markup
 
-from nocap import outside
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
@@ -24,8 +22,8 @@ from nocap.store.metrics import METRICS, Scale
 from nocap.study import ladder, log
 from nocap.study import result as results
 from nocap.study.result import ArmFacts, Speed, StudyResult, Trial
-from nocap.study.spec import LEAVE_ONE_OUT, WORTH, Study
-from nocap.study.words import Row, counted, expected, is_known, measured, rows
+from nocap.study.spec import Study
+from nocap.study.words import Row, counted, expected, is_known, rows
 
 LEARNT = "## What was learnt"  # from here on a README is its author's
 HEADLINE = 6  # claims that a heading names one by one
@@ -91,56 +89,13 @@ def tables(result: StudyResult) -> Iterator[Table]:
             ],
             rows=[_trial(trial) for trial in trials],
         )
-    if cells := list(_parts(result)):
-        titles = ("part", "lines", "parameters", "a step", "in time", "verdict")
-        yield Table(
-            title=f"parts: one shown to give less than {WORTH - 1:.0%} in time goes",
-            columns=[Column(title=title) for title in titles],
-            rows=cells,
-        )
 
 
-def _trial(trial: Trial) -> list[Any]:
+def _trial(trial: Trial) -> list[object]:
     return [trial.arm, " ".join(trial.words), trial.val_loss, "yes" if trial.picked else ""]
 
 
-def _parts(result: StudyResult) -> Iterator[list[Any]]:
-    """List what each part of a stack costs, and what it is worth."""
-    arms = {arm.arm: arm for arm in result.arms}
-    for judged in result.claims:
-        claim = judged.claim
-        if claim.source != LEAVE_ONE_OUT or judged.against is None:
-            continue
-        name = claim.id.removeprefix(f"{claim.arm}.")
-        own = arms[claim.arm]
-        without = arms[judged.against]
-        more = own.params - without.params if own.params and without.params else None
-        ms = [_mean_ms(side) for side in (own, without)]
-        yield [
-            name,
-            _lines(name),
-            None if more is None else f"{'-' if more < 0 else '+'}{count(abs(more))}",
-            f"{ms[0] / ms[1] - 1:+.1%}" if ms[0] and ms[1] else None,
-            measured(judged.verdict.primary),
-            {"refuted": "goes", "confirmed": "stays"}.get(judged.word, judged.word),
-        ]
-
-
-def _mean_ms(arm: ArmFacts) -> float | None:
-    """Return the mean of a step at the shape that is trained."""
-    return fmean(ms for ms in arm.pace.step_ms if ms is not None) if arm.pace else None
-
-
-def _lines(part: str) -> int | None:
-    """Count the lines of the file that holds a part, where it is an option that is here."""
-    group, _, name = part.partition(".")
-    if group not in outside.groups() or name not in outside.yamls(group):
-        return None
-    path = sys.modules[outside.read(group, name)[1].__module__].__file__
-    return len(read_text(Path(path)).splitlines()) if path else None
-
-
-def _arm(arm: ArmFacts) -> list[Any]:
+def _arm(arm: ArmFacts) -> list[object]:
     ended = loss(arm.val_loss.mean if arm.val_loss else None)
     if arm.diverged:
         ended += f", {len(arm.diverged)} diverged"

@@ -41,7 +41,7 @@ class StudyPlan:
         """Of the first arm: its device is the study's."""
         return next(iter({**self.bench, **self.train}.values())).run.trainer
 
-    def content(self, arm: Composed, what: str) -> dict[str, Any]:
+    def content(self, arm: Composed, what: str) -> dict[str, object]:
         """The keys of an arm that count, without its seed, and without those of the machine that no override
         chooses. Of data that lies at a path it has the tokens' fingerprint: two texts may lie at one path in
         turn.

@@ -7,7 +7,6 @@ import math
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.config.defaults import COLD_S
@@ -32,6 +31,7 @@ from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
+from nocap.study.figures import StepFigures
 from nocap.study.foresight import foreseen, records_in
 from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
@@ -72,7 +72,7 @@ def of_grid(grid: Grid, *, lengths_by: str | None = FLAG) -> str:
                 arm,
                 len(cells),
                 len(cells) - len(todo[arm]),
-                timed.get(arm, {}).get("step_ms"),
+                timed.get(arm, StepFigures()).step_ms,
                 run_s.get(arm),
                 kept.get(arm),
             ]
@@ -97,25 +97,28 @@ def of_grid(grid: Grid, *, lengths_by: str | None = FLAG) -> str:
     return "\n".join([*lines, *foreseen(grid, lengths_by=lengths_by)])
 
 
-def _timed(first: dict[str, Cell], folder: Path) -> dict[str, dict[str, Any]]:
+def _timed(first: dict[str, Cell], folder: Path) -> dict[str, StepFigures]:
     arms = {
         arm: Composed(overrides=cell.overrides, run=cell.plan.run, choices={}) for arm, cell in first.items()
     }
-    session = Session(place="pace", arms=arms, how={"rounds": 1})
-    return dict(session.run(folder)["measured"]["arms"]) if arms else {}
+    if not arms:
+        return {}
+    figures = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder).figures
+    return {name: row for name, row in figures.items() if isinstance(row, StepFigures)}
 
 
-def _run_s(cell: Cell, timed: dict[str, Any]) -> float | None:
-    run, speed = cell.plan.run, timed.get("tokens_per_s")
+def _run_s(cell: Cell, timed: StepFigures) -> float | None:
+    run = cell.plan.run
+    speed = timed.tokens_per_s
     start_s = START_S + COLD_S[run.trainer.compile]
     return run.tokens_before(run.trainer.steps) / speed * OVERHEAD + start_s if speed else None
 
 
-def _checkpoints(cells: Sequence[Cell], timed: dict[str, Any]) -> float:
+def _checkpoints(cells: Sequence[Cell], timed: StepFigures) -> float:
     """Count the bytes of weights and of the optimizer's state: those of the cell that trains, and those of
     each cell's steps that are kept."""
     run = cells[0].plan.run
-    mib = timed.get("memory_mib") or {}
+    mib = timed.memory_mib or {}
     one = sum(mib.get(part) or 0.0 for part in ("parameters", "optimizer")) * BYTES["M"]
     return one * (run.trainer.keep_checkpoints + len(cells) * len(run.trainer.keep_steps))
 

@@ -21,7 +21,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from nocap.config import hardware
 from nocap.config.compose import Composed, as_in, parsed
@@ -31,13 +31,14 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.judge.batches import Answer, BatchQuestion, LossPair, judge
 from nocap.judge.interval import alike
+from nocap.judge.result import Schema
 from nocap.sources import arms
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease
 from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG
-from nocap.study.log import Line, append, read
+from nocap.study.log import AnswerLine, Line, PairLine, ProposalLine, RulesLine, append, read
 from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, FILE, Propose, Study
 from nocap.study.tasks import loss_of, train, trainings
@@ -59,8 +60,8 @@ class Campaign:
 
     def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
         self.rules = rules
-        self.proposals = dict[str, Line]()
-        self.answers = dict[str, Line]()
+        self.proposals = dict[str, ProposalLine]()
+        self.answers = dict[str, AnswerLine]()
         self._write = write
         self._pairs: dict[tuple[str, int], LossPair] = {}
         self._baseline: dict[tuple[str, int], float | None] = {}
@@ -69,7 +70,7 @@ class Campaign:
 
     def propose(
         self, arm: str, overrides: Sequence[str], measure: Callable[[Sequence[int]], Losses], *, against: str
-    ) -> Line:
+    ) -> AnswerLine:
         """Return the answer, as its line in the log. `arm` is the digest of what is trained, `against` of
         what the baseline trains.
 
@@ -91,17 +92,16 @@ class Campaign:
             result = judge(pairs, question)
             if result.word is not Answer.undecided:
                 break
-        return self._add(
-            {
-                "event": "answer",
-                "arm": arm,
-                "number": self.proposals[arm]["number"],
-                "word": result.word.value,
-                "pairs": result.pairs,
-                "gain": _plain(result.gain),
-                "diverged": result.diverged,
-            }
+        answered = AnswerLine(
+            arm=arm,
+            number=self.proposals[arm].number,
+            word=result.word.value,
+            pairs=result.pairs,
+            gain=_plain(result.gain),
+            diverged=result.diverged,
         )
+        self._add(answered)
+        return answered
 
     def _begin(self, arm: str, overrides: Sequence[str]) -> None:
         """Log a new proposal.
@@ -116,38 +116,34 @@ class Campaign:
             f"be one of {MOST} at most: more wear the error budget out",
             f"proposal {number}",
         )
-        self._add({"event": "proposal", "arm": arm, "overrides": list(overrides), "number": number})
+        self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
 
     def _keep(self, arm: str, against: str, losses: Losses) -> None:
         """Log these pairs. A baseline's run that was logged before counts as it was the first time."""
         for seed, (loss, baseline) in losses.items():
-            self._add(
-                {
-                    "event": "pair",
-                    "arm": arm,
-                    "against": against,
-                    "seed": seed,
-                    "loss": _plain(loss),
-                    "baseline": self._baseline.get((against, seed), _plain(baseline)),
-                }
+            line = PairLine(
+                arm=arm,
+                against=against,
+                seed=seed,
+                loss=_plain(loss),
+                baseline=self._baseline.get((against, seed), _plain(baseline)),
             )
+            self._add(line)
 
-    def _add(self, line: Line) -> Line:
+    def _add(self, line: Line) -> None:
         self._write(line)
         self._know(line)
-        return line
 
     def _know(self, line: Line) -> None:
         """Take a line of the log in. Of two lines of one thing the first counts."""
-        event = line["event"]
-        if event == "pair":
-            pair = LossPair(loss=line["loss"], baseline=line["baseline"])
-            self._pairs.setdefault((line["arm"], line["seed"]), pair)
-            self._baseline.setdefault((line["against"], line["seed"]), pair.baseline)
-        elif event == "proposal":
-            self.proposals.setdefault(line["arm"], line)
-        elif event == "answer":
-            self.answers.setdefault(line["arm"], line)
+        if isinstance(line, PairLine):
+            pair = LossPair(loss=line.loss, baseline=line.baseline)
+            self._pairs.setdefault((line.arm, line.seed), pair)
+            self._baseline.setdefault((line.against, line.seed), pair.baseline)
+        elif isinstance(line, ProposalLine):
+            self.proposals.setdefault(line.arm, line)
+        elif isinstance(line, AnswerLine):
+            self.answers.setdefault(line.arm, line)
 
 
 def _plain(value: float) -> float | None:
@@ -166,16 +162,27 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a study. `against`: the digest of what the baseline trains. `fixed`: what the first
-    proposal fixes. `common`: what each line of the log has."""
+    """What is asked of a study."""
 
     proposals: Sequence[Proposal]
-    against: str
-    fixed: object
-    common: Line
+    against: str  # the digest of what the baseline trains
+    fixed: object  # what the first proposal fixes
+    machine: str  # as each line of the log has it
+    scale: str
 
 
-def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any]]:
+class AnswerJson(Schema):
+    """An answer, as a program gets it."""
+
+    overrides: list[str]
+    number: int
+    word: str
+    pairs: int
+    gain: float | None  # nats per token, or of the command's metric; null: a run diverged
+    diverged: bool
+
+
+def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[AnswerJson]:
     """Answer one after the other; without proposals, yield the answers so far. What the runs print goes to
     stderr.
 
@@ -186,27 +193,30 @@ def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[dict[str, Any
     path = folder / LOG
     fixed = digest(asked.fixed)
     known = read(path)
-    require(
-        not known.broken, f"{path}: lines", "each follow the one before, as they were written", known.broken
-    )
-    require(all(line["rules"] == fixed for line in known.of("rules")), str(folder), FIXED, "another one")
-    campaign = Campaign(rules, lines=known.lines, write=lambda line: append(path, [line], asked.common))
+    begun = [line.rules for line in known.of(RulesLine)]
+    require(all(rules == fixed for rules in begun), str(folder), FIXED, "another one")
+    add = partial(append, path, machine=asked.machine, scale=asked.scale)
+    campaign = Campaign(rules, lines=known.lines, write=lambda line: add([line]))
     if asked.proposals:
-        append(path, [{"event": "rules", "rules": fixed}], asked.common, once=("rules",))
+        add([RulesLine(rules=fixed)], once=("rules",))
     for proposal in asked.proposals:
         with redirect_stdout(sys.stderr):
             line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=asked.against)
         yield _shown(line, proposal.words)
     if not asked.proposals:
         for line in campaign.answers.values():
-            yield _shown(line, campaign.proposals[line["arm"]]["overrides"])
+            yield _shown(line, campaign.proposals[line.arm].overrides)
 
 
-def _shown(line: Line, overrides: Sequence[str]) -> dict[str, Any]:
-    return {
-        "overrides": list(overrides),
-        **{name: line[name] for name in ("number", "word", "pairs", "gain", "diverged")},
-    }
+def _shown(line: AnswerLine, overrides: Sequence[str]) -> AnswerJson:
+    return AnswerJson(
+        overrides=list(overrides),
+        number=line.number,
+        word=line.word,
+        pairs=line.pairs,
+        gain=line.gain,
+        diverged=line.diverged,
+    )
 
 
 # --- proposals as overrides ------------
@@ -240,7 +250,8 @@ def of_overrides(
             **{name: getattr(rules, name) for name in ("gain", "flops", "first_seed")},
             "baseline": {**config_that_counts(baseline.run), "seed": None},
         },
-        common={"machine": hardware.describe(trainer.device, trainer.threads)["fingerprint"], "scale": scale},
+        machine=str(hardware.describe(trainer.device, trainer.threads)["fingerprint"]),
+        scale=scale,
     )
 
 
@@ -334,7 +345,8 @@ def of_commands(
         proposals=proposals,
         against=baseline.content,
         fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],
-        common={"machine": hardware.describe(Device.cpu, 0)["fingerprint"], "scale": ""},
+        machine=str(hardware.describe(Device.cpu, 0)["fingerprint"]),
+        scale="",
     )
 
 

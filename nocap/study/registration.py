@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
-from nocap.study.log import Line, Log
+from nocap.study.log import AnalysisLine, Line, Log, RegistrationLine, RunLine, SessionLine
 from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
 
@@ -37,7 +37,7 @@ def _registration(plan: StudyPlan, claim: Claim) -> Registration:
     study, at, used = plan.study, plan.at, places(claim)
     seeds, metrics = study.seeds, {metric.name for metric in claim.metrics}
     in_turn = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
-    measured: dict[str, Any] = {
+    measured: dict[str, object] = {
         "arms": [_side(plan, arm, used) for arm in study.sides(claim)],
         "metric": [claim.metric, claim.parts, claim.of, claim.scale.value, claim.target],
         "lengths": at.lengths if claim.races else None,
@@ -98,76 +98,98 @@ class Provenance:
 def provenance(
     plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[Log], *, machine: str
 ) -> Provenance:
-    """`logs`: the study's own, then those of the studies beside it."""
-    own, registration, known, others = logs[0], _registration(plan, claim), list[str](), set[str]()
-    kept = {
-        i
-        for i, line in enumerate(own.lines)
-        if line["event"] == "registration" and line["hash"] == registration.hash
-    }
-    first: Line = own.lines[min(kept)] if kept else {}
-    at = first.get("at")
-    contents = {
-        place: {content_of(plan, arm, place) for arm in evidence.arms.get(place, {}).get(claim.arm, ())}
-        for place in places(claim)
-    }
+    """Return where a claim stands. `logs`: the study's own, then those of the studies beside it."""
+    own = logs[0]
+    registration = _registration(plan, claim)
+    same = own.of(RegistrationLine, hash=registration.hash)
+    first = same[0] if same else None
+    at = first.at if first else None
+    contents = _contents(plan, claim, evidence)
+    known = list[str]()
+    others = set[str]()
     for log in logs:
-        for line, after in zip(log.lines, log.after, strict=True):
-            # A line of its own log knew of the registration by the chain, one of another study's by its date.
-            if after & kept if log is own else at is not None and not _before(line["at"], at):
+        for line in log.lines:
+            if first is not None and not _came_before(line, first, own):
                 continue
             # What is timed is timed anew in each study; what another study trained is the same run.
-            if _is_of(line, claim, contents) and (log is own or line["event"] == "run"):
-                # by the name that it has now, as evidence has it
-                known.append(name_of({**line, "arm": claim.arm}))
+            if isinstance(line, RunLine) or (isinstance(line, SessionLine) and log is own):
+                if _is_of(line, claim, contents):
+                    # by the name that it has now, as evidence has it
+                    known.append(name_of(line, claim.arm))
             elif (
-                line["event"] == "registration"
-                and line["subject"] == registration.subject
-                and line["hash"] != registration.hash
+                isinstance(line, RegistrationLine)
+                and line.subject == registration.subject
+                and line.hash != registration.hash
                 # those written together knew nothing of each other
-                and (line["at"], line["machine"]) != (at, first.get("machine"))
+                and (first is None or (line.at, line.machine) != (first.at, first.machine))
             ):
-                others.add(line["hash"])
+                others.add(line.hash)
     older = [(name, arm) for name, arm, started in evidence.used(claim, plan.study) if _before(started, at)]
     known += [name for name, arm in older if arm == claim.arm]
     baseline = sorted({name for name, arm in older if arm != claim.arm})
-    late = f"{'registered after' if at else 'after'} {_counts(known)}"
-    before = "its arms and metric were registered before with other ends, margins or seeds"
-    reasons: dict[str, object] = {
-        "not registered": not at,
-        f"{late} ({shorten(sorted(set(known)), most=2)})": known,
-        f"{before} ({len(others)})": others,
-        f"its log's line {min(own.broken, default=0)} does not follow: edited, or one is gone": own.broken,
-    }
-    notes = [
-        *([f"older baseline: {shorten(baseline, most=2)}"] if baseline else []),
-        *_again(claim, own.of("run", "session", machine=machine), contents),
-        *_said(own.of("analysis", hash=registration.hash), machine),
-    ]
-    exploratory = "; ".join(reason for reason, holds in reasons.items() if holds) or None
-    return Provenance(hash=registration.hash, at=at, exploratory=exploratory, notes=notes)
+    notes = list[str]()
+    if baseline:
+        notes.append(f"older baseline: {shorten(baseline, most=2)}")
+    measured = [*own.of(RunLine, machine=machine), *own.of(SessionLine, machine=machine)]
+    notes += _again(claim, measured, contents)
+    notes += _said(own.of(AnalysisLine, hash=registration.hash), machine)
+    return Provenance(hash=registration.hash, at=at, exploratory=_exploratory(at, known, others), notes=notes)
 
 
-def _again(claim: Claim, lines: Sequence[Line], contents: Mapping[str, set[str]]) -> list[str]:
-    """What was measured more than once on a machine, and did not come out alike."""
+def _exploratory(at: str | None, known: Sequence[str], others: Collection[str]) -> str | None:
+    """Say why a verdict is exploratory; `None`: it is not. `known`: results that were there before the
+    registration; `others`: hashes that the same arms and metric were registered with before."""
+    reasons = list[str]()
+    if at is None:
+        reasons.append("not registered")
+    if known:
+        late = f"{'registered after' if at else 'after'} {_counts(known)}"
+        reasons.append(f"{late} ({shorten(sorted(set(known)), most=2)})")
+    if others:
+        reasons.append(
+            f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"
+        )
+    return "; ".join(reasons) or None
+
+
+def _contents(plan: StudyPlan, claim: Claim, evidence: Evidence) -> dict[str, set[str]]:
+    """Return the digests of a claim's arm, as it is trained and timed, by place."""
+    contents = dict[str, set[str]]()
+    for place in places(claim):
+        arms = evidence.arms.get(place, {}).get(claim.arm, ())
+        contents[place] = {content_of(plan, arm, place) for arm in arms}
+    return contents
+
+
+def _came_before(line: Line, registration: Line, own: Log) -> bool:
+    """Say whether a line was written before a registration. Of one second, one above it in its log was."""
+    if _before(line.at, registration.at):
+        return True
+    if _before(registration.at, line.at):
+        return False
+    lines = list(map(id, own.lines))
+    return id(line) in lines and lines.index(id(line)) < lines.index(id(registration))
+
+
+def _again(
+    claim: Claim, lines: Sequence[RunLine | SessionLine], contents: Mapping[str, set[str]]
+) -> list[str]:
+    """Name what was measured more than once on a machine, and did not come out alike."""
     outcomes: dict[str, set[str]] = {}
     for line in lines:
         if _is_of(line, claim, contents):
-            outcomes.setdefault(name_of({**line, "arm": claim.arm}), set()).add(
-                str(line.get("val_loss", line.get("measured")))
-            )
+            figures = line.val_loss if isinstance(line, RunLine) else line.measured
+            outcomes.setdefault(name_of(line, claim.arm), set()).add(str(figures))
     again = [name for name, some in outcomes.items() if len(some) > 1]
     return [f"measured again, and otherwise: {shorten(again, most=2)}"] if again else []
 
 
-def _said(analyses: Sequence[Line], machine: str) -> list[str]:
-    """How often a claim was analysed here, and what came out on other machines."""
-    here = {line["number"] for line in analyses if line["machine"] == machine}
-    elsewhere = {line["machine"]: line["word"] for line in analyses if line["machine"] != machine}
-    return [
-        *([f"{len(here)} analyses"] if len(here) > 1 else []),
-        *(f"{word} on another machine ({name})" for name, word in elsewhere.items()),
-    ]
+def _said(analyses: Sequence[AnalysisLine], machine: str) -> list[str]:
+    """Say how often a claim was analysed here, and what came out on other machines."""
+    here = {line.number for line in analyses if line.machine == machine}
+    elsewhere = {line.machine: line.word for line in analyses if line.machine != machine}
+    notes = [f"{word} on another machine ({name})" for name, word in elsewhere.items()]
+    return [f"{len(here)} analyses", *notes] if len(here) > 1 else notes
 
 
 def _before(started: str, at: str | None) -> bool:
@@ -177,20 +199,19 @@ def _before(started: str, at: str | None) -> bool:
     return began is None or (registered is not None and began < registered)
 
 
-def _is_of(line: Line, claim: Claim, contents: Mapping[str, set[str]]) -> bool:
-    """Whether it is a result of the claim's arm and seeds, under whatever name."""
-    if line["event"] == "run":
-        return line["seed"] in claim.seeds and line["content"] in contents.get("train", ())
-    return line["event"] == "session" and bool(
-        {*line["contents"].values()} & contents.get(line["place"], set())
-    )
+def _is_of(line: RunLine | SessionLine, claim: Claim, contents: Mapping[str, set[str]]) -> bool:
+    """Say whether a line is of a result of the claim's arm and seeds, under whatever name."""
+    if isinstance(line, RunLine):
+        return line.seed in claim.seeds and line.content in contents.get("train", ())
+    return bool({*line.contents.values()} & contents.get(line.place, set()))
 
 
-def name_of(line: Line) -> str:
-    """Of a result, for people."""
-    if line["event"] == "session":
-        return f"{line['place']} session {line['number']}"
-    return f"{line['arm']}, seed {line['seed']}" + (f", {line['short']} steps" if line["short"] else "")
+def name_of(line: RunLine | SessionLine, arm: str) -> str:
+    """Name a result for people. `arm`: as it is called now."""
+    if isinstance(line, SessionLine):
+        return f"{line.place} session {line.number}"
+    steps = f", {line.short} steps" if line.short else ""
+    return f"{arm}, seed {line.seed}{steps}"
 
 
 def _counts(names: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from nocap.store.formats import listed
 from nocap.store.metrics import Measurement, MeasurementJson, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
 from nocap.study.checked import asked, otherwise
-from nocap.study.log import Log
+from nocap.study.log import AnalysisLine, Log
 from nocap.study.registration import Provenance
 from nocap.study.spec import Study
 
@@ -399,10 +399,10 @@ def _claim(
     at = study.scales[file.scale]
     bound = claim.mechanism.bound if claim.mechanism.rule is Rule.given else stored.bound
     verdict = judge(bounded(claim, bound), rows, against=study.against(claim), at=file.scale, noise=at.noise)
-    said = log.of("analysis", hash=hash, machine=file.hardware["fingerprint"])
+    said = log.of(AnalysisLine, hash=hash, machine=file.hardware["fingerprint"])
     label: str | None = stored.exploratory or "not in its study's log"
     if said:
-        label = said[-1]["exploratory"] or None
+        label = said[-1].exploratory or None
     if other := otherwise(verdict, rows, log, scale=file.scale):
         label = "; ".join(filter(None, [label, f"its log has other figures of {listed(other)}"]))
     damaged = {(each.arm, each.repeat) for each in stored.missing if each.damaged}

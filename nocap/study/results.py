@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
+
+import msgspec
 
 from nocap.config.compose import Composed
 from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
 from nocap.launch.lengths import others_of
 from nocap.store.identity import git_state
-from nocap.store.runs import dig
+from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
-from nocap.study.evidence import Json, bound, measurements, verdict_of
+from nocap.study.evidence import Evidence, bound, measurements, verdict_of
+from nocap.study.figures import DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.study.plan import StudyPlan
 from nocap.study.result import ArmFacts, FinalLosses, Judged, Shape, Speed, StudyResult, compared_with
 
@@ -119,42 +122,60 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> ArmFacts:
     runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
     # a diverged one has its last
     ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]
-    timed = {
-        place: [row for _, row in evidence.of_arm(place, name)]
-        for place in ("pace", "bench", "curve", "decoding")
-    }
-    known: Json = {}
-    for place, rows in timed.items():
-        # of an arm that is trained, not of the shape at which it is timed
-        if rows and not (runs and place == "bench"):
-            known = rows[0]
-            break
     trials = [trial for trial in done.trials if trial.arm == name]
     picked = [trial.words for trial in trials if trial.picked]
-    of_run: Json = runs[0].summary if runs else {}
+    counted = _counted(runs, name, evidence)
     return ArmFacts(
         arm=name,
         words=[*study.arms[name], *plan.at.own.get(name, [])],
         tuned=picked[0] if picked else [],
         n_trials=len(trials),
-        params=known.get("params") or dig(of_run, "params", "total"),
-        flops_per_token=known.get("flops_per_token") or (runs[0].number("flops_per_token") if runs else None),
-        flops_basis=known.get("flops_basis") or dig(of_run, "flops_basis"),
-        kernel=known.get("kernel"),
+        params=counted.params,
+        flops_per_token=counted.flops_per_token,
+        flops_basis=counted.flops_basis,
+        kernel=counted.kernel,
         tokens=runs[0].number("tokens") if runs else None,
         val_loss=FinalLosses(mean=fmean(ends), all=ends) if ends else None,
         diverged=[run.seed for run in runs if run.status == "diverged"],
-        pace=_speed(timed["pace"]),
-        bench=_speed(timed["bench"]),
+        pace=_speed(evidence.steps_of_arm("pace", name)),
+        bench=_speed(evidence.steps_of_arm("bench", name)),
         runs=[run.identity for run in runs],
     )
 
 
-def _speed(rows: list[Json]) -> Speed | None:
+def _counted(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigures:
+    """Return what is counted of an arm: of the one that is trained, else of the one that is timed."""
+    places = ["pace", "curve", "decoding"] if runs else ["pace", "bench", "curve", "decoding"]
+    found = StepFigures()
+    for place in places:
+        rows = evidence.of_arm(place, name)
+        if rows:
+            found = _step_figures(rows[0][1])
+            break
+    if not runs:
+        return found
+    trained = runs[0]
+    return msgspec.structs.replace(
+        found,
+        params=found.params or dig(trained.summary, "params", "total"),
+        flops_per_token=found.flops_per_token or trained.number("flops_per_token"),
+        flops_basis=found.flops_basis or dig(trained.summary, "flops_basis"),
+    )
+
+
+def _step_figures(row: Figures) -> StepFigures:
+    """Return what is counted of a step, whatever was timed."""
+    if isinstance(row, StepFigures):
+        return row
+    assert isinstance(row, LengthFigures | DecodingFigures), "no other place has an arm's counts"
+    return StepFigures(params=row.params, kernel=row.kernel)
+
+
+def _speed(rows: Sequence[StepFigures]) -> Speed | None:
     if not rows:
         return None
     return Speed(
-        memory_mib=dig(rows[0], "memory_mib", "peak"),
-        tokens_per_s=[row["tokens_per_s"] for row in rows],
-        step_ms=[row["step_ms"] for row in rows],
+        memory_mib=rows[0].peak_mib,
+        tokens_per_s=[row.tokens_per_s for row in rows],
+        step_ms=[row.step_ms for row in rows],
     )

@@ -16,7 +16,6 @@ if __name__ == "__main__":
     die_with_parent(int(os.environ["NOCAP_PARENT"]))
 
 import gc
-import json
 import math
 import sys
 import time
@@ -24,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+import msgspec
 import torch
 
 from nocap.config import hardware
@@ -34,7 +33,8 @@ from nocap.config.errors import FailedError
 from nocap.config.outward import guarded
 from nocap.config.run import Run
 from nocap.measure.arms import step_config
-from nocap.measure.bench import bench, clock_of, timed_rounds
+from nocap.measure.bench import carry_out, clock_of, timed_rounds
+from nocap.measure.benched import BenchedArm
 from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate, windows
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
@@ -44,43 +44,39 @@ from nocap.model.gpt import build_model
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.metrics import now
 from nocap.store.record import write_json
+from nocap.study.figures import (
+    UNSET,
+    AskedSession,
+    DecodingFigures,
+    Figures,
+    LengthFigures,
+    PartFigures,
+    RoundFigures,
+    StepFigures,
+)
 from nocap.training import allocator
 
-Seen = dict[str, dict[str, Any]]  # what was measured, as the file has it: name of an arm → key → number
+Seen = Mapping[str, Figures]  # what was measured of each arm
 
 
 def main(path: Path) -> None:
-    asked = json.load(sys.stdin)
-    runs = {name: compose(overrides) for name, overrides in asked["arms"].items()}
-    allocator.use(next(iter(runs.values())).trainer.malloc)
-    measured = KINDS[asked["kind"]](runs, **asked["how"])
+    asked = msgspec.json.decode(sys.stdin.read(), type=AskedSession)
+    runs = {name: compose(overrides) for name, overrides in asked.arms.items()}
     t = next(iter(runs.values())).trainer
+    allocator.use(t.malloc)
+    measured = KINDS[asked.kind](runs, **asked.how)
     write_json(
         path,
         {
-            **asked,
+            **msgspec.to_builtins(asked),
             "ended": now(),
             "hardware": hardware.describe(t.device, t.threads),
-            "measured": {"arms": measured},
+            "measured": {"arms": msgspec.to_builtins(measured)},
         },
     )
 
 
 # --- timed steps --------------------------------------------------------------------------------------------
-
-# of a timed arm
-KEPT = (
-    "status",
-    "reason",
-    "tokens_per_s",
-    "step_ms",
-    "flops_per_token",
-    "flops_basis",
-    "params",
-    "kernel",
-    "memory_mib",
-    "tokens_per_step",
-)
 
 
 def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
@@ -92,11 +88,30 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
     """
     twins = _twins(runs)
     arms = [TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())]
-    result = bench(arms, seconds=math.inf, rounds=rounds)
-    timed, base = {arm["label"]: arm for arm in result["arms"]}, result["arms"][0]
-    if base["status"] != "measured":
-        raise FailedError(f"the baseline, {base['label']}: {base['status']}: {base['reason']}")
-    return {name: {key: timed[twins[name]][key] for key in KEPT} | counts(run) for name, run in runs.items()}
+    result = carry_out(arms, seconds=math.inf, rounds=rounds)
+    base = result.arms[0]
+    if base.status != "measured":
+        raise FailedError(f"the baseline, {base.label}: {base.status}: {base.reason}")
+    timed = {arm.label: arm for arm in result.arms}
+    return {name: _figures(timed[twins[name]], run) for name, run in runs.items()}
+
+
+def _figures(arm: BenchedArm, run: Run) -> StepFigures:
+    facts = arm.facts
+    return StepFigures(
+        status=arm.status,
+        reason=arm.reason,
+        tokens_per_s=arm.tokens_per_s,
+        step_ms=arm.step_ms,
+        flops_per_token=facts.flops_per_token,
+        flops_basis=facts.flops_basis,
+        params=facts.params,
+        kernel=facts.kernel,
+        memory_mib=dict(facts.memory_mib) if facts.memory_mib is not None else None,
+        tokens_per_step=facts.tokens_per_step,
+        component_flops=dict(component_flops(run, vocab_size=run.tokenizer.vocab_size)),
+        kv_bytes=kv_bytes(run),
+    )
 
 
 def _twins(runs: Mapping[str, Run]) -> dict[str, str]:
@@ -112,24 +127,25 @@ def rounds(runs: Mapping[str, Run], *, seconds: float) -> Seen:
     arms = {name: TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())}
     clock = clock_of([*arms.values()])
     times = dict(zip(arms, timed_rounds([*arms.values()], seconds=seconds), strict=True))
-    figures: Seen = {}
+    figures = dict[str, RoundFigures]()
     for name in runs:
         arm = arms[twins[name]]
-        figures[name] = {"clock": clock.value, "status": arm.status, "reason": arm.reason}
-        if arm.status == "measured":
-            figures[name]["seconds_per_token"] = times[twins[name]]
+        is_measured = arm.status == "measured"
+        figures[name] = RoundFigures(
+            clock=clock.value,
+            status=arm.status,
+            reason=arm.reason,
+            seconds_per_token=times[twins[name]] if is_measured else UNSET,
+        )
     return figures
 
 
-def counts(run: Run) -> dict[str, Any]:
-    """Return what needs no clock: FLOPs of a token by part, bytes of a token in the cache, in fp32; null
-    where there is no cache."""
-    flops = component_flops(run, vocab_size=run.tokenizer.vocab_size)
-    kv_bytes = None
-    if windows(run, run.model.seq_len) is not None:
-        d_head = run.model.d_model // run.model.n_head
-        kv_bytes = 2 * run.model.n_layer * run.attention.n_kv_heads * d_head * 4
-    return {"component_flops": flops, "kv_bytes": kv_bytes}
+def kv_bytes(run: Run) -> int | None:
+    """Count the bytes of a token in the cache, in fp32; `None`: there is no cache."""
+    if windows(run, run.model.seq_len) is None:
+        return None
+    d_head = run.model.d_model // run.model.n_head
+    return 2 * run.model.n_layer * run.attention.n_kv_heads * d_head * 4
 
 
 # --- parts of a step ----------------------------------------------------------------------------------------
@@ -137,20 +153,21 @@ def counts(run: Run) -> dict[str, Any]:
 
 def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
-    figures: Seen = {}
+    figures = dict[str, PartFigures]()
     for name, run in runs.items():
         profiled = profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)
         memory_mib = profiled["memory_mib"]["measured"]
-        figures[name] = {
-            "ms": {row["part"]: row["ms"] for row in profiled["parts"]},
-            "mib": memory_mib.pop("kept"),
-            "memory_mib": memory_mib,
-            "params": part_params(run),
-            "step_ms": profiled["step"]["ms"],
-            "unattributed_ms": profiled["step"]["unattributed_ms"],
-            "kernel": profiled["kernel"],
-            "component_flops": counts(run)["component_flops"],
-        }
+        kept_mib = memory_mib.pop("kept")
+        figures[name] = PartFigures(
+            ms={row["part"]: row["ms"] for row in profiled["parts"]},
+            mib=kept_mib,
+            memory_mib=memory_mib,
+            params=part_params(run),
+            step_ms=profiled["step"]["ms"],
+            unattributed_ms=profiled["step"]["unattributed_ms"],
+            kernel=profiled["kernel"],
+            component_flops=dict(component_flops(run, vocab_size=run.tokenizer.vocab_size)),
+        )
     return figures
 
 
@@ -170,18 +187,18 @@ def part_params(run: Run) -> dict[str, int]:
 def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
     """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward.
     A window does not grow."""
-    figures: Seen = {}
+    figures = dict[str, LengthFigures]()
     for name, run in runs.items():
         window = first_window(run)
         ms = [attention_ms(with_window(run, t, window=window or 1)) for t in T]
-        figures[name] = {
-            "T": list(T),
-            "attention_ms": ms,
-            "exponent": exponent(T, ms),
-            "window": window,
-            "params": sum(part_params(run).values()),
-            "kernel": kernel_name(run, run.trainer.precision),
-        }
+        figures[name] = LengthFigures(
+            T=list(T),
+            attention_ms=ms,
+            exponent=exponent(T, ms),
+            window=window,
+            params=sum(part_params(run).values()),
+            kernel=kernel_name(run, run.trainer.precision),
+        )
     return figures
 
 
@@ -228,21 +245,21 @@ def decoding(
         write(engine, 0, 2)
     # in turns
     texts = [{name: write(engine, text) for name, engine in built.items()} for text in range(TEXTS)]
-    figures: Seen = {}
+    figures = dict[str, DecodingFigures]()
     for name, engine in built.items():
         tokens, seconds, collections = zip(*(written[name] for written in texts), strict=True)
         alike = [other for other in built if repr(runs[other]) == repr(runs[name])]
         same = all(tokens == tuple(written[other][0] for written in texts) for other in alike)
         assert same, "engines of one model must write the same text"
-        figures[name] = {
-            "decode_tokens_per_s": new / median(map(sum, seconds)),
-            "decode_ms": median(chain(*seconds)) * 1e3,
-            "decode_mb": allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
-            "collections": median(collections),
-            "engine": engines[name],
-            "params": sum(p.numel() for p in models[name].parameters()),
-            "kernel": kernel_name(runs[name], runs[name].trainer.precision),
-        }
+        figures[name] = DecodingFigures(
+            decode_tokens_per_s=new / median(map(sum, seconds)),
+            decode_ms=median(chain(*seconds)) * 1e3,
+            decode_mb=allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
+            collections=median(collections),
+            engine=engines[name],
+            params=sum(p.numel() for p in models[name].parameters()),
+            kernel=kernel_name(runs[name], runs[name].trainer.precision),
+        )
     return figures
 
 

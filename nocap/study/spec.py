@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
-from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import parsed
 from nocap.config.keys import check_keys, key, require
@@ -26,9 +24,6 @@ FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
 CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.")  # keys that are no study's
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
-WORTH = 1.01  # times as fast: a part of a stack that is shown to give less goes
-IDEAS = "ideas"  # the group whose options are parts one by one
-LEAVE_ONE_OUT = "leave_one_out"  # the source of a claim about a part
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
 # Kind of a task → the key of a scale with its settings there.
@@ -121,7 +116,6 @@ class Study:
     # all that may be needed, analysis by analysis
     seeds: list[int] = key(ge=0, lt=2**63, default_factory=lambda: [0, 1, 2])
     scales: dict[str, ScaleConfig] = field(default_factory=dict)
-    leave_one_out: list[str] = field(default_factory=list)  # arms, of which each part is left out once
     ladder: list[str] = field(default_factory=list)  # the scales that are carried out where none is named
     claims: list[Claim] = field(default_factory=list)
     tune: Tune = field(default_factory=Tune)  # no trials: there is none
@@ -205,7 +199,6 @@ def load(folder: Path) -> Study:
         refuse_interpolations(plain)
         own = [name for name in ("name", "folder") if name in plain]
         require(not own, " and ".join(own), "be left out: they are the folder's", "one")
-        plain = expand(plain)
         study: Study = made(Study, {**plain, "claims": []})
         study.name, study.folder = folder.resolve().name, str(folder.resolve())
         listed = plain.get("claims", [])
@@ -250,52 +243,6 @@ def files_of(study: Study) -> dict[Path, bytes]:
     for place in options_of(study):
         paths += [path for path in sorted(place.rglob("*")) if path.suffix in (".py", ".yaml")]
     return {path.relative_to(home): path.read_bytes() for path in paths}
-
-
-# --- a stack without each of its parts ---------------------------------------------------------------------
-
-
-def parts_of(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each option that an arm's overrides choose, as its group and name, and the overrides without it. Keys,
-    such as a rate, stay."""
-    for i, word in enumerate(words):
-        override = parsed(word)
-        group, value = override.key_or_group, override.value()
-        if group == IDEAS and isinstance(value, list):
-            for idea in value:
-                left = ",".join(str(other) for other in value if other is not idea)
-                yield f"{IDEAS}.{idea}", [*words[:i], f"{IDEAS}=[{left}]", *words[i + 1 :]]
-        elif group in outside.groups():
-            yield f"{group}.{value}", [*words[:i], *words[i + 1 :]]
-
-
-def expand(plain: dict[str, Any]) -> dict[str, Any]:
-    """A study as its yaml has it, with an arm and a claim for each part of the arms in `leave_one_out`. What
-    is wrong in it is left for its check."""
-    arms, claims = plain.get("arms"), plain.get("claims") or []
-    listed = plain.get("leave_one_out") or []
-    if not (isinstance(arms, dict) and isinstance(claims, list) and isinstance(listed, list)):
-        return plain
-    arms, claims = dict(arms), list(claims)
-    for arm in listed:
-        for part, words in parts_of(arms[arm]) if isinstance(arms.get(arm), list) else ():
-            arms[without := f"{arm} without {part}"] = words
-            claims.append(
-                {
-                    "id": f"{arm}.{part}",
-                    "threshold": "project",
-                    "statement": f"{part} makes {arm} at least {WORTH - 1:.0%} faster",
-                    "source": LEAVE_ONE_OUT,
-                    "arm": arm,
-                    "baseline": without,
-                    "metric": "time_to_target_s",
-                    "target": "baseline",
-                    "scale": "ratio",
-                    "expected": [WORTH, None],
-                    "mechanism": {"formula": "arithmetic bounds a step, not the steps"},
-                }
-            )
-    return {**plain, "arms": arms, "claims": claims}
 
 
 # --- what must hold -----------------------------------------------------------------------------------------
@@ -348,7 +295,6 @@ def _names(
             for at in scales.values()
         ),
         ("tune.trials", study.tune.trials, study.trained),
-        ("leave_one_out", study.leave_one_out, study.arms),
         ("ladder", study.ladder, study.scales),
     ]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import fcntl
 import glob
-import json
 import math
 import os
 import socket
@@ -17,14 +16,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from nocap.config import hardware
-from nocap.config.bounded import parse_json, read_text
 from nocap.config.compose import Composed
 from nocap.config.errors import FailedError, StoppedError
-from nocap.config.keys import require
-from nocap.config.outward import redact
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
@@ -33,14 +30,14 @@ from nocap.launch.grid import Cell, Grid, Result, key_of
 from nocap.launch.plan import Datasets, Plan, outcome, seeds_asked
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
-from nocap.store.files import not_elsewhere, write_file
+from nocap.store.files import not_elsewhere
 from nocap.store.identity import digest, source_hashes
 from nocap.store.metrics import now
-from nocap.store.record import read_ended, read_json
-from nocap.store.runs import Curve, Record, read
-from nocap.study.log import Log
+from nocap.store.record import read_ended
+from nocap.store.runs import Record, read
+from nocap.study.figures import AskedSession, SessionFile
+from nocap.study.figures import read as read_session
 from nocap.study.plan import StudyPlan, other_lengths
-from nocap.study.registration import content_of
 from nocap.study.spec import engine_of
 
 WORKER = "nocap.study.session"
@@ -192,7 +189,7 @@ class Session:
 
     place: str  # a key of KIND: the field of the evidence that it fills
     arms: Mapping[str, Composed]
-    how: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, object] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> str:
@@ -216,12 +213,13 @@ class Session:
     def path(self, folder: Path, number: int) -> Path:
         return folder / "sessions" / f"{self.name}-{number}-{self.key}.json"
 
-    def results(self, folder: Path) -> list[dict[str, Any]]:
-        """Of all its numbers that there are, in their order."""
+    def results(self, folder: Path) -> list[SessionFile]:
+        """List the files of all its numbers that there are, in their order."""
         paths = (folder / "sessions").glob(f"{glob.escape(self.name)}-*-{self.key}.json")
-        return sorted(filter(None, map(read_json, paths)), key=lambda file: int(file["number"]))
+        files = [file for path in paths if (file := read_session(path)) is not None]
+        return sorted(files, key=lambda file: file.number)
 
-    def run(self, folder: Path, number: int = 1) -> dict[str, Any]:
+    def run(self, folder: Path, number: int = 1) -> SessionFile:
         """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
         same time.
 
@@ -238,29 +236,29 @@ class Session:
             **({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}),
         }
         with timing():
-            if (result := read_json(path)) is not None:  # maybe another command's, while this one waited
+            if (result := read_session(path)) is not None:  # maybe another command's, while this one waited
                 return result
-            asked = {
-                "kind": KIND[self.place],
-                "place": self.place,
-                "key": self.key,
-                "number": number,
-                "how": dict(self.how),
-                "started": now(),
-                "arms": {name: list(arm.overrides) for name, arm in self.arms.items()},
-            }
+            asked = AskedSession(
+                kind=KIND[self.place],
+                place=self.place,
+                key=self.key,
+                number=number,
+                how=dict(self.how),
+                started=now(),
+                arms={name: list(arm.overrides) for name, arm in self.arms.items()},
+            )
             (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
             with open(log, "w", opener=not_elsewhere) as file:
                 done = subprocess.run(
                     [sys.executable, "-m", WORKER, str(path)],
                     env=env,
-                    input=json.dumps(asked),
+                    input=msgspec.json.encode(asked).decode(),
                     text=True,
                     stdout=file,
                     stderr=file,
                     check=False,
                 )
-        if (result := read_json(path)) is None:
+        if (result := read_session(path)) is None:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
             raise FailedError(
                 f"{self.name}, session {number}: "
@@ -296,7 +294,7 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
         if at.decode
         else {}
     )
-    asked: list[tuple[str, Mapping[str, Composed], list[str], dict[str, Any]]] = [
+    asked: list[tuple[str, Mapping[str, Composed], list[str], Mapping[str, object]]] = [
         (
             "pace",
             arms,
@@ -313,83 +311,3 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
         for place, composed, names, how in asked  # the baseline is the first that is composed
         if (chosen := {arm: made for arm, made in composed.items() if arm in names})
     ]
-
-
-# --- rows of another machine --------------------------------------------------------------------------------
-
-# beside the log: runs that a command on another machine takes instead of training them again
-ROWS = "rows.jsonl"
-# of a summary
-KEPT = (
-    "val_loss",
-    "val_bpb",
-    "steps",
-    "tokens",
-    "flops_per_token",
-    "flops_basis",
-    "params",
-    "status",
-    "hardware",
-    "kernel",
-)
-
-
-def _key(plan: StudyPlan, run: Training) -> str:
-    """Of what is trained: its config without the keys of the machine, its seed and length, and the source
-    that computes it."""
-    return digest([content_of(plan, run.composed, "train"), run.seed, source_hashes(run.composed.run)])
-
-
-def write_rows(plan: StudyPlan, records: Sequence[tuple[Training, Record]]) -> Path:
-    """Rows of these runs, beside those of other machines that are there."""
-    rows = _rows(path := Path(plan.study.folder) / ROWS)
-    for run, record in records:
-        key = _key(plan, run)
-        machine = record.machine.fingerprint
-        torch = record.parts["environment"]["torch"]
-        kept = {
-            "config": {"trainer.steps": record.config["trainer.steps"]},
-            "parts": {"environment": {"torch": torch}},
-            "manifest": {},
-            "folder": record.identity,
-            "summary": {name: record.summary[name] for name in KEPT if name in record.summary},
-        }
-        rows[machine, key] = {
-            "key": key,
-            "machine": machine,
-            "torch": torch,
-            "content": content_of(plan, run.composed, "train"),
-            "record": {**asdict(record), **kept},
-        }
-    write_file(
-        path, "".join(f"{json.dumps(redact(row), allow_nan=False)}\n" for row in rows.values()).encode()
-    )
-    return path
-
-
-def _rows(path: Path) -> dict[tuple[str, str], dict[str, Any]]:
-    """By machine and key."""
-    rows = map(parse_json, read_text(path).splitlines() if path.is_file() else ())
-    return {(row["machine"], row["key"]): row for row in rows}
-
-
-def taken(plan: StudyPlan, runs: Sequence[Training], log: Log) -> list[tuple[Training, Record]]:
-    """What the rows have of these runs: a seed is taken whole and of one machine, or not at all. Step times
-    never travel.
-
-    Errors:
-        ValueError: a row whose loss the study's log has not.
-    """
-    records, rows = list[tuple[Training, Record]](), _rows(path := Path(plan.study.folder) / ROWS)
-    known = {(line["content"], line["seed"], line["val_loss"]) for line in log.of("run")}
-    for seed in dict.fromkeys(run.seed for run in runs) if rows else ():
-        wanted = {_key(plan, run): run for run in runs if run.seed == seed}
-        whole = [machine for machine, _ in rows if all((machine, key) in rows for key in wanted)]
-        for key, run in wanted.items() if whole else ():
-            row = rows[whole[0], key]
-            kept, rule = row["record"], "have a loss that the study's log has"
-            loss = kept["summary"]["val_loss"]
-            require((row["content"], seed, loss) in known, f"{path}: {run.arm}, seed {seed}", rule, loss)
-            kept |= {"folder": Path(kept["folder"]), "curve": Curve(**kept["curve"])}
-            records.append((run, Record(**kept)))
-    return records
