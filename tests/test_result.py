@@ -34,6 +34,7 @@ from tests.test_equal_loss import grid as grid_with_lengths
 from tests.test_timing import timed, timing
 
 Json = dict[str, Any]
+SCHEMA = Path(result.__file__).with_name("comparison.schema.json")
 
 # Words → what its runs have, with which every kind of outcome is there.
 ARMS: dict[str, Json] = {
@@ -259,6 +260,20 @@ def test_what_a_file_holds(original: Path, outputs: Path) -> None:
     assert content["command"] == f"python -m nocap.compare {outputs} --json {original} --target 3.5"
     assert content["question"]["target"] == 3.5
     assert "secret-host" not in json.dumps(content)
+
+
+def test_what_is_written_of_what_was_read_is_the_same(original: Path) -> None:
+    content = content_of(original)
+    again = result.content(result.read(original).comparison, command=content["command"])
+    del content["schema_version"]
+    assert json.loads(json.dumps(again)) == {**content, "date": again["date"]}
+
+
+def test_a_file_fits_its_schema(original: Path) -> None:
+    schema = json.loads(SCHEMA.read_text())
+    assert schema == result.schema()
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(content_of(original), schema)
 
 
 def test_a_file_is_compared_like_runs(file: Path, tmp_path: Path, outputs: Path) -> None:
@@ -591,11 +606,17 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     ),
     "a number that no float holds": (_with("records/0/summary/val_loss", 10**400), "got 401"),
     "no rows": (_with("records", []), "question.baseline"),
-    "rows of texts": (_with("records", ["x"]), "records[0] must be an object"),
-    "a row without a curve": (_with("records/0/curve", {}), "records[0].curve must have step"),
+    "rows of texts": (_with("records", ["x"]), "Expected `object`, got `str` - at `$.records[...]`"),
+    "a row without a curve": (
+        _with("records/0/curve", {}),
+        "missing required field `step` - at `$.records[...].curve`",
+    ),
     "a curve of another length": (_with("records/0/curve/step", [1]), "columns of one length"),
-    "a curve with a hole": (_with("records/0/curve/val_loss/0", None), "TypeError"),
-    "no seed": (_with("records/0/seed", None), "seed must be an integer"),
+    "a curve with a hole": (
+        _with("records/0/curve/val_loss/0", None),
+        "Expected `float`, got `null` - at `$.records[...].curve.val_loss[...]`",
+    ),
+    "no seed": (_with("records/0/seed", None), "Expected `int`, got `null` - at `$.records[...].seed`"),
     "a key too many": (_with("records/0/more", 1), "more"),
     "a run twice": (
         lambda content: json.dumps(
@@ -606,18 +627,27 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     "a baseline that is no run": (_with("question/baseline", "/**"), "question.baseline"),
     "a target above all losses": (_with("question/target", 1e9), "--target"),
     "an unknown --allow": (_with("question/allow", ["everything"]), "--allow"),
-    "arms of numbers": (_with("arms", [1]), "arms[0] must be an object"),
-    "no arms": (_with("arms", None), "it must have arms"),
-    "no digests": (_with("sha256", {}), "sha256 must have question"),
+    "arms of numbers": (_with("arms", [1]), "Expected `object`, got `int` - at `$.arms[...]`"),
+    "no arms": (_with("arms", None), "Expected `array`, got `null` - at `$.arms`"),
+    "no digests": (_with("sha256", {}), "missing required field `question` - at `$.sha256`"),
     "an identity that is a pattern": (_with("records/0/identity", "/**"), "an identity must be"),
     "a baseline that runs": (
         lambda content: _with("question/baseline", run_of(content, "flash-gelu4x", 9)["identity"])(content),
         "question.baseline",
     ),
-    "a baseline of no one's": (_with("question/baseline", None), "question must have baseline"),
-    "caution that is none": (_with("question/cautious", "yes"), "must be true or false"),
+    "a baseline of no one's": (
+        _with("question/baseline", None),
+        "Expected `str`, got `null` - at `$.question.baseline`",
+    ),
+    "caution that is none": (
+        _with("question/cautious", "yes"),
+        "Expected `bool`, got `str` - at `$.question.cautious`",
+    ),
     "a question too many": (_with("question/hope", 1), "hope"),
-    "doubts of numbers": (_with("reading/problems", [1]), "reading.problems[0] must be text"),
+    "doubts of numbers": (
+        _with("reading/problems", [1]),
+        "Expected `str`, got `int` - at `$.reading.problems[...]`",
+    ),
 }
 
 

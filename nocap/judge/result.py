@@ -112,6 +112,16 @@ class ArmJson(Schema):
     runs: list[str]  # identities
 
 
+class CurveJson(Schema):
+    """The validations of a run, column by column."""
+
+    step: list[int]
+    tokens: list[int | None]
+    train_s: list[float | None]  # training, waits for data and a teacher's training up to that step
+    val_loss: list[float]
+    val_bpb: list[float | None]
+
+
 class RunJson(Schema):
     """A run, with its validation curve."""
 
@@ -127,7 +137,7 @@ class RunJson(Schema):
     val_bpb: float | None
     tokens_per_s: float | None
     train_s: float | None
-    curve: Curve
+    curve: CurveJson
     clock_s: dict[str, float | None]
     hardware: dict[str, Fact]
     imported: dict[str, object] | None  # of a log that another trainer wrote: its format, what named its seed
@@ -379,7 +389,7 @@ def _run(run: Record, arm: Arm) -> RunJson:
         val_bpb=run.value("val_bpb"),
         tokens_per_s=run.value("tokens_per_s"),
         train_s=run.value("train_s"),
-        curve=run.curve,
+        curve=curve_json(run.curve),
         clock_s=run.summary["clock_s"],
         hardware=dict(run.hardware),
         imported=dict(run.imported) or None,
@@ -393,6 +403,17 @@ def _measurements(of: Comparison) -> list[MeasurementJson]:
         for each in measurements(run):
             rows.append(replace(each, arm=arm.id).row)
     return rows
+
+
+def curve_json(curve: Curve) -> CurveJson:
+    """Return a curve as JSON has it."""
+    return CurveJson(
+        step=curve.step,
+        tokens=curve.tokens,
+        train_s=curve.train_s,
+        val_loss=curve.val_loss,
+        val_bpb=curve.val_bpb,
+    )
 
 
 def _length(arm: Arm) -> LengthJson:

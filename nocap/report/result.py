@@ -25,7 +25,7 @@ from nocap.config.outward import redact
 from nocap.judge.compare import Comparison, ask
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
-from nocap.judge.result import Result, Schema, result_of, to_json
+from nocap.judge.result import CurveJson, Result, Schema, curve_json, result_of, to_json
 from nocap.report import arms
 from nocap.report.table import one_line
 from nocap.store.formats import plural, shorten
@@ -69,7 +69,7 @@ class RecordJson(Schema):
     parts: dict[str, object]
     manifest: dict[str, object]
     summary: dict[str, object]
-    curve: Curve
+    curve: CurveJson
     length_of: str | None = None
 
 
@@ -160,7 +160,7 @@ def _row(record: Record) -> RecordJson:
             "attempts": _cut(manifest["attempts"], "started", "swept", "asked"),
         },
         summary={**ended, "hardware": hardware},
-        curve=record.curve,
+        curve=curve_json(record.curve),
         length_of=record.length_of,
     )
     return msgspec.convert(_plain(redact(to_json(row))), RecordJson)
@@ -191,10 +191,11 @@ def _record(row: RecordJson) -> Record:
     Errors:
         ValueError: its curve is none.
     """
-    columns = msgspec.structs.asdict(row)
-    sizes = {len(column) for column in msgspec.to_builtins(row.curve).values()}
+    columns = msgspec.structs.asdict(row.curve)
+    sizes = {len(column) for column in columns.values()}
     require(len(sizes) == 1, f"the curve of {row.identity}", "have columns of one length", sizes)
-    return Record(**{**columns, "folder": Path(row.folder)})
+    facts = msgspec.structs.asdict(row)
+    return Record(**{**facts, "folder": Path(row.folder), "curve": Curve(**columns)})
 
 
 # --- written ------------------------------------------------------------------------------------------------
@@ -227,6 +228,17 @@ def content(comparison: Comparison, *, command: str) -> dict[str, object]:
         **written,
         "sha256": {part: _sha256(written[part]) for part in INPUTS},
     }
+
+
+def schema() -> dict[str, object]:
+    """Return the JSON Schema of a file. `comparison.schema.json` beside this file has it, too."""
+    return msgspec.json.schema(ResultFile, schema_hook=_anything)
+
+
+def _anything(kind: type) -> dict[str, object]:
+    """Return the schema of a value whose type is somebody else's, such as that of a config's key."""
+    assert kind is object, kind
+    return {"description": "any value"}
 
 
 def judge() -> str:
