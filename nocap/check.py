@@ -50,7 +50,7 @@ def _check(options: argparse.Namespace) -> int:
     require(folder.is_dir(), "DIR", "be a folder with options", options.folder)
     outside.use([folder])
     from nocap.checks.contract import CHECKS, results  # torch
-    from nocap.checks.trial import Trial
+    from nocap.checks.trial import OptionTrial
 
     yamls = {group: sorted((folder / outside.place(group)).glob("*.yaml")) for group in outside.groups()}
     candidates = {
@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> int:
     ended, rows = Counter[str](), list[dict[str, str]]()
     for choice in chosen:
         group, name = candidates[choice]
-        trial = Trial(
+        trial = OptionTrial(
             group=group, name=name, more=words, folder=Path(tempfile.mkdtemp(prefix="nocap-check-"))
         )
         failed = ended["FAIL"]

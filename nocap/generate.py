@@ -102,7 +102,7 @@ def _generate(options: argparse.Namespace) -> int:
     from nocap.training import allocator
 
     allocator.use(defaults.malloc(device))
-    from nocap.measure.generation import Engine, Recompute, Sampler, engine_for, load_typed, log, write
+    from nocap.measure.generation import Engine, Recompute, TokenSampler, engine_for, load_typed, log, write
 
     torch.set_num_threads(asked.threads or defaults.threads(device, 1))
     trained = load_typed(
@@ -121,7 +121,7 @@ def _generate(options: argparse.Namespace) -> int:
     if asked.cache:
         size = {"batch": n, "capacity": len(prompt) + new - 1}
         engine = engine_for(trained.model, trained.run, **size, compiled=asked.compile, log=log)
-    sampler = Sampler(
+    sampler = TokenSampler(
         temperature=asked.temperature, top_k=asked.top_k, seed=asked.seed, sequences=n, max_tokens=new
     )
     written = write(trained, engine, prompt, sampler)

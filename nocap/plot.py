@@ -15,7 +15,7 @@ from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
 from nocap.judge.arms import group
-from nocap.report.drawing import MARKS, Curve, drawn
+from nocap.report.drawing import MARKS, DrawnCurve, drawn
 from nocap.store.command import add_outputs, command, writing
 from nocap.store.files import write_file
 from nocap.store.formats import plural
@@ -123,7 +123,7 @@ def _parting(points: Points) -> int:
     return 0 if few or 3 * float(np.ptp(late)) > 2 * float(np.ptp([y for _, y in rows])) else cut
 
 
-def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[Curve]:
+def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[DrawnCurve]:
     """One run by its name; several by arm, as far as all seeds have come."""
     arms = (
         [(arm.label, arm.all) for arm in group(runs, ended=False)]
@@ -141,10 +141,10 @@ def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[Curv
         if len(x):
             y = np.array([np.interp(x, *line.T) for line in lines])
             told = f"{label} ({plural(len(lines), 'seed')})" if len(lines) > 1 else label
-            yield Curve(told, *(values.tolist() for values in (x, y.mean(0), y.min(0), y.max(0))))
+            yield DrawnCurve(told, *(values.tolist() for values in (x, y.mean(0), y.min(0), y.max(0))))
 
 
-def _png(curves: Sequence[Curve], *, x: str, y: str, log: str) -> bytes:
+def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:
     try:
         import matplotlib
     except ModuleNotFoundError:

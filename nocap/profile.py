@@ -86,11 +86,11 @@ def _profile(options: argparse.Namespace) -> int:
     prompt = prompt_tokens(run, options.prompt) if options.generate else 0
     # before torch: the profiler's library would write on stderr
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from nocap.measure.profile import Asked, profiles
+    from nocap.measure.profile import ProfileQuestion, profiles
     from nocap.measure.profile_text import render_profiles
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        asked = Asked(
+        asked = ProfileQuestion(
             generate=options.generate,
             forward=options.forward,
             prompt=prompt,

@@ -19,7 +19,7 @@ from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.figures import SessionFile
 from nocap.study.registration import Provenance
-from nocap.study.result import ArmFacts, Judged, Speed, StudyResult
+from nocap.study.result import ArmFacts, JudgedClaim, Speed, StudyResult
 from nocap.study.spec import Study, load
 from tests.conftest import SMALL
 
@@ -143,8 +143,8 @@ def made_verdict(word: Word, gain: Gain) -> Verdict:
     )
 
 
-def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> Judged:
-    return Judged(
+def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
+    return JudgedClaim(
         claim=claim,
         against=against,
         verdict=verdict,
@@ -159,7 +159,7 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> Judged:
 
 
 def made_result(
-    claims: list[Judged], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
+    claims: list[JudgedClaim], arms: list[ArmFacts], *, scale: str = "", machine: str = ""
 ) -> StudyResult:
     return StudyResult(
         study=Study(question="?"),

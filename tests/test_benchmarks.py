@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.measure.arms import compose_arms
-from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
+from nocap.measure.generation import Cached, Engine, Recompute, TokenSampler, generate
 from nocap.measure.timed import Clock, TimedArm
 from nocap.model.gpt import build_model
 
@@ -37,7 +37,7 @@ def test_bf16_with_regional_compilation_loses_what_fp32_loses():
 
 def flops(engine: Engine, prompt_1T: Tensor, new: int) -> int:
     """Count the arithmetic of a text's last tokens, without the prompt and the first token."""
-    sampler = Sampler(temperature=0.0, top_k=0, seed=0, sequences=1, max_tokens=new + 1)
+    sampler = TokenSampler(temperature=0.0, top_k=0, seed=0, sequences=1, max_tokens=new + 1)
     text = generate(engine, prompt_1T, sampler, max_tokens=new + 1)
     next(text)
     with FlopCounterMode(display=False) as counter:

@@ -11,7 +11,7 @@ import pytest
 
 from nocap import new, outside
 from nocap.checks.contract import CHECKS, TRAINED, Check, compiles, grid
-from nocap.checks.trial import SkippedError, Trial
+from nocap.checks.trial import OptionTrial, SkippedError
 from nocap.config.trainer import ActivationCheckpointing
 
 FAR = ("fineweb", "gpt2")  # their bytes are not on this machine
@@ -26,7 +26,7 @@ IN_GRAPH = ("mlp", "norm", "position")
 KINDS = [kind.value for kind in ActivationCheckpointing]
 
 
-def passes(trial: Trial, *, without: Collection[Check] = (*TRAINED, grid, compiles)) -> None:
+def passes(trial: OptionTrial, *, without: Collection[Check] = (*TRAINED, grid, compiles)) -> None:
     for check in CHECKS[trial.group]:
         if check not in without:
             try:
@@ -38,7 +38,7 @@ def passes(trial: Trial, *, without: Collection[Check] = (*TRAINED, grid, compil
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda word: word)
 def test_an_option_of_nocaps_own_passes(group: str, name: str, tmp_path: Path) -> None:
-    passes(Trial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path))
+    passes(OptionTrial(group=group, name=name, more=BESIDE.get(name, ()), folder=tmp_path))
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_what_nocap_new_writes_passes(group: str, tmp_path: Path, monkeypatch: p
     monkeypatch.delenv(outside.VARIABLE)  # what is in use after this is out of use after the test
     assert new.main([group, "brand_new", "--dir", str(tmp_path / "mine")]) == 0
     outside.use([str(tmp_path / "mine")])
-    passes(Trial(group=group, name="brand_new", folder=tmp_path))
+    passes(OptionTrial(group=group, name="brand_new", folder=tmp_path))
 
 
 @pytest.mark.slow
@@ -62,5 +62,5 @@ def test_options_compile(at: int, tmp_path: Path) -> None:
     more = [f"{group}={names[group][at % len(names[group])]}" for group in IN_GRAPH]
     more += ["model.logit_softcap=5", "objective.z_loss=0.01", f"objective.loss_chunks={1 + at % 3}"]
     more += [f"trainer.activation_checkpointing={KINDS[at % len(KINDS)]}"]
-    trial = Trial(group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path)
+    trial = OptionTrial(group="attention", name=names["attention"][at], more=tuple(more), folder=tmp_path)
     passes(trial, without={*CHECKS["attention"]} - {compiles})

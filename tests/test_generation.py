@@ -13,7 +13,7 @@ from torch import Tensor
 from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.run import Run
-from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate
+from nocap.measure.generation import Cached, Engine, Recompute, TokenSampler, generate
 from nocap.model.gpt import GPT, build_model
 
 VOCAB = 50
@@ -39,7 +39,7 @@ def prompt(B: int = 1, T: int = 12) -> Tensor:
 
 def text(engine: Engine, prompt_BT: Tensor, *, n: int, samples: int = 1, **how: float) -> Tensor:
     """The new tokens, (samples, n)."""
-    sampler = Sampler(**{**GREEDY, **how}, sequences=samples, max_tokens=n)
+    sampler = TokenSampler(**{**GREEDY, **how}, sequences=samples, max_tokens=n)
     return torch.stack(list(generate(engine, prompt_BT, sampler, max_tokens=n)), dim=1)
 
 
@@ -66,7 +66,7 @@ def test_cached_text_is_that_of_the_models_own_logits(words: str, T: int):
     engine, prompt_BT, tokens = Cached(model, run, batch=2, capacity=T + n), prompt(2, T), set[int]()
     for how in (GREEDY, SEEDED):
         got = text(engine, prompt_BT, n=n, samples=2, **how)
-        sampler = Sampler(**how, sequences=2, max_tokens=n)
+        sampler = TokenSampler(**how, sequences=2, max_tokens=n)
         with torch.no_grad():
             logits_BTV = model.logits(torch.cat([prompt_BT, got], dim=1))
         wanted = [sampler(logits_BTV[:, T - 1 + i], i) for i in range(n)]
@@ -143,7 +143,7 @@ def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top
     kept = logits if top_k == 0 else logits.where(logits >= 1, -torch.inf)
     share = (kept / temperature).softmax(-1)
     error = 4 * (share * (1 - share) / 20_000).sqrt()  # four standard deviations
-    sampler = Sampler(temperature=temperature, top_k=top_k, seed=0, sequences=20_000, max_tokens=1)
+    sampler = TokenSampler(temperature=temperature, top_k=top_k, seed=0, sequences=20_000, max_tokens=1)
     drawn = torch.bincount(sampler(logits.expand(20_000, -1), 0), minlength=5) / 20_000
     assert ((drawn - share).abs() <= error + 1e-9).all()
 
@@ -153,13 +153,13 @@ def test_draws_follow_the_softmax_of_the_k_most_probable(temperature: float, top
 )
 def test_three_ways_to_take_the_most_probable(how: dict[str, float]):
     logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(0))
-    sampler = Sampler(**{"top_k": 0, **how}, seed=0, sequences=64, max_tokens=1)
+    sampler = TokenSampler(**{"top_k": 0, **how}, seed=0, sequences=64, max_tokens=1)
     assert sampler(logits, 0).tolist() == logits.argmax(-1).tolist()
 
 
 def test_draws_depend_on_seed_and_place_only():
     few, many, other = (
-        Sampler(temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n).draws_BN
+        TokenSampler(temperature=1.0, top_k=0, seed=seed, sequences=sequences, max_tokens=n).draws_BN
         for seed, sequences, n in ((5, 2, 10), (5, 9, 99), (6, 2, 10))
     )
     assert few.tolist() == many[:2, :10].tolist()
@@ -167,7 +167,7 @@ def test_draws_depend_on_seed_and_place_only():
 
 
 def test_the_largest_draw_stays_among_the_possible_tokens():
-    sampler = Sampler(temperature=1.0, top_k=0, seed=0, sequences=1, max_tokens=1)
+    sampler = TokenSampler(temperature=1.0, top_k=0, seed=0, sequences=1, max_tokens=1)
     sampler.draws_BN = torch.tensor([[1 - 2**-24]], dtype=torch.float32)
     logits = torch.tensor([[0.0, 1.0, -torch.inf, -torch.inf]])
     assert sampler(logits, 0).tolist() == [1]

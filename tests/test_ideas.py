@@ -10,7 +10,7 @@ import torch
 
 from nocap import outside
 from nocap.checks.contract import results
-from nocap.checks.trial import Trial
+from nocap.checks.trial import OptionTrial
 from nocap.config.compose import compose
 from nocap.config.compose import composed as composed_whole
 from nocap.config.keys import InputError
@@ -337,7 +337,7 @@ def test_state_in_groups_and_of_parameters_is_kept(tmp_path: Path):
 @pytest.mark.slow
 def test_check_finds_state_that_a_checkpoint_does_not_hold(tmp_path: Path):
     hidden(tmp_path / "options")
-    trial = Trial(group="optimizer", name="hidden", folder=tmp_path)
+    trial = OptionTrial(group="optimizer", name="hidden", folder=tmp_path)
     (ended,) = [line for line in results(trial, only="resumes") if line[1] == "resumes"]
     assert ended[0] == "FAIL"
     assert "undisturbed" in ended[2]

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.result import interval
 from nocap.judge import cautious, interval
 from nocap.judge.cautious import Declared, between, half_width, pooled
 from nocap.judge.interval import of_arms, of_arms_apart, of_pairs, of_samples, of_steps
+from nocap.judge.result import interval_json
 from tests.conftest import REPO
 
 sys.path.append(str(REPO / "experiments" / "verdict_trust"))
@@ -148,9 +148,9 @@ def test_fewer_than_three_have_no_interval():
         cautious.of_samples(DRUG_1, [0.5, 0.6]),
     ):
         assert (estimate.low, estimate.high, estimate.n) == (-math.inf, math.inf, 2)
-        assert interval(estimate).low is None
-        assert interval(estimate).high is None
-        assert interval(estimate).sd is None
+        assert interval_json(estimate).low is None
+        assert interval_json(estimate).high is None
+        assert interval_json(estimate).sd is None
     assert of_pairs([1.0, 1.1]).mid == pytest.approx(1.05)
 
 

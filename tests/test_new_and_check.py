@@ -14,7 +14,7 @@ import torch
 
 from nocap import check, new, outside
 from nocap.checks.contract import CHECKS, composes
-from nocap.checks.trial import Trial
+from nocap.checks.trial import OptionTrial
 from nocap.study.plan import prepare
 from nocap.study.spec import load
 from tests.conftest import REPO, Door
@@ -347,7 +347,7 @@ def test_a_key_that_must_be_given_is_named_and_the_rest_of_the_folder_is_checked
     assert "skip ideas=[distill] composes  ideas.distill.run must be given  " in told
     assert told.endswith("all passed, 1 skipped\n")
     assert "run=outputs/runs/mine" in composes(
-        Trial(group="ideas", name="distill", more=(given,), folder=tmp_path)
+        OptionTrial(group="ideas", name="distill", more=(given,), folder=tmp_path)
     )
 
 

@@ -22,7 +22,7 @@ from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure import profile, profile_text, roofline, watch
 from nocap.measure.parts import MARK, Ranges, busy_ms, profiler, read
-from nocap.measure.roofline import Peak, Work, count
+from nocap.measure.roofline import OpWork, Peak, count
 from nocap.measure.timed import attention_ms, exponent, with_window
 from nocap.measure.watch import measure_step
 from nocap.model.flops import component_flops, flops_per_token
@@ -98,7 +98,7 @@ def test_bytes_of_a_projection_are_its_operands():
     assert (work.bytes, work.flops) == (4 * (N * C + C * C + N * C), 2 * N * C * C)
     # the slower of both roofs
     assert work.bound_ms(PEAK) == pytest.approx(max(work.flops / 1e12, work.bytes / 1e11) * 1e3)
-    assert Work().bound_ms(PEAK) == 0
+    assert OpWork().bound_ms(PEAK) == 0
 
 
 # --- ceilings -----------------------------------------------------------------------------------------------

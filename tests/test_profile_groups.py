@@ -23,7 +23,7 @@ from nocap.measure.kinds import Of, Subject
 from nocap.measure.largest import Typed, largest, replaced, without
 from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.parts import BACKWARD, MARK, Ranges, of_modules, profiler, read, read_moments
-from nocap.measure.profile import Asked, profiles
+from nocap.measure.profile import ProfileQuestion, profiles
 from nocap.measure.roofline import Peak, count
 from nocap.model.gpt import build_model, count_parameters
 from tests.conftest import REPO
@@ -267,9 +267,9 @@ def taken():
         words = [*NANO, "attention=mha", "mlp=swiglu"]
         found = {}
         for asked in (
-            Asked(repeats=1),
-            Asked(repeats=1, forward=True),
-            Asked(repeats=1, generate=True, prompt=8, texts=2),
+            ProfileQuestion(repeats=1),
+            ProfileQuestion(repeats=1, forward=True),
+            ProfileQuestion(repeats=1, generate=True, prompt=8, texts=2),
         ):
             found |= profiles(compose(words), words, lambda more: compose([*words, *more]), asked)
     return found

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.batches import Answer, BatchQuestion, LossPair, batches_above, judge
+from nocap.judge.batches import BatchQuestion, LossPair, ProposalWord, batches_above, judge
 from nocap.study.__main__ import main
-from nocap.study.log import FILE
-from nocap.study.log import AnswerLine, Line, PairLine, ProposalLine
+from nocap.study.log import FILE, AnswerLine, LogLine, PairLine, ProposalLine
 from nocap.study.propose import MOST, Campaign
 from nocap.study.spec import Propose
 from tests.attempts import wait_until
@@ -65,20 +64,25 @@ def pairs(*gains: float | None) -> list[LossPair]:
 def test_a_proposal_is_judged_batch_by_batch():
     question = BatchQuestion(bar=0.2)
     words = [judge(pairs(*GOOD * batches), question).word for batches in (1, 2, 3, 4)]
-    assert words == [Answer.undecided, Answer.undecided, Answer.undecided, Answer.accepted]
+    assert words == [
+        ProposalWord.undecided,
+        ProposalWord.undecided,
+        ProposalWord.undecided,
+        ProposalWord.accepted,
+    ]
     higher = judge(pairs(*GOOD), BatchQuestion(bar=0.3))
-    assert higher.word is Answer.not_shown
+    assert higher.word is ProposalWord.not_shown
     assert higher.pairs == 4
     assert higher.gain == pytest.approx(0.3)
 
 
 def test_a_proposal_that_diverged_shows_nothing():
     lost = judge(pairs(*GOOD * 3, 0.3, 0.3, None, 0.3), BatchQuestion(bar=0.0))
-    assert lost.word is Answer.not_shown
+    assert lost.word is ProposalWord.not_shown
     assert lost.diverged
     assert lost.gain == -math.inf
     alone = judge([*pairs(*GOOD[:3]), LossPair(loss=2.0, baseline=None)], BatchQuestion(bar=0.0))
-    assert alone.word is Answer.not_shown
+    assert alone.word is ProposalWord.not_shown
     assert not alone.diverged
 
 
@@ -100,7 +104,7 @@ class Trainer:
         return {seed: (float(loss) - self._gain, float(baseline)) for seed, (loss, baseline) in made.items()}
 
 
-def propose(name: str, trainer: Any, lines: list[Line] | None = None, **rules: float) -> AnswerLine:
+def propose(name: str, trainer: Any, lines: list[LogLine] | None = None, **rules: float) -> AnswerLine:
     """Return the answer. `lines`: the log, which is read and written."""
     log = [] if lines is None else lines
     campaign = Campaign(Propose(**rules), lines=list(log), write=log.append)  # type: ignore[arg-type]
@@ -119,14 +123,14 @@ def test_a_gain_has_four_batches_and_none_is_given_up_after_the_first():
 
 
 def test_the_same_arm_gets_the_same_answer_and_spends_nothing():
-    lines, trainer = list[Line](), Trainer(0.0)
+    lines, trainer = list[LogLine](), Trainer(0.0)
     first, asked = propose("arm", trainer, lines), trainer.asked[:]
     assert (propose("arm", trainer, lines), trainer.asked) == (first, asked)
 
 
 def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
     """Also the baseline's, for every later proposal."""
-    lines = list[Line]()
+    lines = list[LogLine]()
     for seed, name in enumerate(("first", "second")):
         propose(name, Trainer(0.0, seed=seed), lines)
     pairs = [line for line in lines if isinstance(line, PairLine)]
@@ -136,7 +140,7 @@ def test_a_run_that_was_trained_again_counts_as_it_was_the_first_time():
 
 
 def test_a_proposal_that_was_cut_off_goes_on_with_the_batches_it_has():
-    lines, dies, goes_on = list[Line](), Trainer(0.1, dies_at=8), Trainer(0.1)
+    lines, dies, goes_on = list[LogLine](), Trainer(0.1, dies_at=8), Trainer(0.1)
     with pytest.raises(KeyboardInterrupt):
         propose("arm", dies, lines)
     assert propose("arm", goes_on, lines).word == "accepted"
@@ -155,7 +159,7 @@ def test_a_diverged_proposal_is_never_accepted_and_a_diverged_baseline_is_no_gai
 
 
 def test_no_more_proposals_than_the_error_budget_was_simulated_for():
-    lines = list[Line]()
+    lines = list[LogLine]()
     for number in range(MOST):
         propose(f"arm {number}", Trainer(0.0, seed=number), lines)
     with pytest.raises(ValueError, match="proposal 201"):

@@ -15,7 +15,7 @@ import pytest
 from nocap.judge.compare import compare
 from nocap.launch import multirun
 from nocap.launch.attempt import clean, hold
-from nocap.launch.grid import Cell, Grid, Result
+from nocap.launch.grid import Cell, Grid, RunResult
 from nocap.launch.head import write_record_head
 from nocap.launch.plan import Plan, outcome, sound
 from nocap.store.checkpoints import name_of
@@ -343,7 +343,7 @@ def test_a_report_that_a_kill_prevented_is_written_by_the_same_command(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = grid_of_one(this, tmp_path / "out")
-    report, done = grid.folder / "report.html", {this.identity: Result(summary={"status": "finished"})}
+    report, done = grid.folder / "report.html", {this.identity: RunResult(summary={"status": "finished"})}
 
     def written() -> int:
         assert multirun._report(grid, done, stopped=False) == 0
@@ -373,7 +373,7 @@ def test_a_grid_without_a_finished_run_keeps_no_report_of_before(
 ) -> None:
     this = copied(whole, tmp_path)
     grid = with_report_of_before(this, tmp_path / "out")
-    multirun._report(grid, {this.identity: Result(summary={"status": status})}, stopped=False)
+    multirun._report(grid, {this.identity: RunResult(summary={"status": status})}, stopped=False)
     assert "report: " not in capsys.readouterr().out
     assert not (grid.folder / "report.html").exists()
 
@@ -384,7 +384,7 @@ def test_a_comparison_that_fails_keeps_no_report_of_before(
     this = copied(whole, tmp_path)
     grid = with_report_of_before(this, tmp_path / "out")
     (this.run_dir / "metrics.jsonl").write_text("")  # another process has damaged it in between
-    done = {this.identity: Result(summary={"status": "finished"})}
+    done = {this.identity: RunResult(summary={"status": "finished"})}
     assert multirun._report(grid, done, stopped=False) == 1
     out, err = capsys.readouterr()
     assert "report: " not in out
@@ -402,7 +402,7 @@ def test_a_report_is_not_there_while_its_grid_trains(
     grid = with_report_of_before(this, tmp_path / "out")
     there = list[bool]()
 
-    def run(runner: object) -> dict[str, Result]:
+    def run(runner: object) -> dict[str, RunResult]:
         there.append((grid.folder / "report.html").exists())
         raise KeyboardInterrupt
 
@@ -419,7 +419,7 @@ def test_a_comparison_that_fails_ends_a_grid_with_1(
     this = copied(whole, tmp_path)
     grid = grid_of_one(this, tmp_path / "out")
     (grid.folder / "report.html").mkdir()
-    done = {this.identity: Result(summary={"status": "finished"})}
+    done = {this.identity: RunResult(summary={"status": "finished"})}
     assert multirun._report(grid, done, stopped=False) == 1
     assert "nocap: no comparison: " in capsys.readouterr().err
 

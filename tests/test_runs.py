@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nocap import api, plot
-from nocap.report.drawing import Curve, drawn
+from nocap.report.drawing import DrawnCurve, drawn
 from nocap.runs import __main__ as command
 from nocap.runs.__main__ import main
 from nocap.runs.verbs import remove_run
@@ -242,14 +242,16 @@ def test_what_refers_to_a_run_is_named_before_it_goes(here: Path, capsys: pytest
 # --- curves -------------------------------------------------------------------------------------------------
 
 
-def rows_of(*curves: Curve, height: int = 5, width: int = 11, log: str = "") -> tuple[list[str], list[str]]:
+def rows_of(
+    *curves: DrawnCurve, height: int = 5, width: int = 11, log: str = ""
+) -> tuple[list[str], list[str]]:
     """The rows of a drawing, right of its axis, and the lines below them."""
     _, *text = drawn(list(curves), x="steps", y="loss", width=width, height=height, log=log).splitlines()
     return [row.partition("┤")[2].ljust(width) for row in text[:height]], text[height + 1 :]
 
 
-def line(label: str, x: list[float], y: list[float]) -> Curve:
-    return Curve(label, x, y, y, y)
+def line(label: str, x: list[float], y: list[float]) -> DrawnCurve:
+    return DrawnCurve(label, x, y, y, y)
 
 
 def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
@@ -261,7 +263,7 @@ def test_a_curve_goes_from_its_first_point_to_its_last() -> None:
     assert (below[0].split(), below[1:]) == (["0", "10"], ["• falling", "+ level"])
     rows, _ = rows_of(line("long", [0, 9], [4.0, 2.0]), line("short", [5], [3.0]))  # one point
     assert "".join(rows).count("+") == 1
-    rows, _ = rows_of(Curve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5]))  # a band
+    rows, _ = rows_of(DrawnCurve("arm", [0, 10], [3.0, 3.0], [2.0, 2.5], [4.0, 3.5]))  # a band
     assert ["".join(row[i] for row in rows) for i in (0, -1)] == ["··•··", " ·•· "]
 
 

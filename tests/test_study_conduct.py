@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from collections.abc import Sequence
 from typing import Any
 from unittest.mock import Mock
@@ -13,10 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 from nocap.config.errors import FailedError, StoppedError
-from nocap.launch.plan import Result
+from nocap.launch.plan import RunResult
 from nocap.study.__main__ import main
 from nocap.study.plan import shorter
-from nocap.study.registration import name_of, registrations
+from nocap.study.registration import registrations
 from nocap.study.tasks import Session, Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written
@@ -88,11 +87,11 @@ def test_a_run_that_fails_in_a_later_analysis_ends_the_study_with_1(
     lab.loss = late
     written(lab.root / "made", study(**THREE))
 
-    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, Result]:
+    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
         fails = [run for run in runs if (run.arm, run.seed) == (arm, seed)]
         lab.train([run for run in runs if run not in fails], label, **more)
         summary = {"status": "failed", "error": "no room on the disk"}
-        return {run.plan.identity: Result(summary=summary) for run in fails}
+        return {run.plan.identity: RunResult(summary=summary) for run in fails}
 
     monkeypatch.setattr("nocap.study.conduct.train", train)
     assert main([str(lab.root / "made"), f"output_dir={lab.root / 'out'}"]) == 1

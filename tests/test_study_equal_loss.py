@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nocap.judge.compare import compare
-from nocap.launch.plan import Result
+from nocap.launch.plan import RunResult
 from nocap.store.runs import Found, Record, load
 from nocap.study import command, pages
 from nocap.study.__main__ import main
@@ -383,11 +383,11 @@ def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.Capt
     lab.loss, lab.pace = law, paced
     folder = written(lab.root / "made", study(claims=[UNSURE], seeds=list(range(12))))
 
-    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, Result]:
+    def train(runs: Sequence[Training], label: str, **more: Any) -> dict[str, RunResult]:
         fails = [run for run in runs if (run.short, run.seed) == (17, 4)]
         lab.train([run for run in runs if run not in fails], label, **more)
         summary = {"status": "failed", "error": "no room on the disk"}
-        return {run.plan.identity: Result(summary=summary) for run in fails}
+        return {run.plan.identity: RunResult(summary=summary) for run in fails}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nocap.study.conduct.train", train)

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.study.figures import SessionFile
 from nocap.config.compose import compose
 from nocap.judge.cautious import of_pairs
 from nocap.judge.claim import Claim
@@ -23,7 +22,8 @@ from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import board, pages, words
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements
-from nocap.study.log import Log
+from nocap.study.figures import SessionFile
+from nocap.study.log import StudyLog
 from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
@@ -78,7 +78,7 @@ def claims_of(result: StudyResult) -> list[Json]:
 
 def again(result: StudyResult, folder: Path) -> StudyResult:
     """Write it and read it, where its study's log is empty."""
-    stored = read(write(result, folder), result.study, Log())
+    stored = read(write(result, folder), result.study, StudyLog())
     assert stored is not None
     return stored
 
@@ -149,9 +149,7 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
     """Its shortest schedule, a quarter of 400 steps, already ends at the baseline's loss; twice the pace is
     eight times as fast, or more."""
     made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
-    paces = [
-        session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)
-    ]
+    paces = [session(pace(speed)[0].measured.arms, number=i) for i, speed in enumerate([1.9, 2.0, 2.1], 1)]
     evidence = both(by_law("mqa", worse=-0.7), by_law("mha"), pace=paces)
     result = resulted(made_study, evidence)
     (row,) = claims_of(result)
@@ -378,7 +376,9 @@ def test_measurements_of_a_profile(tmp_path: Path, changed: Json, value: float):
     base = claim(SPEED, guards=[], expected=[0.1, None], mechanism={"formula": "f"})
     made_study = loaded(tmp_path / "made", study(claims=[claim(base, **changed), LOSS]))
     (measurement,) = measurements(
-        made_study.claims[0], made_study, Evidence(sessions={"parts": [session({"mqa": PARTS}, kind="parts")]})
+        made_study.claims[0],
+        made_study,
+        Evidence(sessions={"parts": [session({"mqa": PARTS}, kind="parts")]}),
     )
     assert (measurement.arm, measurement.repeat, measurement.metric, measurement.when) == (
         "mqa",

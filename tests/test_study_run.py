@@ -102,9 +102,7 @@ def test_claims_are_registered_before_anything_runs_and_the_log_has_what_came_ou
     assert [type(line) for line in log.lines] == (
         [RegistrationLine] * 2 + [RunLine] * 6 + [SessionLine] * 3 + [AnalysisLine] * 2
     )
-    assert [(row["id"], row["hash"]) for row in it.claims] == [
-        (line.claim, line.hash) for line in registered
-    ]
+    assert [(row["id"], row["hash"]) for row in it.claims] == [(line.claim, line.hash) for line in registered]
     began = [datetime.fromisoformat(line.started) for line in (*runs, *sessions)]
     assert max(datetime.fromisoformat(line.at) for line in registered) <= min(began)
     assert {(line.identity, line.val_loss, line.started) for line in runs} == {

@@ -13,7 +13,7 @@ from scipy import stats
 
 from nocap.judge.claim import Claim, Mechanism
 from nocap.judge.interval import Estimate
-from nocap.judge.time_to_target import Crossing, Finish, crossing, race, too_coarse, widening
+from nocap.judge.time_to_target import Finish, TargetCrossing, crossing, race, too_coarse, widening
 from nocap.judge.trend import trend
 from nocap.judge.verdict import Verdict, Word, judge
 from nocap.store.metrics import METRICS, Ending, Measurement, Scale
@@ -187,8 +187,8 @@ def test_crossing(y: list[float], expected: float | None):
 
 
 def test_a_ratio_may_be_off_by_what_lies_between_two_validations() -> None:
-    arm = [Crossing(at=150.0, before=100.0, after=200.0)]
-    base = [Crossing(at=190.0, before=180.0, after=200.0)]
+    arm = [TargetCrossing(at=150.0, before=100.0, after=200.0)]
+    base = [TargetCrossing(at=190.0, before=180.0, after=200.0)]
     lowest = math.log(100 / 200) - math.log(150 / 190)  # the arm as early, the baseline as late as can be
     highest = math.log(200 / 180) - math.log(150 / 190)
     assert widening(arm, base) == pytest.approx(max(-lowest, highest))

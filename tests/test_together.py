@@ -16,7 +16,7 @@ import torch
 
 from nocap import outside
 from nocap.checks.contract import results
-from nocap.checks.trial import Trial
+from nocap.checks.trial import OptionTrial
 from nocap.config.compose import compose
 from nocap.launch.plan import plan
 from nocap.model.gpt import build_model
@@ -147,5 +147,5 @@ def test_their_run_has_a_folder_that_a_file_system_takes(name, tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")
 def test_as_many_as_fit_pass_what_nocap_check_runs(tmp_path):
-    ended = list(results(Trial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path)))
+    ended = list(results(OptionTrial(group="ideas", name=",".join(as_many_as_fit()), folder=tmp_path)))
     assert [line for line in ended if line[0] == "FAIL"] == []

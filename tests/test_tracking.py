@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import yaml
 
-from nocap.judge.result import result_of, to_json
 from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact

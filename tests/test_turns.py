@@ -12,7 +12,7 @@ from scipy import stats
 
 from nocap.judge.cautious import CLOCK_BIAS
 from nocap.judge.losses import Outcome
-from nocap.judge.time_to_target import Crossing
+from nocap.judge.time_to_target import TargetCrossing
 from nocap.judge.turns import NOT_REACHED, Limit, RacedArm, RaceQuestion, RaceRows, judge
 from nocap.judge.verdict import Reason, Word
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
@@ -33,7 +33,9 @@ MEMORY = printed("memory")
 Values = Mapping[str, Sequence[float]]  # of each arm, repeat by repeat
 
 
-def rows(values: Mapping[Metric, Values], crossings: Mapping[tuple[str, str], list[Crossing]] | None = None):
+def rows(
+    values: Mapping[Metric, Values], crossings: Mapping[tuple[str, str], list[TargetCrossing]] | None = None
+):
     measurements = []
     for metric, by_arm in values.items():
         for arm, numbers in by_arm.items():
@@ -187,11 +189,11 @@ def test_a_session_is_what_repeats_a_time():
     assert arm.measured["wall_s"].estimate == cost.estimate
 
 
-def met(*steps: float) -> list[Crossing]:
-    return [Crossing(at=step, before=step - 1, after=step + 1) for step in steps]
+def met(*steps: float) -> list[TargetCrossing]:
+    return [TargetCrossing(at=step, before=step - 1, after=step + 1) for step in steps]
 
 
-def to_target(own: list[Crossing], base: list[Crossing]) -> RacedArm:
+def to_target(own: list[TargetCrossing], base: list[TargetCrossing]) -> RacedArm:
     """Judge steps and seconds to a target; a second takes ten steps, the first of them at 0.1 s."""
     crossings = {}
     for arm, steps in (("base", base), ("idea", own)):
@@ -215,7 +217,7 @@ def test_steps_to_a_target_are_a_ratio():
 
 def test_a_run_that_begins_at_the_target_tells_no_ratio():
     """Of its seconds neither, which are above 0."""
-    start = Crossing(at=0.0, before=0.0, after=0.0)
+    start = TargetCrossing(at=0.0, before=0.0, after=0.0)
     arm = to_target([start, *met(51, 52)], met(100, 101, 103))
     for name in (STEPS.name, SECONDS.name):
         assert arm.costs[name].outcome is Outcome.undecided

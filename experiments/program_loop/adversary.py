@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.judge.batches import Answer
-from nocap.study.log import AnswerLine, Line, PairLine
+from nocap.judge.batches import ProposalWord
+from nocap.study.log import AnswerLine, LogLine, PairLine
 from nocap.study.propose import MOST, Campaign
 from nocap.study.spec import Propose
 
@@ -80,7 +80,7 @@ class Adversary:
         effect: float = 0.0,
         share: float = 0.0,
     ) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[LogLine] = []
         self.campaign = Campaign(Propose(), lines=(), write=self.lines.append)
         self._kind, self._rng, self._quiet = kind, rng, quiet
         self._effect, self._share = effect * (1 if quiet else math.sqrt(2)), share
@@ -142,7 +142,7 @@ def played(
         adversary = Adversary(KINDS[kind], rng, quiet=quiet, effect=effect, share=share)
         adversary.play()
         answers = adversary.campaign.answers.values()
-        taken = {line.arm for line in answers if line.word == Answer.accepted.value}
+        taken = {line.arm for line in answers if line.word == ProposalWord.accepted.value}
         false += bool(taken - adversary.good)
         accepted, good = accepted + len(taken & adversary.good), good + len(adversary.good)
         pairs += sum(isinstance(line, PairLine) for line in adversary.lines)

@@ -320,7 +320,7 @@ def bullets(*texts: str) -> list[str]:
     ]
 
 
-def lines_3(steps: Sequence[Step]) -> Iterator[forest.Line]:
+def lines_3(steps: Sequence[Step]) -> Iterator[forest.ForestRow]:
     """A step without a verdict has the bar of what is listed, and no interval."""
     for step in steps:
         e, listed = step.steps(), float(step.saved)
@@ -330,17 +330,17 @@ def lines_3(steps: Sequence[Step]) -> Iterator[forest.Line]:
             f"#{step.new.number} over #{step.old.number}{few}{' ✓' if own_rule(step) == 'p < .001' else ''}"
         )
         look = "shown" if word(e) == "shown" else "not"
-        yield forest.Line(
+        yield forest.ForestRow(
             label=label, title=f"{label}: {word(e)}", look=look, mid=mid, low=low, high=high, bound=listed
         )
 
 
-def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.Line]:
+def lines_1(comparisons: Sequence[Faster]) -> Iterator[forest.ForestRow]:
     for comparison in comparisons:
         if (e := comparison.time).n >= LEAST_PAIRS:
             mid, low, high = (100 * (x - 1) for x in (e.mid, e.low, e.high))
             look, label = "shown" if comparison.word == "shown" else "not", f"#{comparison.record.number}"
-            yield forest.Line(
+            yield forest.ForestRow(
                 label=label, title=f"{label}: {percent(e)}", look=look, mid=mid, low=low, high=high
             )
 

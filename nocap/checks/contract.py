@@ -1,6 +1,6 @@
 """What an option of each group must pass. `nocap check` runs it on a folder's, the test suite on nocap's own.
 
-A check takes a `Trial` and returns what it measured, in a line. It fails by raising.
+A check takes an `OptionTrial` and returns what it measured, in a line. It fails by raising.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nocap.checks.trial import SkippedError, Trial, expect
+from nocap.checks.trial import OptionTrial, SkippedError, expect
 from nocap.config import hardware
 from nocap.config.compose import compose
 from nocap.config.option import declared
@@ -48,7 +48,7 @@ NOISE = ("clock/", "perf/", "memory/")
 # --- the option by itself ----------
 
 
-def composes(trial: Trial) -> str:
+def composes(trial: OptionTrial) -> str:
     """With its keys' values."""
     if missing := trial.missing():
         raise SkippedError(f"{', '.join(missing)} must be given")
@@ -62,7 +62,7 @@ def composes(trial: Trial) -> str:
     return ", ".join(f"{key}={getattr(value, 'name', value)}" for key, value in values.items())
 
 
-def rates(trial: Trial) -> str:
+def rates(trial: OptionTrial) -> str:
     """Factors in [0, 1] for every step, a warm-up that rises to the peak, and a `free_until` that is so."""
     schedule, steps = trial.run.schedule, trial.run.trainer.steps
     factors = [schedule.multiplier(step=step, steps=steps) for step in range(steps)]
@@ -88,7 +88,7 @@ def rates(trial: Trial) -> str:
     )
 
 
-def prepares(trial: Trial) -> str:
+def prepares(trial: OptionTrial) -> str:
     """Made twice it is the same, and every byte verifies. In a user's cache, nothing is fetched twice."""
     run, cache = trial.run, cache_root(trial.run.cache_dir)
     another = trial.folder / "another" if trial.folder in cache.parents else cache
@@ -104,7 +104,7 @@ def prepares(trial: Trial) -> str:
     return f"{train:,} train and {val:,} val tokens of {data.vocab_size:,} ids, fingerprint {first}…"
 
 
-def encodes(trial: Trial) -> str:
+def encodes(trial: OptionTrial) -> str:
     """Text to ids and back, every id below `vocab_size`, with an end-of-text."""
     tokenizer = trial.run.tokenizer
     encoding = tokenizer.load(cache_dir=cache_root(trial.run.cache_dir))
@@ -124,7 +124,7 @@ def encodes(trial: Trial) -> str:
 # --- in the model ----------
 
 
-def builds(trial: Trial) -> str:
+def builds(trial: OptionTrial) -> str:
     """The model and its optimizers, and two steps."""
     model, tokens = _steps(trial.run, 2)[0].model, _tokens(trial.run)
     model(tokens[:, :-1], tokens[:, 1:]).total.backward()
@@ -137,7 +137,7 @@ def builds(trial: Trial) -> str:
     return f"{count_parameters(model)['total']:,} parameters"
 
 
-def causal(trial: Trial) -> str:
+def causal(trial: OptionTrial) -> str:
     """In training and validation, no logit changes with a later token, or with another sequence."""
     model, tokens, V = _moved(trial.run), _tokens(trial.run)[:, :-1], trial.run.tokenizer.vocab_size
     for mode in MODES:
@@ -154,7 +154,7 @@ def causal(trial: Trial) -> str:
     return f"{tokens.shape[1]} tokens, in training and in validation"
 
 
-def scores(trial: Trial) -> str:
+def scores(trial: OptionTrial) -> str:
     """Validation is the plain next-token loss of the logits; the training loss is the sum of its parts."""
     model, tokens = _moved(trial.run), _tokens(trial.run)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -177,7 +177,7 @@ def scores(trial: Trial) -> str:
     return "in training and in validation"
 
 
-def counts(trial: Trial) -> str:
+def counts(trial: OptionTrial) -> str:
     """FLOPs and memory, as the record and the profile know them."""
     run, vocab_size = trial.run, trial.run.tokenizer.vocab_size
     flops, basis = flops_per_token(run, vocab_size=vocab_size)
@@ -206,7 +206,7 @@ def _check_formulas(run: Run, vocab_size: int) -> None:
         )
 
 
-def compiles(trial: Trial) -> str:
+def compiles(trial: OptionTrial) -> str:
     """The model one graph without a break, with eager's losses."""
     run = trial.compose("trainer.compile=full")
     try:
@@ -226,7 +226,7 @@ def compiles(trial: Trial) -> str:
     return "without a graph break, with eager's losses"
 
 
-def decodes(trial: Trial) -> str:
+def decodes(trial: OptionTrial) -> str:
     """From a cache as from the whole prefix; or the line that says that there is no cache."""
     option = trial.options[0]
     by_slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
@@ -245,7 +245,7 @@ def decodes(trial: Trial) -> str:
 # --- in training, as a user starts it: in processes of its own ----------
 
 
-def learns(trial: Trial) -> str:
+def learns(trial: OptionTrial) -> str:
     """A short run does not diverge, ends below where it began, and its tracker does not fail."""
     first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
     losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
@@ -253,7 +253,7 @@ def learns(trial: Trial) -> str:
     return losses
 
 
-def resumes(trial: Trial) -> str:
+def resumes(trial: OptionTrial) -> str:
     """From what a kill past its first checkpoint leaves, it ends as if undisturbed, bit for bit."""
     left = shutil.copytree(trial.clean, trial.folder / "killed" / "runs" / trial.clean.name)
     first, *later = sorted((left / "checkpoints").iterdir())
@@ -277,7 +277,7 @@ def resumes(trial: Trial) -> str:
     return f"{went_on}; weights, optimizer and {len(_rows(left))} rows are equal"
 
 
-def ranks(trial: Trial) -> str:
+def ranks(trial: OptionTrial) -> str:
     """Two ranks, each with half of a step's micro-batches, give what one gives."""
     try:
         compose(trial.overrides("trainer.devices=2"))
@@ -292,7 +292,7 @@ def ranks(trial: Trial) -> str:
     return f"losses are equal within {RELATIVE:.0e}"
 
 
-def grid(trial: Trial) -> str:
+def grid(trial: OptionTrial) -> str:
     """Two cells of four steps."""
     words = ("trainer.steps=4", "trainer.keep_steps=[]", "trainer.val_every=0", "trainer.checkpoint_every=0")
     cells = trial.train("grid", "--multirun", "seed=0,1", *words)
@@ -302,7 +302,7 @@ def grid(trial: Trial) -> str:
 
 # --- which group has which, and how they are run ----------
 
-Check = Callable[[Trial], str]
+Check = Callable[[OptionTrial], str]
 
 IN_MODEL: tuple[Check, ...] = (composes, builds, causal, scores, counts, decodes, compiles)
 TRAINED: tuple[Check, ...] = (learns, resumes, ranks)
@@ -319,7 +319,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
 FIRST = ("composes", "learns")  # where one of them does not end well, what comes after it would not either
 
 
-def results(trial: Trial, only: str = "") -> Iterator[tuple[str, str, str]]:
+def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]]:
     """Run the checks one after the other, or `only` the one of this name, after `composes`: ok, FAIL or
     skip, the check's name, and what it says. A failure's traceback, with what the training said, is kept in
     the trial's folder."""

@@ -50,7 +50,7 @@ def expect(ok: object, otherwise: str, log: str = "") -> None:
 
 
 @dataclass(kw_only=True)
-class Trial:
+class OptionTrial:
     """One option, with what its checks share: the composed run, and one training that is not disturbed."""
 
     group: str

@@ -19,7 +19,7 @@ import numpy as np
 from nocap.judge.interval import BATCH, BATCHES, CONFIDENCE, quantile
 
 
-class Answer(Enum):
+class ProposalWord(Enum):
     """The word for a proposal."""
 
     accepted = "accepted"
@@ -58,7 +58,7 @@ class BatchResult:
 
     pairs: int
     gain: float  # the mean; not finite where a run diverged
-    word: Answer
+    word: ProposalWord
     diverged: bool  # the proposal, with one seed or more
 
 
@@ -66,11 +66,11 @@ def judge(pairs: Sequence[LossPair], question: BatchQuestion) -> BatchResult:
     """Return the word for a proposal from whole batches of its pairs, one or more, by seed."""
     gains = [pair.gain for pair in pairs]
     if not batches_above(gains, question.bar):
-        word = Answer.not_shown
+        word = ProposalWord.not_shown
     elif len(gains) < BATCH * BATCHES:
-        word = Answer.undecided
+        word = ProposalWord.undecided
     else:
-        word = Answer.accepted
+        word = ProposalWord.accepted
     return BatchResult(pairs=len(gains), gain=fmean(gains), word=word, diverged=-math.inf in gains)
 
 

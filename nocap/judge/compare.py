@@ -33,10 +33,10 @@ from nocap.judge.arms import group as grouped
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import Factors, by_factor, crossing
-from nocap.judge.findings import Findings, Judged, by_effect, findings
+from nocap.judge.findings import Findings, JudgedArm, by_effect, findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, shared
-from nocap.judge.losses import Difference, Outcome, Pair, Table, difference, pair_of, together
-from nocap.judge.measured import Measured
+from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
+from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE, Paces
 from nocap.judge.question import BASELINE, PREVIOUS, Question
 from nocap.judge.time_to_target import Reach
@@ -61,7 +61,7 @@ class ComparedArm:
     val_loss: float | None  # means
     val_bpb: float | None
     difference: Difference | None  # None: it is the baseline
-    times: Mapping[str, Measured]  # means over runs of one machine, and their ratios to the baseline's
+    times: Mapping[str, ArmMean]  # means over runs of one machine, and their ratios to the baseline's
     equal_loss: TimeAtEqualLoss | None  # None: it is the baseline, or that has no other lengths
     to_target: Mapping[str, Reach] | None
 
@@ -132,7 +132,7 @@ class Comparison:
         """Return what was found, the surest and largest first, and what to run next."""
         return findings(
             [
-                Judged(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
+                JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
                 for row in self.arms
                 if row.difference
             ],
@@ -307,7 +307,7 @@ def _idle_timings(timings: Sequence[Timing], arms: Sequence[Arm], paces: Paces) 
 
 
 def _worth(
-    base: Arm, ends: tuple[Arm, Arm] | None, table: Table, metric: str, paces: Paces
+    base: Arm, ends: tuple[Arm, Arm] | None, table: Differences, metric: str, paces: Paces
 ) -> EqualLoss | None:
     """Return what the baseline's shorter and longer length say; `None`: it has none."""
     if ends is None:
@@ -375,7 +375,7 @@ def _row(
     metric: str,
     target_loss: float | None,
     allow: Collection[str],
-    table: Table,
+    table: Differences,
     paces: Paces,
     pace: Estimate | None,
     equal_loss: TimeAtEqualLoss | None,
@@ -418,7 +418,7 @@ def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Di
     return replace(gap, outcome=Outcome.confounded, reason=", ".join(spoilt)) if spoilt else gap
 
 
-def _cautious(table: Table, pairs: Mapping[str, Pair]) -> Table:
+def _cautious(table: Differences, pairs: Mapping[str, Pair]) -> Differences:
     """Return the table with the cautious interval for each of its arms."""
     others = [pair.arm for pair in pairs.values()]
     judged = dict(table.differences)
@@ -451,21 +451,21 @@ def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool)
     return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
 
 
-def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> Measured:
+def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> ArmMean:
     """Return an arm's time a token: that of a timing, or of its own runs where these are of one machine."""
     if paces.timing is not None:
         mean = paces.mean(arm)
     elif len(arm.machines) != 1:
         mean = None
-    return Measured(mean=mean, estimate=ratio, refused=paces.refusal(arm, base))
+    return ArmMean(mean=mean, estimate=ratio, refused=paces.refusal(arm, base))
 
 
-def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> Measured:
+def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> ArmMean:
     refused = _refused(arm, base, metric)
     ratio = None
     if refused is None and arm is not base and _has_ratio(arm, metric):
         ratio = _gain(arm, base, others, metric, log=True)
-    return Measured(mean=mean if len(arm.machines) == 1 else None, estimate=ratio, refused=refused)
+    return ArmMean(mean=mean if len(arm.machines) == 1 else None, estimate=ratio, refused=refused)
 
 
 def _has_ratio(arm: Arm, metric: str) -> bool:
@@ -569,7 +569,7 @@ def _came_along(arm: Arm, base: Arm) -> Iterator[str]:
         )
 
 
-def _unpaired(table: Table, pairs: Mapping[str, Pair]) -> Iterator[str]:
+def _unpaired(table: Differences, pairs: Mapping[str, Pair]) -> Iterator[str]:
     """Say why nothing is paired where the runs name their seeds."""
     members = [pair for name, pair in pairs.items() if name in table.members]
     named = all(seed >= 0 for pair in members for seed in (*pair.values, *pair.base_values))
@@ -580,7 +580,7 @@ def _unpaired(table: Table, pairs: Mapping[str, Pair]) -> Iterator[str]:
     yield f"nothing is paired, as the arms do not all share {LEAST_PAIRS} seeds{advice}"
 
 
-def _holes(arms: Sequence[Arm], base: Arm, table: Table) -> Iterator[str]:
+def _holes(arms: Sequence[Arm], base: Arm, table: Differences) -> Iterator[str]:
     """Say which arms keep a full crossing from being read by factor."""
     left = [arm for arm in arms if arm is not base and arm.id not in table.members]
     if left and table.members and crossing(arms, base) is not None:

@@ -20,7 +20,7 @@ from nocap.judge import cautious
 from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
 from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judged, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
-from nocap.judge.losses import Difference, Outcome, Table, difference
+from nocap.judge.losses import Difference, Differences, Outcome, difference
 from nocap.judge.pace import PACE, Paces, less
 
 Place = tuple[str, ...]  # of an arm in the crossing: a level of each factor
@@ -228,7 +228,7 @@ class _Reader:
 def by_factor(
     arms: Sequence[Arm],
     base: Arm,
-    table: Table,
+    table: Differences,
     *,
     metric: str,
     allow: Collection[str] = (),
@@ -258,7 +258,7 @@ def by_factor(
     return Factors(seeds=table.seeds, factors=factors, interactions=interactions)
 
 
-def _pace(crossed: Crossing, base: Arm, table: Table, paces: Paces) -> _Reader | None:
+def _pace(crossed: Crossing, base: Arm, table: Differences, paces: Paces) -> _Reader | None:
     """Return what the arms' times a token show; `None`: one of them is not known."""
     if not all(paces.known(arm, base, table.seeds) for arm in crossed.arms.values()):
         return None

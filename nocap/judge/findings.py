@@ -79,7 +79,7 @@ def by_effect(difference: Difference) -> tuple[bool, float]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class JudgedArm:
     """An arm beside what it is compared with."""
 
     arm: Arm
@@ -88,7 +88,7 @@ class Judged:
 
 
 def findings(
-    arms: Sequence[Judged],
+    arms: Sequence[JudgedArm],
     factors: Factors | None,
     *,
     look: int,
@@ -118,7 +118,7 @@ def _levels(factors: Factors, look: int) -> list[Finding]:
     ]
 
 
-def _arms(arms: Sequence[Judged], look: int) -> list[Finding]:
+def _arms(arms: Sequence[JudgedArm], look: int) -> list[Finding]:
     return [
         Finding(
             name=each.arm.label,

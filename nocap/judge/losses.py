@@ -150,7 +150,7 @@ def scaled(arm: Arm, metric: str) -> BySeed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
+class Differences:
     """The differences of arms, each with its word."""
 
     differences: Mapping[str, Difference]  # arm's id → its own
@@ -159,7 +159,7 @@ class Table:
     look: int
 
 
-def together(pairs: Sequence[Pair]) -> Table:
+def together(pairs: Sequence[Pair]) -> Differences:
     """Judge arms together: each against one baseline, or each against the arm before it."""
     left = {pair.arm.id: why for pair in pairs if (why := pair.left()) is not None}
     members = [pair for pair in pairs if pair.arm.id not in left]
@@ -169,7 +169,7 @@ def together(pairs: Sequence[Pair]) -> Table:
         difference(estimate, metric=pair.metric, floor=pair.floor)
         for pair, estimate in zip(members, estimates(members, seeds, look), strict=True)
     ]
-    return Table(
+    return Differences(
         differences=left | {pair.arm.id: each for pair, each in zip(members, judged, strict=True)},
         seeds=seeds,
         members=frozenset(pair.arm.id for pair in members),

@@ -8,7 +8,7 @@ from nocap.judge.interval import Estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class ArmMean:
     """The mean of an arm in a metric, and how it compares with the baseline's; or why it does not."""
 
     mean: float | None  # None: not known, or a run never came to the target

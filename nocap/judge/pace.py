@@ -13,7 +13,7 @@ from statistics import fmean
 
 from nocap.judge.arms import Arm, machines_differ
 from nocap.judge.interval import Estimate, of_arms
-from nocap.judge.losses import Pair, Table, common, estimates
+from nocap.judge.losses import Differences, Pair, common, estimates
 from nocap.store.timing import Timing
 
 PACE = "token_us"
@@ -60,7 +60,7 @@ class Paces:
         seconds = self.timing.seconds.get(arm.id) if self.timing is not None else None
         return 1e6 * fmean(seconds) if seconds else None
 
-    def ratios(self, pairs: Mapping[str, Pair], table: Table) -> dict[str, Estimate]:
+    def ratios(self, pairs: Mapping[str, Pair], table: Differences) -> dict[str, Estimate]:
         """Return the ratio of the time a token of each arm of the table, for all of them together. `pairs`:
         by the arm's id, of the metric `PACE`."""
         members = dict[str, Pair]()

@@ -22,7 +22,7 @@ from nocap.judge.factors import Factor, Factors, Interaction, Level
 from nocap.judge.findings import Finding, Findings
 from nocap.judge.interval import LEAST_PAIRS, Estimate, confidence
 from nocap.judge.losses import Difference
-from nocap.judge.measured import Measured
+from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE
 from nocap.judge.time_to_target import Reach
 from nocap.store.metrics import MeasurementJson
@@ -289,7 +289,7 @@ def result_of(comparison: Comparison) -> Result:
     )
 
 
-def interval(estimate: Estimate) -> IntervalJson:
+def interval_json(estimate: Estimate) -> IntervalJson:
     """Return an estimate as JSON has it."""
     return IntervalJson(
         mean=_finite(estimate.mid),
@@ -306,11 +306,11 @@ def _finite(x: float) -> float | None:
 
 
 def _interval(estimate: Estimate | None) -> IntervalJson | None:
-    return None if estimate is None else interval(estimate)
+    return None if estimate is None else interval_json(estimate)
 
 
 def _difference(gap: Difference) -> DifferenceJson:
-    ends = msgspec.structs.asdict(interval(gap.estimate))
+    ends = msgspec.structs.asdict(interval_json(gap.estimate))
     return DifferenceJson(**ends, outcome=gap.outcome.value, verdict=gap.verdict)
 
 
@@ -325,7 +325,7 @@ def _equal_loss(at: TimeAtEqualLoss | None) -> TimeAtEqualLossJson | None:
     )
 
 
-def _measured(of: Measured) -> MeasuredJson:
+def _measured(of: ArmMean) -> MeasuredJson:
     return MeasuredJson(mean=of.mean, ratio=_interval(of.estimate), refused=of.refused)
 
 
@@ -466,7 +466,7 @@ def _level(of: Level) -> LevelJson:
 
 
 def _interaction(of: Interaction) -> InteractionJson:
-    ends = msgspec.structs.asdict(interval(of.estimate))
+    ends = msgspec.structs.asdict(interval_json(of.estimate))
     return InteractionJson(**ends, arm=of.arm, keys=list(of.keys), shown=of.shown)
 
 

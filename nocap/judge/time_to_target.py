@@ -138,14 +138,18 @@ def _axis(arm: Arm, base: Arm, *, axis: str, goal: float, arms: int) -> Reach:
 
 
 def _ratio(
-    times: Mapping[int, Crossing], base_times: Mapping[int, Crossing], *, arms: int, bias: float = 0.0
+    times: Mapping[int, TargetCrossing],
+    base_times: Mapping[int, TargetCrossing],
+    *,
+    arms: int,
+    bias: float = 0.0,
 ) -> Estimate | None:
     sides = [{seed: time.at for seed, time in side.items()} for side in (times, base_times)]
     return between(*sides, log=True, bias=bias, comparisons=arms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crossing:
+class TargetCrossing:
     """Where a run came to the target, between two of its validations; or the end of its budget."""
 
     at: float
@@ -154,11 +158,11 @@ class Crossing:
     there: bool = True
 
     @classmethod
-    def never(cls, budget: float) -> Crossing:
+    def never(cls, budget: float) -> TargetCrossing:
         return cls(at=budget, before=budget, after=math.inf, there=False)
 
 
-def widening(arm: Sequence[Crossing], base: Sequence[Crossing]) -> float:
+def widening(arm: Sequence[TargetCrossing], base: Sequence[TargetCrossing]) -> float:
     """Return how far the logarithm of a ratio may lie from where the crossings are drawn: each run was there
     somewhere between two validations. Endless where the first of them is the start."""
     early = [_apart([(time.before, time.at) for time in side]) for side in (arm, base)]
@@ -171,7 +175,9 @@ def _apart(ends: Sequence[tuple[float, float]]) -> float:
     return fmean(math.log(high / low) if low > 0 else math.inf for low, high in ends)
 
 
-def too_coarse(arm: Sequence[Crossing], base: Sequence[Crossing], ratio: Estimate | None) -> str | None:
+def too_coarse(
+    arm: Sequence[TargetCrossing], base: Sequence[TargetCrossing], ratio: Estimate | None
+) -> str | None:
     """Say why a ratio says more of two arms' validations than of the arms. The crossings are in steps, and
     `ratio` is that of the steps."""
     if not math.isfinite(widening(arm, base)):
@@ -202,7 +208,7 @@ def _curve(run: Record, axis: str) -> list[float]:
     return x if len(x) == len(run.curve.val_loss) else []
 
 
-def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> Crossing | None:
+def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> TargetCrossing | None:
     """Return where a falling curve first reaches `target`, interpolated linearly; `None`: it never does.
 
     The curve is the running minimum of a three-point median, so that one lucky validation does not count.
@@ -215,22 +221,22 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> Crossi
         return None
     i = int(reached[0])
     if i == 0:
-        return Crossing(at=float(x[0]), before=0.0, after=float(x[0]))
+        return TargetCrossing(at=float(x[0]), before=0.0, after=float(x[0]))
     at = float(np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
-    return Crossing(at=at, before=float(x[i - 1]), after=float(x[i]))
+    return TargetCrossing(at=at, before=float(x[i - 1]), after=float(x[i]))
 
 
-def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, Crossing]:
+def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, TargetCrossing]:
     """Return where each seed came to the goal, or that it never did. A seed that ran twice counts with its
     first run."""
-    by_seed: dict[int, Crossing] = {}
+    by_seed: dict[int, TargetCrossing] = {}
     for run in arm.all:
         x = _curve(run, axis)
         if x and run.seed not in by_seed:
             there = crossing(x, run.curve.val_loss, target=goal)
-            by_seed[run.seed] = there or Crossing.never(max(x))
+            by_seed[run.seed] = there or TargetCrossing.never(max(x))
     # A run that diverged will never reach it: its budget is the arm's. It may have no curve, either.
-    longest = Crossing.never(max((time.at for time in by_seed.values()), default=0.0))
+    longest = TargetCrossing.never(max((time.at for time in by_seed.values()), default=0.0))
     for run in arm.diverged:
         if not by_seed.get(run.seed, longest).there:
             by_seed[run.seed] = longest

@@ -27,9 +27,9 @@ from nocap.judge.interval import (
     of_arms_apart,
 )
 from nocap.judge.losses import Difference, Outcome, outcome
-from nocap.judge.measured import Measured
+from nocap.judge.measured import ArmMean
 from nocap.judge.pace import less
-from nocap.judge.time_to_target import Crossing, too_coarse, widening
+from nocap.judge.time_to_target import TargetCrossing, too_coarse, widening
 from nocap.judge.verdict import Reason, Word, decide
 from nocap.store.metrics import METRICS, Better, Kind, Measurement, Metric
 
@@ -82,7 +82,7 @@ class RaceRows:
 
     measurements: Sequence[Measurement]  # one that is refused never came to the target
     # arm and metric → of each repeat, between which points of its curve it came to the target
-    crossings: Mapping[tuple[str, str], Sequence[Crossing]] = field(default_factory=dict)
+    crossings: Mapping[tuple[str, str], Sequence[TargetCrossing]] = field(default_factory=dict)
 
     def values(self, arm: str, metric: Metric) -> list[float]:
         """Return a number for each repeat; infinite where it never came to the target."""
@@ -110,7 +110,7 @@ class RacedArm:
     gain: Estimate  # in the first metric, over all repeats of the last analysis
     guards: Mapping[str, Estimate]  # metric that has a limit → gain in it, over the same repeats
     costs: Mapping[str, Difference]  # metric → ratio, over the same repeats; above 1 the arm costs less
-    measured: Mapping[str, Measured]  # metric → over the repeats that count: a gain, of a cost such a ratio
+    measured: Mapping[str, ArmMean]  # metric → over the repeats that count: a gain, of a cost such a ratio
 
     @property
     def is_decided(self) -> bool:
@@ -123,7 +123,7 @@ class RaceResult:
 
     n: int  # repeats that count: those of the last analysis, or 1 where a command ignores its seed
     ignores_seed: bool
-    baseline: Mapping[str, Measured]  # metric → its mean
+    baseline: Mapping[str, ArmMean]  # metric → its mean
     arms: tuple[RacedArm, ...]  # without the baseline
 
     @property
@@ -268,7 +268,7 @@ class _Repeats:
             bias += widening(self._crossings(arm, cost), self._crossings(base, cost))
         return self._log_ratio(self.values(arm, cost), self.values(base, cost), cost, bias=bias)
 
-    def _crossings(self, arm: str, metric: Metric) -> Sequence[Crossing]:
+    def _crossings(self, arm: str, metric: Metric) -> Sequence[TargetCrossing]:
         return self.rows.crossings[arm, metric.name][: self.n]
 
     def _unknown(self, why: str) -> Estimate:
@@ -301,17 +301,17 @@ class _Repeats:
 
     # --- as they are shown
 
-    def means(self, arm: str) -> dict[str, Measured]:
+    def means(self, arm: str) -> dict[str, ArmMean]:
         """Return an arm's mean in each metric."""
         metrics = [*self.question.printed, *self.question.costs]
-        return {metric.name: Measured(mean=self._mean(arm, metric)) for metric in metrics}
+        return {metric.name: ArmMean(mean=self._mean(arm, metric)) for metric in metrics}
 
-    def measured(self, arm: str) -> dict[str, Measured]:
+    def measured(self, arm: str) -> dict[str, ArmMean]:
         """Return an arm's mean in each metric, and what it gains over the baseline; of a cost that gets a
         word its ratio."""
         found = self.means(arm)
         for metric in self.question.printed:
-            found[metric.name] = Measured(mean=found[metric.name].mean, estimate=self.gain(arm, metric))
+            found[metric.name] = ArmMean(mean=found[metric.name].mean, estimate=self.gain(arm, metric))
         for cost in self.question.costs:
             if self.question.has_verdict(cost):
                 found[cost.name] = _shown(found[cost.name].mean, self.cost(arm, cost))
@@ -322,10 +322,10 @@ class _Repeats:
         return mean if math.isfinite(mean) else None
 
 
-def _shown(mean: float | None, gain: Estimate) -> Measured:
+def _shown(mean: float | None, gain: Estimate) -> ArmMean:
     if math.isnan(gain.mid):
-        return Measured(mean=mean, refused=gain.method)
-    return Measured(mean=mean, estimate=gain.exp())
+        return ArmMean(mean=mean, refused=gain.method)
+    return ArmMean(mean=mean, estimate=gain.exp())
 
 
 def _sign(metric: Metric) -> int:
@@ -337,5 +337,5 @@ def _have_logarithms(values: Sequence[float]) -> bool:
     return min(values) > 0 and all(map(math.isfinite, values))
 
 
-def _places(crossings: Sequence[Crossing]) -> list[float]:
+def _places(crossings: Sequence[TargetCrossing]) -> list[float]:
     return [crossing.at for crossing in crossings]

@@ -19,7 +19,7 @@ from nocap.config.keys import EXIT_CODES
 from nocap.config.trainer import Device
 from nocap.launch.executor import GOES_ON
 from nocap.launch.head import RANKS, leftovers, surplus_checkpoints, write_record_head
-from nocap.launch.plan import Plan, Result, headline, nothing_to_train, sound
+from nocap.launch.plan import Plan, RunResult, headline, nothing_to_train, sound
 from nocap.launch.server import Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
@@ -77,7 +77,7 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
 
 def train(
     plan: Plan, *, started: float, log: Callable[[str], None], wait_s: float = 0.0, quiet: bool = False
-) -> Result:
+) -> RunResult:
     """Train the run, unless it has come to its end already. `started` is a `time.monotonic()`. With `quiet`,
     output goes to `train.log`.
 
@@ -89,10 +89,10 @@ def train(
     """
     if (summary := sound(plan)) is not None:
         clean(plan)
-        return Result(summary=summary)
+        return RunResult(summary=summary)
     with hold(plan, wait_s=wait_s) as run_lease:
         if (summary := sound(plan)) is not None:  # its holder has brought it to its end
-            return Result(summary=summary)
+            return RunResult(summary=summary)
         log(headline(plan))
         attempt, signals = Attempt(plan, run_lease, quiet=quiet), list[int]()
 
@@ -230,7 +230,7 @@ class Attempt:
             "TORCH_GLOO_LAZY_INIT": "0",
         }
 
-    def poll(self) -> Result | None:
+    def poll(self) -> RunResult | None:
         """How the run ended, once its workers have for good. Then it is held no longer.
 
         Errors:
@@ -258,7 +258,7 @@ class Attempt:
             if summary["status"] in ENDED and not self._lease.lost:
                 with suppress(OSError):  # another look at the run tries it again
                     delete(surplus_checkpoints(self.plan))
-        return Result(summary=summary, trained=True, taken_over=self._lease.lost)
+        return RunResult(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
         """When one has failed, the others have a little time to say what they lost. Then they are killed,
@@ -289,7 +289,7 @@ class Attempt:
         self.refused = code == EXIT_CODES["refused"]
         return code
 
-    def wait(self) -> Result:
+    def wait(self) -> RunResult:
         while (result := self.poll()) is None:
             time.sleep(WAIT_S)
         return result

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a second
     from nocap.config.run import Run
-    from nocap.launch.grid import Cell, Result
+    from nocap.launch.grid import Cell, RunResult
 
 
 class Work(Protocol):
     """What an executor has begun."""
 
-    def poll(self) -> Result | str | None:
+    def poll(self) -> RunResult | str | None:
         """How it ended, once it has; of another machine a reason, which counts where the record tells
         nothing.
 
@@ -41,7 +41,7 @@ class Executor:
         """A line for the user about these runs, printed before the first of them."""
         return None
 
-    def submit(self, cell: Cell) -> Work | Result | None:
+    def submit(self, cell: Cell) -> Work | RunResult | None:
         """Begin a cell, unless it has ended already. None: there is no room.
 
         Errors:

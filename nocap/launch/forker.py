@@ -24,7 +24,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-from nocap.launch.server import MESSAGE_BYTES, Answer, Start
+from nocap.launch.server import MESSAGE_BYTES, ServerReply, Start
 
 FAILURE_LENGTH = 1000  # characters that say why it could not begin
 
@@ -45,12 +45,12 @@ def serve(sock: socket.socket) -> None:
                     pid = fork_worker(Start(**json.loads(content)), *files)
                     pidfd = os.pidfd_open(pid)
                     selector.register(pidfd, selectors.EVENT_READ, data=pid)
-                    socket.send_fds(sock, [Answer(pid=pid).packed()], [pidfd])
+                    socket.send_fds(sock, [ServerReply(pid=pid).packed()], [pidfd])
                 else:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     _, status = os.waitpid(key.data, 0)
-                    sock.send(Answer(pid=key.data, code=os.waitstatus_to_exitcode(status)).packed())
+                    sock.send(ServerReply(pid=key.data, code=os.waitstatus_to_exitcode(status)).packed())
 
 
 def fork_worker(request: Start, told: int, log: int) -> int:
@@ -105,12 +105,12 @@ def main() -> None:
 
         import nocap.launch.worker  # noqa: F401
     except Exception as error:  # of whatever is installed
-        sock.send(Answer(failed=f"{type(error).__name__}: {error}"[:FAILURE_LENGTH]).packed())
+        sock.send(ServerReply(failed=f"{type(error).__name__}: {error}"[:FAILURE_LENGTH]).packed())
         sys.exit(1)
     for name in sys.argv[2:]:
         with suppress(Exception):  # a worker that needs it says why it does not work
             importlib.import_module(name)
-    sock.send(Answer().packed())
+    sock.send(ServerReply().packed())
     serve(sock)
 
 

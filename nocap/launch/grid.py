@@ -18,7 +18,6 @@ from nocap.config.compose import Composed, as_in
 from nocap.config.keys import is_fault, require
 from nocap.config.words import texts_of_typed
 from nocap.launch.plan import Datasets, Plan, plan, seeds_asked
-from nocap.launch.plan import Result as Result
 from nocap.store.checkpoints import delete, unfinished
 from nocap.store.identity import digest
 from nocap.store.record import write_json

@@ -31,7 +31,7 @@ from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
-from nocap.launch.grid import REPORT, Cell, Grid, Result, check, expand
+from nocap.launch.grid import REPORT, Cell, Grid, RunResult, check, expand
 from nocap.launch.plan import DAMAGED, Plan, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
 from nocap.options.launcher import Launcher, OfCluster, Target
@@ -325,7 +325,7 @@ STATUSES = {"preempted": "stopped half-way", "waiting": "not started"}  # where 
 
 def _report(
     grid: Grid,
-    results: Mapping[str, Result],
+    results: Mapping[str, RunResult],
     *,
     stopped: bool,
     goes_on: str = GOES_ON,
@@ -333,7 +333,7 @@ def _report(
 ) -> int:
     """Print counts, what is unfinished and why, and in the end the comparison, or what `conclude` says. The
     grid's exit code."""
-    waiting = Result(summary={"status": "waiting"})
+    waiting = RunResult(summary={"status": "waiting"})
     ended = [(cell, results.get(cell.plan.identity, waiting)) for cell in grid.cells]
     counts = Counter(result.status for _, result in ended)
     now = sum(result.trained and result.status == "finished" for _, result in ended)
@@ -366,7 +366,7 @@ def _report(
     return EXIT_CODES["preempted"] if "preempted" in counts else 0
 
 
-def _explain(cell: Cell, result: Result) -> None:
+def _explain(cell: Cell, result: RunResult) -> None:
     """Why a cell is not finished, in a line on stderr."""
     log = cell.plan.run_dir / "train.log"
     reason = "; ".join(

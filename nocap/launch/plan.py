@@ -77,7 +77,7 @@ def seeds_asked(plans: Iterable[Plan]) -> dict[str, Asked]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
+class RunResult:
     """How a run ended, or that it did not."""
 
     # its `status`: finished, diverged, failed, preempted, refused, damaged, or waiting: not started; `error`:

@@ -20,7 +20,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
-from nocap.launch.grid import Cell, Grid, Result
+from nocap.launch.grid import Cell, Grid, RunResult
 from nocap.launch.plan import DAMAGED, outcome, overruled
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
@@ -37,16 +37,16 @@ REFRESH_S = 0.5  # between updates of the bar
 TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
 
-def ended(cell: Cell) -> Result | None:
+def ended(cell: Cell) -> RunResult | None:
     """How some process has brought this run to its end."""
     if (summary := outcome(cell.plan)) is None:
         return None
     if summary["status"] != DAMAGED:
         clean(cell.plan)
-    return Result(summary=summary)
+    return RunResult(summary=summary)
 
 
-def _left_by(cell: Cell, reason: str) -> Result:
+def _left_by(cell: Cell, reason: str) -> RunResult:
     """How a cell ended that another machine trained, from its record; `reason`: why it has none."""
     if (result := ended(cell)) is not None:
         return replace(result, trained=True)
@@ -56,11 +56,11 @@ def _left_by(cell: Cell, reason: str) -> Result:
         return _failed(error)
     # one that has ended is damaged, and the same command mends it
     status = "failed" if summary["status"] in ENDED else summary["status"]
-    return Result(summary={**summary, "status": status}, trained=True)
+    return RunResult(summary={**summary, "status": status}, trained=True)
 
 
-def _failed(error: Exception) -> Result:
-    return Result(summary={"status": "failed", "error": str(error)}, trained=True)
+def _failed(error: Exception) -> RunResult:
+    return RunResult(summary={"status": "failed", "error": str(error)}, trained=True)
 
 
 # --- this machine -------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Devices(Executor):
             text += f" (trainer.threads={t.threads}; trainer.threads=1 makes room for {n // t.devices or 1})"
         return "; ".join([text, *overruled(run)])
 
-    def submit(self, cell: Cell) -> Work | Result | None:
+    def submit(self, cell: Cell) -> Work | RunResult | None:
         if (units := self.free(cell.plan.run)) is None:
             return None
         with ExitStack() as undo:
@@ -172,7 +172,7 @@ class Runner:
         self._cells = list(grid.cells)
         self._waiting, self._elsewhere = deque(self._cells), deque[Cell]()
         self._running: list[tuple[Cell, Work]] = []
-        self._results: dict[str, Result] = {}
+        self._results: dict[str, RunResult] = {}
         self._elsewhere_until = self._drawn = 0.0
         # steps of the cells that ended here, and those that cells had when they began here
         self._done, self._before, self._began = 0, 0, time.monotonic()
@@ -184,7 +184,7 @@ class Runner:
             file=trusted(sys.stdout),
         )  # on a terminal alone
 
-    def run(self) -> dict[str, Result]:
+    def run(self) -> dict[str, RunResult]:
         """Identity → how that cell ended."""
         with stop_handler(self._stop), self._bar:
             while self._running or (
@@ -199,7 +199,9 @@ class Runner:
                     self._bar.set_postfix_str(shorten((cell.label for cell, _ in self._running), most=3))
                 time.sleep(self._executor.poll_s if self._running or self._elsewhere else 0)
         for cell in (*self._waiting, *self._elsewhere):
-            self._results[cell.plan.identity] = Result(summary={"status": "waiting", "error": "not started"})
+            self._results[cell.plan.identity] = RunResult(
+                summary={"status": "waiting", "error": "not started"}
+            )
         return self._results
 
     def _stop(self, number: int) -> None:
@@ -215,7 +217,7 @@ class Runner:
                 if work is None:
                     self._waiting.appendleft(cell)
                     return
-                if isinstance(work, Result):
+                if isinstance(work, RunResult):
                     self._results[cell.plan.identity] = work
                 else:
                     self._running.append((cell, work))
@@ -237,7 +239,7 @@ class Runner:
         """Come back later to a cell that another process trains."""
         if cell.plan.identity not in self._results:
             self._log(cell, "later", why)
-            self._results[cell.plan.identity] = Result(summary={"status": "waiting"})
+            self._results[cell.plan.identity] = RunResult(summary={"status": "waiting"})
         self._elsewhere.append(cell)
         self._elsewhere_until = time.monotonic() + HELD_POLL_S * len(self._elsewhere)
 
@@ -252,12 +254,12 @@ class Runner:
             if result is None:
                 continue
             self._running.remove((cell, work))
-            if isinstance(result, Result) and result.taken_over:
+            if isinstance(result, RunResult) and result.taken_over:
                 self._leave(cell, result.reason)
             else:
                 self._conclude(cell, _left_by(cell, result) if isinstance(result, str) else result)
 
-    def _conclude(self, cell: Cell, result: Result) -> None:
+    def _conclude(self, cell: Cell, result: RunResult) -> None:
         self._results[cell.plan.identity] = result
         self._done += result.summary.get("steps") or 0
         event = {"finished": "done", "preempted": "saved"}.get(result.status, result.status)
@@ -288,7 +290,7 @@ class Runner:
         )
 
 
-def _figures(result: Result) -> str:
+def _figures(result: RunResult) -> str:
     """A finished run in half a line."""
     summary = result.summary
     parts = [f"val {summary['val_loss']:.4f}"] if summary.get("val_loss") is not None else []

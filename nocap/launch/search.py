@@ -27,7 +27,7 @@ from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
-from nocap.launch.grid import Cell, Grid, Result, check, values_of
+from nocap.launch.grid import Cell, Grid, RunResult, check, values_of
 from nocap.launch.plan import Datasets, plan, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
@@ -222,7 +222,7 @@ def _typed(distribution: BaseDistribution, value: Any) -> Any:
 
 
 @dataclass(kw_only=True, slots=True)
-class Trial:
+class SearchTrial:
     """A training with settings that the search chose."""
 
     number: int  # from 1
@@ -283,7 +283,7 @@ class Searching:
         self.space = space
         self.fixed = (*fixed, f"seed={search.seed}")
         self._datasets = Datasets()
-        self._trials = list[Trial]()
+        self._trials = list[SearchTrial]()
         at_ends = [(*self.fixed, *end) for end in ends(space)]
         self._base = compose(at_ends[0])
         self._compose = partial(as_in, self._base, compose=compose)
@@ -314,7 +314,9 @@ class Searching:
         keys = "-".join(re.sub(r"[^\w.]+", "_", word) for word in last_words)
         return f"search-{keys[:50]}-{digest(content)}"
 
-    def run(self, devices: Devices, *, log: Callable[[str], None] = print) -> tuple[dict[str, Result], bool]:
+    def run(
+        self, devices: Devices, *, log: Callable[[str], None] = print
+    ) -> tuple[dict[str, RunResult], bool]:
         """Train what is missing, as many trials at once as there is room for. Return how each run of this
         process ended, by identity, and whether a request to stop came.
 
@@ -349,7 +351,7 @@ class Searching:
                     log(line)
         return cells
 
-    def _next(self, number: int, begin: int) -> Trial:
+    def _next(self, number: int, begin: int) -> SearchTrial:
         """Return the trial of this number. It knows the losses of the trials up to number `begin`."""
         before = list[tuple[Params, float | None]]()
         for trial in self._trials:
@@ -357,7 +359,7 @@ class Searching:
             before.append((params_of(self.space, trial.words), known_loss))
         return self.trial(number, words_of(self.space, propose(self.search, self.space, before)))
 
-    def trial(self, number: int, words: tuple[str, ...]) -> Trial:
+    def trial(self, number: int, words: tuple[str, ...]) -> SearchTrial:
         """Return a trial, composed and planned, or refused with the reason."""
         try:
             composed = self._compose([*self.fixed, *words])
@@ -365,13 +367,13 @@ class Searching:
         except ValueError as error:
             if is_fault(error):
                 raise
-            return Trial(number=number, words=words, status="refused", reason=str(error))
+            return SearchTrial(number=number, words=words, status="refused", reason=str(error))
         planned = replace(planned, grid=self.grid.name, swept=self.grid.swept)
         label = f"trial {number}: {' '.join(words)}"
         cell = Cell(overrides=composed.overrides, label=label, plan=planned)
-        return Trial(number=number, words=words, cell=cell)
+        return SearchTrial(number=number, words=words, cell=cell)
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[SearchTrial]:
         """Return all trials that there are, the lowest loss first.
 
         Errors:
@@ -405,7 +407,7 @@ class Searching:
         return f"{aligned(names, rows)}\n\n{note}"
 
 
-def _lines(trial: Trial) -> list[str]:
+def _lines(trial: SearchTrial) -> list[str]:
     """Return what a reader is told of a trial before it begins."""
     if trial.cell is not None:
         return [f"note: {notice}" for notice in trial.cell.plan.notices]
@@ -413,7 +415,7 @@ def _lines(trial: Trial) -> list[str]:
     return [f"trial {trial.number}: {words} cannot be trained, which is its result: {trial.reason}"]
 
 
-def _read_end(trial: Trial) -> None:
+def _read_end(trial: SearchTrial) -> None:
     """Read how a trial's run ended, once it has.
 
     Errors:

@@ -48,7 +48,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class ServerReply:
     """Says that a worker was forked, with its pidfd; that it ended, with its exit code; that the server has
     imported what it needs; or why it could not."""
 
@@ -183,7 +183,7 @@ class Server:
         content, files, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, 1)
         if not content:
             raise ConnectionError("the server of workers was killed")
-        answer = Answer(**json.loads(content))
+        answer = ServerReply(**json.loads(content))
         if answer.failed:
             self._lose()
             raise OSError(f"the server of workers cannot begin: {answer.failed}")

@@ -28,7 +28,7 @@ from nocap.config.trainer import Device
 from nocap.judge import speeds
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Difference
-from nocap.measure.benched import Bench, BenchedArm, Facts, Mfu, Peak, written
+from nocap.measure.benched import Bench, BenchedArm, Facts, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
 from nocap.store.metrics import now
@@ -196,16 +196,16 @@ def _compared(times: Times) -> speeds.Speeds:
     return speeds.judge(times.mean(axis=2))
 
 
-def _peaks(arms: Sequence[TimedArm]) -> dict[str, Peak]:
+def _peaks(arms: Sequence[TimedArm]) -> dict[str, FlopPeak]:
     """Find the FLOP/s of the arms that were timed, by precision and threads: by the data sheet, where there
     is one, and of a large matrix product here."""
-    peaks = dict[str, Peak]()
+    peaks = dict[str, FlopPeak]()
     trainers = {_peak_of(arm): arm.run.trainer for arm in arms if arm.status == "measured"}
     for name, t in trainers.items():
         torch.set_num_threads(t.threads)
         nominal, source = hardware.peak_flops(t.device, t.precision)
         measured = matmul_flops(t.device, t.precision)
-        peaks[name] = Peak(nominal=nominal, nominal_source=source, measured=measured)
+        peaks[name] = FlopPeak(nominal=nominal, nominal_source=source, measured=measured)
     return peaks
 
 
@@ -216,7 +216,7 @@ def _peak_of(arm: TimedArm) -> str:
     return f"{t.precision.value}, {t.threads} threads" if has_threads else t.precision.value
 
 
-def _benched(instances: Sequence[TimedArm], times: Times, peaks: dict[str, Peak]) -> list[BenchedArm]:
+def _benched(instances: Sequence[TimedArm], times: Times, peaks: dict[str, FlopPeak]) -> list[BenchedArm]:
     """Return the instances in the result, the control first."""
     compared = _compared(times)
     differences = [compared.control, None, *compared.arms]
@@ -233,7 +233,7 @@ def _arm(
     speed: Difference | None,
     *,
     base: TimedArm,
-    peaks: dict[str, Peak],
+    peaks: dict[str, FlopPeak],
 ) -> BenchedArm:
     """Return an arm in the result. `times`: (rounds, 2)."""
     facts = Facts(**arm.facts)
@@ -260,7 +260,7 @@ def _arm(
     )
 
 
-def _mfu(rate: float | None, peak: Peak | None) -> Mfu:
+def _mfu(rate: float | None, peak: FlopPeak | None) -> Mfu:
     """Return the share of the peak that so many FLOP/s are."""
     if rate is None or peak is None:
         return Mfu()

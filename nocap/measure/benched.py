@@ -30,7 +30,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Peak:
+class FlopPeak:
     """The FLOP/s that bound an arm."""
 
     nominal: float | None  # by the data sheet; None: there is none
@@ -99,7 +99,7 @@ class Bench:
     started: str
     ended: str
     clock: str  # how work is timed
-    peaks: Mapping[str, Peak]  # precision and threads → what bounds them
+    peaks: Mapping[str, FlopPeak]  # precision and threads → what bounds them
     hardware: Mapping[str, object]
     limit: float  # half width of an interval, of the ratio's logarithm, that needs no more rounds
     rounds: int

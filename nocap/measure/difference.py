@@ -59,7 +59,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
+class ProfileSide:
     """One of the two, as it was read."""
 
     path: Path
@@ -118,11 +118,11 @@ def _ms(figure: Figure | None) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class ProfileDifference:
     """What changed from one profile to another, the largest change first."""
 
-    before: Side
-    after: Side
+    before: ProfileSide
+    after: ProfileSide
     config: Mapping[str, tuple[Any, Any]]  # key → both values, where they differ; None: there is no such key
     groups: Sequence[Change]
     rows: Sequence[Change]
@@ -172,7 +172,7 @@ class Difference:
 # --- reading ------------------------------------------------------------------------------------------------
 
 
-def differences(first: Path, second: Path) -> list[Difference]:
+def differences(first: Path, second: Path) -> list[ProfileDifference]:
     """Compare two files that `nocap.profile --json` wrote: one difference, or where text was generated one of
     the prompt and one of a token.
 
@@ -186,7 +186,7 @@ def differences(first: Path, second: Path) -> list[Difference]:
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
 
 
-def sides(path: Path) -> list[Side]:
+def sides(path: Path) -> list[ProfileSide]:
     """Read a file of `nocap.profile --json`.
 
     Errors:
@@ -211,7 +211,7 @@ def sides(path: Path) -> list[Side]:
 GENERATE = "generate"  # `of` in a file with a profile of the prompt, and one of a token
 
 
-def _side(path: Path, content: dict[str, Any], of: object) -> Side:
+def _side(path: Path, content: dict[str, Any], of: object) -> ProfileSide:
     check_shape(content, _PROFILE, path)
     known = [each.value for each in Of]
     require(of in known and content["of"] == of, f"{path}: of", f"be one of {', '.join(known)}", repr(of))
@@ -231,7 +231,7 @@ def _side(path: Path, content: dict[str, Any], of: object) -> Side:
     roof = {**content["roof"]["flops"], "copy": content["roof"]["bytes_per_s"]}
     for name, each in roof.items():
         require(each is not None and each > 0, f"{path}: roof.{name}", "be above 0", each)
-    return Side(
+    return ProfileSide(
         path=path,
         of=Of(content["of"]),
         words=content["words"],
@@ -262,7 +262,7 @@ def _figure(path: Path, row: Json) -> Figure:
 # --- comparing ----------------------------------------------------------------------------------------------
 
 
-def _difference(before: Side, after: Side) -> Difference:
+def _difference(before: ProfileSide, after: ProfileSide) -> ProfileDifference:
     _refuse(before, after)
     quiet = (*_QUIET, *_TEXT) if before.of.generates else _QUIET
     config = dict[str, tuple[Any, Any]]()
@@ -275,7 +275,7 @@ def _difference(before: Side, after: Side) -> Difference:
             config[key] = before.text.get(key), after.text.get(key)
     if before.hardware["torch"] != after.hardware["torch"]:
         config["torch"] = before.hardware["torch"], after.hardware["torch"]
-    return Difference(
+    return ProfileDifference(
         before=before,
         after=after,
         config=config,
@@ -284,7 +284,7 @@ def _difference(before: Side, after: Side) -> Difference:
     )
 
 
-def _refuse(before: Side, after: Side) -> None:
+def _refuse(before: ProfileSide, after: ProfileSide) -> None:
     """Refuse profiles whose times do not compare, and say what does.
 
     Errors:
@@ -304,13 +304,13 @@ def _refuse(before: Side, after: Side) -> None:
             )
 
 
-def _machine(side: Side) -> str:
+def _machine(side: ProfileSide) -> str:
     hard = side.hardware
     kind = f" ({hard['cpu_kind']})" if hard["cpu_kind"] else ""
     return f"{hard['name']}{kind} on {hard['host']}"
 
 
-def _counted(before: Side, after: Side) -> str:
+def _counted(before: ProfileSide, after: ProfileSide) -> str:
     """What arithmetic says of both, which no machine changes."""
     told = list[str]()
     both = [

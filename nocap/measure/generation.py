@@ -336,7 +336,7 @@ def log(line: str) -> None:
     print(f"nocap: {line}", file=sys.stderr, flush=True)
 
 
-class Sampler:
+class TokenSampler:
     """Draws by the inverse of the distribution function, in fp64: the i-th new token of a sequence needs one
     uniform number, and that number is a function of (seed, sequence, i) alone. So a sample is the same on
     every device and in every batch.
@@ -370,7 +370,9 @@ class Sampler:
         return torch.searchsorted(cumulated_BV, draw_B1 * cumulated_BV[:, -1:], right=True)[:, 0]
 
 
-def generate(engine: Engine, prompt_BT: Tensor, sampler: Sampler, *, max_tokens: int) -> Iterator[Tensor]:
+def generate(
+    engine: Engine, prompt_BT: Tensor, sampler: TokenSampler, *, max_tokens: int
+) -> Iterator[Tensor]:
     """Give the new tokens, (B,) at a time. The prompt may be one sequence for all of the sampler's."""
     logits_BV = engine.prefill(prompt_BT).expand(len(sampler.draws_BN), -1)
     for i in range(max_tokens):
@@ -390,7 +392,7 @@ class Written:
     tokens_per_s: float | None  # of all texts from the second token on; None where each text has one token
 
 
-def write(trained: Trained, engine: Engine, prompt: list[int], sampler: Sampler) -> Written:
+def write(trained: Trained, engine: Engine, prompt: list[int], sampler: TokenSampler) -> Written:
     """Write as many tokens a sequence as the sampler has draws for, or up to its end-of-text."""
     end = trained.encoding.eot_token
     prompt_1T = torch.tensor([prompt], device=trained.device)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import flat
-from nocap.measure.difference import Side
+from nocap.measure.difference import ProfileSide
 from nocap.measure.kinds import Of
 
 Json = Mapping[str, Any]
@@ -132,7 +132,7 @@ def _config_dirs(folders: Iterable[str | Path]) -> list[str]:
     return flags
 
 
-def between(before: Side, after: Side) -> str | None:
+def between(before: ProfileSide, after: ProfileSide) -> str | None:
     """The command that times one profile's overrides against another's; None: they are the same. Empty: only
     training steps are timed."""
     if sorted(before.words) == sorted(after.words):

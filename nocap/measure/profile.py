@@ -22,9 +22,9 @@ from nocap.measure.groups import grouped, rated, summed
 from nocap.measure.kinds import Of, Subject
 from nocap.measure.mixing import FUSED
 from nocap.measure.parts import Key, of_modules
-from nocap.measure.roofline import Composer, Count, Peak, Work, count, measure_peak, options_ceilings
+from nocap.measure.roofline import Composer, Count, OpWork, Peak, count, measure_peak, options_ceilings
 from nocap.measure.timed import Clock
-from nocap.measure.watch import Measured, Row, log, measure_forward, measure_step, measure_text
+from nocap.measure.watch import Row, WatchedSteps, log, measure_forward, measure_step, measure_text
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.metrics import HELD, PARTS, STEP_PARTS
@@ -37,7 +37,7 @@ LEAST_CORE, MOST_OF_PEAK = 0.8, 1.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class ProfileQuestion:
     """What is to be profiled, and how."""
 
     generate: bool = False  # a prompt, and a token after it
@@ -72,12 +72,12 @@ def profile(
         ValueError: the step does not fit into this machine's memory, or diverges.
     """
     (profiled,) = profiles(
-        run, overrides, compose, Asked(repeats=repeats, trace=trace, ceilings=ceilings)
+        run, overrides, compose, ProfileQuestion(repeats=repeats, trace=trace, ceilings=ceilings)
     ).values()
     return profiled
 
 
-def profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: Asked) -> dict[str, Row]:
+def profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: ProfileQuestion) -> dict[str, Row]:
     """What is taken apart → its profile, as JSON types: of a step, a forward, or of prefill and token.
 
     Errors:
@@ -98,7 +98,9 @@ def profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: Asked
         raise ValueError(f"the {what} must fit into the device's memory; lower {remedy} ({cause})") from error
 
 
-def _profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: Asked) -> dict[str, Row]:
+def _profiles(
+    run: Run, overrides: Sequence[str], compose: Composer, asked: ProfileQuestion
+) -> dict[str, Row]:
     subject = Subject(of=asked.first, prompt=asked.prompt, texts=asked.texts)
     run = subject.run(run)
     configure_numerics(run)
@@ -119,7 +121,7 @@ def _profiles(run: Run, overrides: Sequence[str], compose: Composer, asked: Aske
     return results
 
 
-def _measure(run: Run, asked: Asked) -> list[Measured]:
+def _measure(run: Run, asked: ProfileQuestion) -> list[WatchedSteps]:
     sizes = f"{run.trainer.micro_batch} × {run.model.seq_len} tokens"
     if asked.generate:
         log(f"measuring a prompt of {asked.prompt} tokens, and a token after it")
@@ -136,7 +138,7 @@ def _measure(run: Run, asked: Asked) -> list[Measured]:
 # --- the record
 
 
-def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: Measured) -> dict[str, Any]:
+def record(overrides: Sequence[str], *, counted: Count, peak: Peak, measured: WatchedSteps) -> dict[str, Any]:
     """What `--json` writes. A row is what a module cost in one direction of a whole optimizer step as the
     config has it: ms, calls, bytes, FLOPs, and its bound by the roofline. Of a forward, a prompt or a token
     the same."""
@@ -212,7 +214,7 @@ def _flops_per_token(counted: Count, subject: Subject) -> tuple[float | None, st
     return sum(work.flops for work in counted.work.values()) / subject.tokens(run), "counted"
 
 
-def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: float) -> float:
+def _unattributed_ms(run: Run, measured: WatchedSteps, attributed_ms: float, scale: float) -> float:
     """What no module accounts for in the step. On a GPU: the device's waiting in a step without the profiler,
     whose own work on the host would be taken for it."""
     times = microbatches(run) / microbatches(measured.ranges.run)
@@ -221,7 +223,7 @@ def _unattributed_ms(run: Run, measured: Measured, attributed_ms: float, scale: 
     return measured.between_ms * scale * times
 
 
-def _clock(run: Run, measured: Measured) -> tuple[float, str]:
+def _clock(run: Run, measured: WatchedSteps) -> tuple[float, str]:
     """What profiled milliseconds are multiplied by, and how the record describes the result."""
     clock, step = Clock.of(run.trainer.device, run.trainer.threads), measured.steps["profiled"]
     share = step["cpu_ms"] / step["wall_ms"] if clock is Clock.cpu else 1.0
@@ -233,7 +235,7 @@ def _clock(run: Run, measured: Measured) -> tuple[float, str]:
     }[clock]
 
 
-def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Iterator[Row]:
+def _rows(counted: Count, peak: Peak, measured: WatchedSteps, scale: float) -> Iterator[Row]:
     ranges, n, m = measured.ranges, microbatches(counted.run), microbatches(measured.ranges.run)
     counted_keys = (key for key in counted.work if ranges.part[key[0]] not in STEP_PARTS)
     # of one rank: 0
@@ -241,7 +243,7 @@ def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Itera
     around = [("reduction", "backward")] if measured.subject.of.trains else []
     for path, direction in dict.fromkeys([*measured_ms, *counted_keys, *around]):
         ms = measured_ms.get((path, direction), 0.0)
-        work = counted.work.get((path, direction), Work())
+        work = counted.work.get((path, direction), OpWork())
         part = ranges.part.get(path, path if path in PARTS else "other")
         times = _times(part, n, m)
         layer = re.match(r"blocks\.(\d+)", path)
@@ -258,7 +260,7 @@ def _rows(counted: Count, peak: Peak, measured: Measured, scale: float) -> Itera
         }
 
 
-def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: Measured) -> Iterator[Row]:
+def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: WatchedSteps) -> Iterator[Row]:
     """The same rows, a mixer's by its moments, where it was taken apart."""
     n = microbatches(counted.run)
     moments = defaultdict[Key, dict[str | None, float]](dict)
@@ -270,7 +272,7 @@ def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: Measu
         if not set(ms) - {None}:
             yield {**row, "detail": None}
             continue
-        whole = counted.work.get(key, Work())
+        whole = counted.work.get(key, OpWork())
         whole_ms = sum(ms.values())
         works = whole.by_moment()
         if FUSED in ms and not counted.as_run:  # counted by a kernel that anything runs
@@ -278,7 +280,7 @@ def _of_moments(rows: Iterable[Row], counted: Count, peak: Peak, measured: Measu
         elif not set(works) <= set(ms):
             works = {_longest(ms): whole}
         for moment, own_ms in ms.items():
-            work = works.get(moment, Work())
+            work = works.get(moment, OpWork())
             yield {
                 **row,
                 "detail": moment,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from nocap.measure.difference import Change, Difference
+from nocap.measure.difference import Change, ProfileDifference
 from nocap.measure.groups import GROUPS, title_of
 from nocap.measure.kinds import Of
 from nocap.measure.largest import between
@@ -287,12 +287,12 @@ def _largest(profile: Json) -> Iterator[str]:
 # --- what changed -------------------------------------------------------------------------------------------
 
 
-def render_differences(differences: Sequence[Difference]) -> str:
+def render_differences(differences: Sequence[ProfileDifference]) -> str:
     """One after another."""
     return "\n\n".join(_difference(difference) for difference in differences)
 
 
-def _difference(difference: Difference) -> str:
+def _difference(difference: ProfileDifference) -> str:
     tables = [
         _changes("what changed", difference.groups),
         _changes("row by row, the largest change first", difference.rows),
@@ -301,7 +301,7 @@ def _difference(difference: Difference) -> str:
     return "\n\n".join([head, *map(str, tables), "\n".join(_caution(difference))])
 
 
-def _about(difference: Difference) -> Iterator[str]:
+def _about(difference: ProfileDifference) -> Iterator[str]:
     for name, side in (("A", difference.before), ("B", difference.after)):
         words = " ".join(side.words) or "no overrides"
         ratio = f", {difference.ratio:.2f}× A" if side is difference.after else ""
@@ -365,7 +365,7 @@ def _signed(ms: float) -> str:
     return f"+{three_digits(ms)}" if ms > 0 else three_digits(ms).replace("-", MINUS)
 
 
-def _caution(difference: Difference) -> Iterator[str]:
+def _caution(difference: ProfileDifference) -> Iterator[str]:
     drift = ", ".join(f"{name} {each:.2f}×" for name, each in difference.drift.items())
     yield (
         "A and B are one measurement each, without an interval. Between them the machine itself changed, by "

@@ -95,7 +95,7 @@ class Op(NamedTuple):
         return None if self.mixing is None else self.mixing[0].moment(self.mixing[1])
 
 
-class Work(list[Op]):
+class OpWork(list[Op]):
     """What a module does in a forward or in its backward."""
 
     @property
@@ -115,9 +115,9 @@ class Work(list[Op]):
         """The matrix FLOPs alone, at the measured peak."""
         return sum(op.flops / peak.flops[op.dtype] for op in self) * 1e3
 
-    def by_moment(self) -> dict[str | None, Work]:
+    def by_moment(self) -> dict[str | None, OpWork]:
         """The same work, a mixer's by its moments."""
-        moments = defaultdict[str | None, Work](Work)
+        moments = defaultdict[str | None, OpWork](OpWork)
         for op in self:
             moments[op.moment].append(op)
         return moments
@@ -141,7 +141,7 @@ class Count(TorchDispatchMode):
         self.cache = 0  # bytes of keys and values
         self.as_run = True  # by the kernels that run; else by others of the same mathematics
         self.not_counted: str | None = None  # why there is no work here
-        self.work = defaultdict[Key, Work](Work)
+        self.work = defaultdict[Key, OpWork](OpWork)
         self._calls = defaultdict[tuple[str, int], Call](Call)  # of mixers, by path and number
         self._nodes = Nodes()
 
@@ -174,8 +174,8 @@ class Count(TorchDispatchMode):
             self._nodes.add(path, torch.autograd._get_sequence_nr() - 1, call, added)  # type: ignore[attr-defined]
         return call, added
 
-    def by_part(self) -> defaultdict[str, Work]:
-        merged = defaultdict[str, Work](Work)
+    def by_part(self) -> defaultdict[str, OpWork]:
+        merged = defaultdict[str, OpWork](OpWork)
         for (path, _), work in self.work.items():
             merged[self.ranges.part[path]] += work
         return merged

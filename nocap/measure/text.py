@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nocap.judge.interval import CONFIDENCE, Estimate
-from nocap.measure.benched import Bench, BenchedArm, Peak
-from nocap.report.table import Cell, Column, Table
+from nocap.measure.benched import Bench, BenchedArm, FlopPeak
+from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
 from nocap.store.metrics import METRICS, Scale
 
@@ -62,7 +62,7 @@ def _control(arm: BenchedArm) -> list[object]:
     return ["  again (control)", arm.tokens_per_s, None, arm.ratio, None, None, None, arm.verdict]
 
 
-def _speed(ratio: Estimate) -> Cell:
+def _speed(ratio: Estimate) -> TableCell:
     return measured(ratio, METRICS["tokens_per_s"], Scale.ratio)
 
 
@@ -95,7 +95,7 @@ def _of_memory_and_peaks(bench: Bench) -> str:
     return f"MiB: {mib}. MFU ({which} peak): {'; '.join(tera)}"
 
 
-def _tera(peak: Peak) -> str:
+def _tera(peak: FlopPeak) -> str:
     measured = f"{peak.measured / 1e12:,.2f} TFLOP/s measured"
     if not peak.nominal:
         return measured

@@ -41,7 +41,7 @@ def log(line: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class WatchedSteps:
     subject: Subject
     # how it ran (`plain`, eager as the parts are; `profiled`; `compiled` where the config asks for it) → its
     # clocks
@@ -158,7 +158,7 @@ def measurable(run: Run) -> Run:
     return run.varied(trainer=trainer, optimizer=run.optimizer.at_batch(tokens))
 
 
-def measure_step(run: Run, *, repeats: int, trace: Path | None) -> Measured:
+def measure_step(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
     """Train a few steps and watch.
 
     Errors:
@@ -198,8 +198,8 @@ def _warm(run: Run) -> TimedArm:
 
 def _measured(
     subject: Subject, watched: Watched, steps: dict[str, Row], ranges: Ranges, memory_mib: dict[str, float]
-) -> Measured:
-    return Measured(
+) -> WatchedSteps:
+    return WatchedSteps(
         subject=subject,
         steps=steps,
         moments=watched.moments,
@@ -212,7 +212,7 @@ def _measured(
 # --- a forward ----------------------------------------------------------------------------------------------
 
 
-def measure_forward(run: Run, *, repeats: int, trace: Path | None) -> Measured:
+def measure_forward(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
     """Compute the loss of a micro-batch without gradients, in the precision of training, and watch."""
     subject = Subject(of=Of.forward)
     eager = at_compile(run, Compile.off)
@@ -265,7 +265,9 @@ def _held(parameters_mib: float, cache_bytes: int = 0) -> dict[str, float]:
 # --- text ---------------------------------------------------------------------------------------------------
 
 
-def measure_text(run: Run, *, prompt: int, texts: int, repeats: int, trace: Path | None) -> list[Measured]:
+def measure_text(
+    run: Run, *, prompt: int, texts: int, repeats: int, trace: Path | None
+) -> list[WatchedSteps]:
     """Read a random prompt and decode a token after it, as `nocap.generate` does, and watch both."""
     configure_numerics(run)
     device = torch.device(run.trainer.device.value)
@@ -281,7 +283,7 @@ def measure_text(run: Run, *, prompt: int, texts: int, repeats: int, trace: Path
     }
     cached = isinstance(engine, Cached)
     held = _held(memory.n_bytes(model.parameters()) / memory.MIB, engine.cache_bytes)
-    measured = list[Measured]()
+    measured = list[WatchedSteps]()
     for of, call in calls.items():
         subject = Subject(of=of, prompt=prompt, texts=texts, cached=cached)
         taken = _text(engine, call, of, prompt=prompt, device=device)

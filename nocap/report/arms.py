@@ -15,7 +15,7 @@ from nocap.judge.interval import Estimate, confidence
 from nocap.judge.losses import Outcome
 from nocap.judge.pace import PACE
 from nocap.judge.question import PREVIOUS
-from nocap.report.table import Cell, Column, Table
+from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import counted, extent, gains, ratio, values
 from nocap.store.formats import NONE, count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Scale
@@ -213,7 +213,7 @@ class _AtEqualLoss:
     def columns(self) -> list[Column]:
         return [Column(title="time at equal loss", show=lambda drawn: drawn)] if self.there else []
 
-    def cells(self, at: TimeAtEqualLoss | None) -> list[Cell | str | None]:
+    def cells(self, at: TimeAtEqualLoss | None) -> list[TableCell | str | None]:
         if not self.there:
             return []
         if at is None:
@@ -352,12 +352,14 @@ def _costs(comparison: Comparison, what: str, *, imported: bool) -> Table:
     shown = LOGGED_COSTS if imported else COSTS
     costs = {row.arm.id: row.costs for row in arms}
 
-    def cell(row: ComparedArm, name: str) -> Cell | None:
+    def cell(row: ComparedArm, name: str) -> TableCell | None:
         x = row.costs[name]
         before = costs[(row.against or row.arm).id][name]
         if x is None:
             return None
-        return Cell(text=count(x), small=f"({percent(x / before - 1)})" if before and x != before else "")
+        return TableCell(
+            text=count(x), small=f"({percent(x / before - 1)})" if before and x != before else ""
+        )
 
     columns = [ARM, *(Column(title=title, show=lambda drawn: drawn) for title in shown.values())]
     rows: list[list[Any]] = [[row.label, *(cell(row, name) for name in shown)] for row in arms]

@@ -15,7 +15,7 @@ from nocap.judge.compare import ComparedArm, Comparison
 from nocap.judge.interval import LEAST_PAIRS, confidence
 from nocap.judge.losses import Outcome
 from nocap.report import arms, forest, page
-from nocap.report.table import Cell
+from nocap.report.table import TableCell
 from nocap.report.words import gains
 from nocap.store import formats
 from nocap.store.files import write_file
@@ -171,7 +171,7 @@ def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
     return mean
 
 
-def _differences(comparison: Comparison) -> list[Cell]:
+def _differences(comparison: Comparison) -> list[TableCell]:
     column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
     return [column.draw(row.difference and row.difference.estimate) for row in comparison.rows]
 
@@ -179,11 +179,11 @@ def _differences(comparison: Comparison) -> list[Cell]:
 def _effects(comparison: Comparison) -> Markup:
     """Draw the effects of the levels, the lowest loss first."""
     column = gains(comparison.metric, Scale.difference, arms.DIFFERENCE)
-    lines = list[forest.Line]()
+    lines = list[forest.ForestRow]()
     for factor in comparison.factors.factors if comparison.factors else ():
         for level in factor.levels:
             label, estimate = f"{factor.key}={level.name}", level.difference.estimate
-            line = forest.Line(
+            line = forest.ForestRow(
                 label=label,
                 title=f"{label}: {column.draw(estimate)}",
                 look=level.difference.outcome.name,
@@ -196,7 +196,7 @@ def _effects(comparison: Comparison) -> Markup:
     return forest.svg(lines, title=AXIS.format(comparison.metric, "the baseline"), zero=True)
 
 
-def intervals(comparison: Comparison) -> list[forest.Line]:
+def intervals(comparison: Comparison) -> list[forest.ForestRow]:
     """Of the differences. An interval without an end is not drawn: its point is."""
     lines = []
     for row, cell in zip(comparison.rows, _differences(comparison), strict=True):
@@ -208,7 +208,7 @@ def intervals(comparison: Comparison) -> list[forest.Line]:
             )
             title = f"{row.label}: {cell}"
             lines.append(
-                forest.Line(
+                forest.ForestRow(
                     label=row.label, title=title, look=gap.outcome.name, mid=estimate.mid, low=low, high=high
                 )
             )

@@ -13,7 +13,7 @@ MARKS = "•+×○▲□◆※"
 BAND = "·"
 
 
-class Curve(NamedTuple):
+class DrawnCurve(NamedTuple):
     label: str
     x: Sequence[float]  # ascending
     y: Sequence[float]
@@ -22,7 +22,7 @@ class Curve(NamedTuple):
 
 
 def drawn(
-    curves: Sequence[Curve], *, x: str, y: str, log: str = "", width: int = 72, height: int = 18
+    curves: Sequence[DrawnCurve], *, x: str, y: str, log: str = "", width: int = 72, height: int = 18
 ) -> str:
     """The curves in one frame, `x` and `y` the names of its axes. `log`: which are logarithmic, "", "x", "y"
     or "xy". Between two points a curve is straight in the frame."""

@@ -29,7 +29,7 @@ DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ForestRow:
     """A row: null is what is unknown or endless."""
 
     label: str
@@ -112,7 +112,7 @@ def number(x: float) -> str:
 
 
 def svg(
-    lines: Sequence[Line],
+    lines: Sequence[ForestRow],
     *,
     title: str,
     ratio: bool = False,
@@ -151,7 +151,7 @@ def _short(name: str) -> str:
     return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
-def _row(line: Line, scale: Axis, *, y: float) -> str:
+def _row(line: ForestRow, scale: Axis, *, y: float) -> str:
     """Stated range, bound, interval, middle, name; in this order, so that the measured lies above."""
     left, right = scale.low, scale.high
     parts = []

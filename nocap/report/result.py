@@ -347,14 +347,14 @@ def _doubts(key: str, said: Sequence[object], again: Sequence[object]) -> Iterat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ResultPart:
     """What is said of an arm or of a run, or all else that is said."""
 
     label: str
     said: Mapping[str, object]
 
 
-NOTHING = Part(label="", said={})
+NOTHING = ResultPart(label="", said={})
 
 
 def _rank(line: str) -> bool:
@@ -362,14 +362,14 @@ def _rank(line: str) -> bool:
     return not line.startswith("difference.verdict")
 
 
-def _parts(of: Result) -> dict[tuple[str, str], Part]:
+def _parts(of: Result) -> dict[tuple[str, str], ResultPart]:
     """Return the arms by their ids, the runs by their identities, and all else but the doubts."""
-    parts = {("arm", arm.arm): Part(label=arm.label, said=to_json(arm)) for arm in of.arms}
-    parts |= {("run", run.identity): Part(label=run.name, said=to_json(run)) for run in of.runs}
+    parts = {("arm", arm.arm): ResultPart(label=arm.label, said=to_json(arm)) for arm in of.arms}
+    parts |= {("run", run.identity): ResultPart(label=run.name, said=to_json(run)) for run in of.runs}
     rest = to_json(msgspec.structs.replace(of, arms=[], runs=[], problems=[], not_compared=[]))
     rest["arms"] = [arm.arm for arm in of.arms]
     rest["runs"] = [run.identity for run in of.runs]
-    return parts | {("", ""): Part(label=KIND, said=rest)}
+    return parts | {("", ""): ResultPart(label=KIND, said=rest)}
 
 
 def _differ(told: Mapping[str, object], again: Mapping[str, object]) -> Iterator[str]:

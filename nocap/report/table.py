@@ -17,7 +17,7 @@ WIDEST = 1000  # characters of a cell on a terminal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class TableCell:
     """A value as it is drawn."""
 
     text: str
@@ -32,11 +32,11 @@ class Column:
     """`show` draws a value that is there, as a text or a cell."""
 
     title: str
-    show: Callable[[Any], str | Cell] = str
+    show: Callable[[Any], str | TableCell] = str
 
-    def draw(self, value: Any) -> Cell:
+    def draw(self, value: Any) -> TableCell:
         drawn = NONE if value is None else self.show(value)
-        return drawn if isinstance(drawn, Cell) else Cell(text=drawn)
+        return drawn if isinstance(drawn, TableCell) else TableCell(text=drawn)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class Table:
         return [column.title for column in self.columns]
 
     @property
-    def cells(self) -> list[list[Cell]]:
+    def cells(self) -> list[list[TableCell]]:
         return [
             [column.draw(value) for column, value in zip(self.columns, row, strict=True)] for row in self.rows
         ]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from nocap.judge.interval import ROUNDING, Estimate
-from nocap.report.table import Cell, Column
+from nocap.report.table import Column, TableCell
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Better, Metric, Scale
 
@@ -94,35 +94,35 @@ def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
     return f"{first} to {last} {side}"
 
 
-def measured(estimate: Estimate, metric: Metric, scale: Scale) -> Cell:
+def measured(estimate: Estimate, metric: Metric, scale: Scale) -> TableCell:
     """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ±
     0.0047`, `0.94 of the baseline's time at equal loss [0.90, 0.98]`. Without an interval there is no figure;
     what was counted has no noise for one. A ratio whose ends lie a factor of ten apart is not known."""
     if not math.isfinite(estimate.high - estimate.low):
-        return Cell(text=NONE)
+        return TableCell(text=NONE)
     if scale is Scale.ratio and estimate.high > FAR * estimate.low:
-        return Cell(text="not known")
+        return TableCell(text="not known")
     if metric.relative:
         drawn = ratio(estimate)
         return replace(drawn, text=_of_baseline(drawn.text, metric))
     text = gain(estimate.mid, metric, scale)
     if estimate.low == estimate.high:
-        return Cell(text=text)
+        return TableCell(text=text)
     if scale is Scale.difference:
-        return Cell(text=text, small=f"± {extent(estimate.half_width, metric)}")
-    return Cell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
+        return TableCell(text=text, small=f"± {extent(estimate.half_width, metric)}")
+    return TableCell(text=text, small=f"[{between(estimate.low, estimate.high, metric, scale)}]")
 
 
-def ratio(estimate: Estimate) -> Cell:
+def ratio(estimate: Estimate) -> TableCell:
     """Draw a ratio as it is: `0.94 [0.88, 1.01]`; with a digit more where its interval is narrow."""
     if not math.isfinite(estimate.high - estimate.low):
-        return Cell(text=NONE)
+        return TableCell(text=NONE)
     if estimate.high > FAR * estimate.low:
-        return Cell(text="not known")
+        return TableCell(text="not known")
     digits = 3 if estimate.half_width < NARROW else 2
     if estimate.low == estimate.high:
-        return Cell(text=f"{estimate.mid:.{digits}f}")
-    return Cell(
+        return TableCell(text=f"{estimate.mid:.{digits}f}")
+    return TableCell(
         text=f"{estimate.mid:.{digits}f}", small=f"[{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
     )
 
@@ -181,7 +181,7 @@ def gains(metric: str, scale: Scale, title: str) -> Column:
     """Of estimates of an arm's number minus or over the baseline's; a text says why there is none."""
     definition = METRICS[metric]
 
-    def show(estimate: Estimate | str) -> str | Cell:
+    def show(estimate: Estimate | str) -> str | TableCell:
         return (
             estimate
             if isinstance(estimate, str)

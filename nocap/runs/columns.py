@@ -79,7 +79,7 @@ def swept(run: Record) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Column:
+class RunColumn:
     name: str
     of: Callable[[Record], Any]  # text or a number; None where there is none
     show: Callable[[Any], str] = spell
@@ -100,28 +100,28 @@ class Column:
 COLUMNS = {
     column.name: column
     for column in (
-        Column(name="run", of=lambda run: run.folder.name),
-        Column(name="name", of=lambda run: run.name),
-        Column(name="arm", of=lambda run: run.arm),
-        Column(name="identity", of=lambda run: run.identity),
-        Column(name="seed", of=lambda run: run.seed),
-        Column(name="status", of=status),
-        Column(name="swept", of=swept),
-        Column(name="grid", of=lambda run: run.attempt.get("grid")),
-        Column(name="host", of=lambda run: run.attempt.get("host")),
-        Column(name="machine", of=lambda run: run.machine_name),
-        Column(name="started", of=lambda run: run.attempt.get("started"), order=moment),
-        Column(name="age", of=age_s, show=age),
-        Column(name="size", of=lambda run: size_of(run.folder), show=size),
-        Column(name="steps", of=lambda run: run.number("steps"), show=whole),
-        Column(name="tokens", of=lambda run: run.number("tokens"), show=count),
-        Column(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration),
-        *(Column(name=name, of=methodcaller("value", name), show=METRICS[name].show) for name in OF_A_RUN),
+        RunColumn(name="run", of=lambda run: run.folder.name),
+        RunColumn(name="name", of=lambda run: run.name),
+        RunColumn(name="arm", of=lambda run: run.arm),
+        RunColumn(name="identity", of=lambda run: run.identity),
+        RunColumn(name="seed", of=lambda run: run.seed),
+        RunColumn(name="status", of=status),
+        RunColumn(name="swept", of=swept),
+        RunColumn(name="grid", of=lambda run: run.attempt.get("grid")),
+        RunColumn(name="host", of=lambda run: run.attempt.get("host")),
+        RunColumn(name="machine", of=lambda run: run.machine_name),
+        RunColumn(name="started", of=lambda run: run.attempt.get("started"), order=moment),
+        RunColumn(name="age", of=age_s, show=age),
+        RunColumn(name="size", of=lambda run: size_of(run.folder), show=size),
+        RunColumn(name="steps", of=lambda run: run.number("steps"), show=whole),
+        RunColumn(name="tokens", of=lambda run: run.number("tokens"), show=count),
+        RunColumn(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration),
+        *(RunColumn(name=name, of=methodcaller("value", name), show=METRICS[name].show) for name in OF_A_RUN),
     )
 }
 
 
-def column(name: str, runs: Sequence[Record]) -> Column:
+def column(name: str, runs: Sequence[Record]) -> RunColumn:
     """Find the column of this name, or of a key of these runs' configs: whole, or its last part.
 
     Errors:
@@ -133,7 +133,7 @@ def column(name: str, runs: Sequence[Record]) -> Column:
     every = {key: None for run in runs for key in run.config}
     ends = [key for key in every if key.endswith(f".{name}")]
     require(name in every or len(ends) < 2, name, f"be one key, as {shorten(ends, most=4)}", "several")
-    return Column(name=name, of=partial(_configured, name))
+    return RunColumn(name=name, of=partial(_configured, name))
 
 
 def _configured(name: str, run: Record) -> Any:

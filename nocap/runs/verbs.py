@@ -19,7 +19,7 @@ from nocap.config.keys import require
 from nocap.judge.result import to_json
 from nocap.report.table import aligned
 from nocap.report.why import render, why
-from nocap.runs.columns import COLUMNS, FILTER, Column, age, age_s, column, matching, size_of, status
+from nocap.runs.columns import COLUMNS, FILTER, RunColumn, age, age_s, column, matching, size_of, status
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
@@ -45,7 +45,7 @@ def list_runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(columns: Sequence[Column], runs: Sequence[Record]) -> str:
+def _rows(columns: Sequence[RunColumn], runs: Sequence[Record]) -> str:
     """Return the runs as a table."""
     names = [each.name for each in columns]
     rows = list[list[str]]()
@@ -54,7 +54,7 @@ def _rows(columns: Sequence[Column], runs: Sequence[Record]) -> str:
     return aligned(names, rows)
 
 
-def _values(columns: Sequence[Column], run: Record) -> dict[str, Any]:
+def _values(columns: Sequence[RunColumn], run: Record) -> dict[str, Any]:
     """Return a run's values by the columns' names."""
     return {each.name: each.of(run) for each in columns}
 

@@ -13,12 +13,12 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.losses import Outcome
-from nocap.judge.measured import Measured
-from nocap.judge.result import interval, to_json
+from nocap.judge.measured import ArmMean
+from nocap.judge.result import interval_json, to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.report import forest, page
 from nocap.report.page import finite
-from nocap.report.table import Cell, Column, Table
+from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
 from nocap.sources.race import Race, Raced
 from nocap.store.metrics import METRICS, Measurement, Metric, Scale
@@ -71,17 +71,17 @@ def _verdict(race: Race, result: RaceResult, arm: RacedArm) -> dict[str, object]
     guards = list[dict[str, object]]()
     for guard in race.guards:
         name = guard.reading.name
-        guards.append({"metric": name, "margin": guard.margin, **to_json(interval(arm.guards[name]))})
+        guards.append({"metric": name, "margin": guard.margin, **to_json(interval_json(arm.guards[name]))})
     costs = dict[str, object]()
     for name, cost in arm.costs.items():
-        costs[name] = {**to_json(interval(cost.estimate)), "verdict": cost.outcome.value}
+        costs[name] = {**to_json(interval_json(cost.estimate)), "verdict": cost.outcome.value}
     return {
         "arm": arm.name,
         "n": result.n,
         "word": arm.word.value,
         "reason": reason(result, arm),
         "decided": arm.is_decided,
-        "gain": to_json(interval(arm.gain)),
+        "gain": to_json(interval_json(arm.gain)),
         "guards": guards,
         "costs": costs,
     }
@@ -149,7 +149,7 @@ def _beside(
     notes: Sequence[str],
 ) -> Table:
     """Return means and gains, two columns a metric. Notes say which gains are not known."""
-    arms: dict[str, Mapping[str, Measured]] = {race.arms[0].name: result.baseline}
+    arms: dict[str, Mapping[str, ArmMean]] = {race.arms[0].name: result.baseline}
     for arm in result.arms:
         arms[arm.name] = arm.measured
     columns = [Column(title="arm")]
@@ -170,7 +170,7 @@ def _beside(
     return Table(title=title, columns=columns, rows=rows, notes=[*notes, *unknown])
 
 
-def _drawn(seen: Measured, metric: Metric, scale: Scale) -> Cell | None:
+def _drawn(seen: ArmMean, metric: Metric, scale: Scale) -> TableCell | None:
     return None if seen.estimate is None else measured(seen.estimate, metric, scale)
 
 
@@ -183,7 +183,7 @@ def _means(metric: Metric) -> Column:
 def _gains(title: str) -> Column:
     """Return a column of cells that are drawn already."""
 
-    def show(cell: Cell) -> Cell:
+    def show(cell: TableCell) -> TableCell:
         return cell
 
     return Column(title=title, show=show)
@@ -256,12 +256,12 @@ def _forest(
     bound: float | None = None,
 ) -> Markup | None:
     """Draw the gains in one metric; `None` where none has an interval, as of one seed."""
-    lines = list[forest.Line]()
+    lines = list[forest.ForestRow]()
     for arm in result.arms:
         gain = arm.measured[metric.name].estimate
         if gain is not None and math.isfinite(gain.high):
             lines.append(
-                forest.Line(
+                forest.ForestRow(
                     label=arm.name,
                     title=f"{arm.name}: {measured(gain, metric, Scale.difference)}",
                     look=arm.word.value.replace(" ", "-"),

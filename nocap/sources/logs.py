@@ -53,7 +53,7 @@ REPEAT = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Log:
+class TrainerLog:
     """What a format reads: a file, or for a server's runs only a name."""
 
     path: Path
@@ -76,7 +76,7 @@ class Log:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def records_of(log: Log, *, columns: Columns, hardware: str | None) -> tuple[list[Record], list[str]]:
+def records_of(log: TrainerLog, *, columns: Columns, hardware: str | None) -> tuple[list[Record], list[str]]:
     """The runs of a log as records, with seed -1 where none is named, and lines about it.
 
     Errors:
@@ -92,7 +92,7 @@ def records_of(log: Log, *, columns: Columns, hardware: str | None) -> tuple[lis
         raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
 
-def _record(log: Log, run: LoggedRun, content: str, *, alone: bool, hardware: str | None) -> Record:
+def _record(log: TrainerLog, run: LoggedRun, content: str, *, alone: bool, hardware: str | None) -> Record:
     facts = run.facts
     arm = facts.get("arm") or (log.path.stem if log.given and not alone else log.arm)
     in_name = OF_THE_SEED.search(log.inside) if alone else None
@@ -224,13 +224,13 @@ def _may_be_logs(path: str) -> bool:
     return place.exists()
 
 
-def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
+def _logs(path: str, wanted: Sequence[str]) -> list[TrainerLog]:
     """The logs of a path in one of these formats.
 
     Errors:
         ValueError: there is nothing of that name, or logs of several formats.
     """
-    place, by_format = Path(os.path.abspath(expanded(path))), dict[str, list[Log]]()
+    place, by_format = Path(os.path.abspath(expanded(path))), dict[str, list[TrainerLog]]()
     for name in wanted:
         form = _format(name)
         if place.exists():
@@ -243,7 +243,7 @@ def _logs(path: str, wanted: Sequence[str]) -> list[Log]:
         if files:
             facts = {"format": Path(name).name, "read": form["read"], "given": not place.is_dir()}
             by_format[name] = [
-                Log(path=file, folder=(folder := _folder(file)), arm=_arm(folder, place), **facts)
+                TrainerLog(path=file, folder=(folder := _folder(file)), arm=_arm(folder, place), **facts)
                 for file in files
             ]
     if len(by_format) > 1:
@@ -277,7 +277,7 @@ def _arm(folder: Path, place: Path) -> str:
     return str(folder.relative_to(place)) if place in folder.parents else folder.name
 
 
-def _found(logs: Sequence[Log], columns: Columns, hardware: str | None) -> Found:
+def _found(logs: Sequence[TrainerLog], columns: Columns, hardware: str | None) -> Found:
     loaded, by_identity, seeds = Found(), dict[str, Record](), count(-1, -1)
     folders = Counter(name for name, _ in {(log.arm, log.folder) for log in logs})
     for log in logs:

@@ -18,7 +18,7 @@ from threading import Event
 
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import analyses
-from nocap.judge.time_to_target import Crossing, crossing
+from nocap.judge.time_to_target import TargetCrossing, crossing
 from nocap.judge.turns import Limit, RaceQuestion, RaceResult, RaceRows, judge
 from nocap.report.page import finite
 from nocap.sources.command import COSTS, Command, Reading, named, result
@@ -45,7 +45,7 @@ class Guarded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Registration:
+class RaceRegistration:
     """What was written of a race before its first run, beside what it is."""
 
     at: str
@@ -56,7 +56,7 @@ class Registration:
 class Raced:
     """What a race found."""
 
-    registration: Registration
+    registration: RaceRegistration
     result: RaceResult
 
 
@@ -65,7 +65,7 @@ class _Run:
     """What is known of a run that ended."""
 
     measurements: Sequence[Measurement]
-    crossings: Mapping[str, Crossing]  # by the names of `TO_TARGET`; empty without a target
+    crossings: Mapping[str, TargetCrossing]  # by the names of `TO_TARGET`; empty without a target
 
 
 @dataclass(kw_only=True)
@@ -127,7 +127,7 @@ class Race:
         runs = self.folder / "runs" if self.sessions > 1 else self.output_dir / "commands"
         return runs / f"{arm.content}-{self.first_seed + repeat}"
 
-    def registered(self, registration: Registration) -> dict[str, object]:
+    def registered(self, registration: RaceRegistration) -> dict[str, object]:
         """Return the registration as JSON."""
         return {
             "kind": "race",
@@ -137,7 +137,7 @@ class Race:
             **self.stated,
         }
 
-    def register(self) -> Registration:
+    def register(self) -> RaceRegistration:
         """Write the registration before the first run; where it is there, read it.
 
         Errors:
@@ -145,8 +145,8 @@ class Race:
         """
         known = read_json(self.folder / FILE, _REGISTERED)
         if known is not None:
-            return Registration(at=known["at"], exploratory=known["exploratory"])
-        registration = Registration(at=now(), exploratory=self._exploratory())
+            return RaceRegistration(at=known["at"], exploratory=known["exploratory"])
+        registration = RaceRegistration(at=now(), exploratory=self._exploratory())
         write_json(self.folder / FILE, self.registered(registration))
         return registration
 
@@ -283,7 +283,7 @@ class Race:
     def rows(self, n: int) -> RaceRows:
         """Return the rows of the first n repeats, which all ended."""
         measurements = list[Measurement]()
-        crossings = dict[tuple[str, str], list[Crossing]]()
+        crossings = dict[tuple[str, str], list[TargetCrossing]]()
         for arm in self.arms:
             for repeat in range(n):
                 run = self._read(arm, repeat)
@@ -301,7 +301,7 @@ class Race:
     def _read_anew(self, arm: Command, repeat: int, place: Path) -> _Run:
         ended = result(place) or {}
         when = str(ended.get("started", ""))
-        crossings = dict[str, Crossing]()
+        crossings = dict[str, TargetCrossing]()
         if self.target is not None:
             crossings = self._to_target(place, self.target)
         values = {reading.metric: reading.value(place) for reading in self.measured}
@@ -312,7 +312,7 @@ class Race:
         measurements = [_row(arm.name, seed, metric, x, when) for metric, x in values.items()]
         return _Run(measurements=measurements, crossings=crossings)
 
-    def _to_target(self, place: Path, target: float) -> dict[str, Crossing]:
+    def _to_target(self, place: Path, target: float) -> dict[str, TargetCrossing]:
         """Return where the run came to the target, on the curve of the first metric. Its seconds are those at
         which it printed that it was there."""
         points = [(step, value, at) for step, value, at in self.readings[0].curve(place) if step is not None]
@@ -322,9 +322,9 @@ class Race:
         values = [sign * value for _, value, _ in points]
         there = crossing(steps, values, target=sign * target) if points else None
         if there is None:
-            return dict.fromkeys(TO_TARGET, Crossing.never(math.inf))
+            return dict.fromkeys(TO_TARGET, TargetCrossing.never(math.inf))
         after = next(i for i, step in enumerate(steps) if step >= there.at)
-        said = Crossing(at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after])
+        said = TargetCrossing(at=seconds[after], before=seconds[max(after - 1, 0)], after=seconds[after])
         return dict(zip(TO_TARGET, (said, there), strict=True))
 
 

@@ -17,14 +17,14 @@ from nocap.judge.interval import ROUNDING
 from nocap.judge.verdict import Verdict
 from nocap.store.metrics import Measurement, moment
 from nocap.study.evidence import FIGURE, PLACE_OF
-from nocap.study.log import Log, RunLine, SessionLine
+from nocap.study.log import RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, more, prepare
 from nocap.study.registration import content_of, registrations
 from nocap.study.spec import Study, select_claims
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class AskedClaims:
     """The claims of a study at one scale, as they are asked now."""
 
     claims: Mapping[str, Claim]
@@ -32,7 +32,7 @@ class Asked:
     trained: Mapping[str, str]  # arm → the digest of its content as it is trained
     problem: str = ""  # why they cannot be composed
 
-    def check(self, claim: Claim, rows: Iterable[Measurement], log: Log, *, scale: str) -> None:
+    def check(self, claim: Claim, rows: Iterable[Measurement], log: StudyLog, *, scale: str) -> None:
         """Refuse losses that the study's log has otherwise.
 
         Errors:
@@ -50,7 +50,7 @@ class Asked:
         return line.arm == arm if content is None else line.content == content
 
 
-def otherwise(verdict: Verdict, rows: Iterable[Measurement], log: Log, *, scale: str) -> list[str]:
+def otherwise(verdict: Verdict, rows: Iterable[Measurement], log: StudyLog, *, scale: str) -> list[str]:
     """Name the sessions of which the study's log has another figure than a measurement that a verdict rests
     on."""
     used = {gain.metric: len(gain.least) for gain in (verdict.primary, *verdict.guards)}
@@ -84,7 +84,7 @@ def _tells(lines: Sequence[SessionLine], row: Measurement) -> bool:
     return False
 
 
-def asked(study: Study, scale: str, picked: Mapping[str, Sequence[str]]) -> Asked:
+def asked(study: Study, scale: str, picked: Mapping[str, Sequence[str]]) -> AskedClaims:
     """Work out what a study asks at a scale. `picked`: arm → the overrides that its search chose."""
     claims = {claim.id: claim for claim in select_claims(study, scale).claims}
     try:
@@ -92,8 +92,8 @@ def asked(study: Study, scale: str, picked: Mapping[str, Sequence[str]]) -> Aske
         hashes = {name: each.hash for name, each in registrations(plan).items()}
         trained = _trained(plan, picked)
     except (ValueError, OSError) as error:
-        return Asked(claims=claims, hashes={}, trained={}, problem=str(error))
-    return Asked(claims=claims, hashes=hashes, trained=trained)
+        return AskedClaims(claims=claims, hashes={}, trained={}, problem=str(error))
+    return AskedClaims(claims=claims, hashes=hashes, trained=trained)
 
 
 def _trained(plan: StudyPlan, picked: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from nocap.config.errors import FailedError, StoppedError
 from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
-from nocap.launch.plan import DAMAGED, Result
+from nocap.launch.plan import DAMAGED, RunResult
 from nocap.store.formats import duration
 from nocap.store.record import ENDED
 from nocap.store.runs import Record, number
@@ -28,7 +28,7 @@ from nocap.study.figures import SessionFile
 from nocap.study.log import (
     FILE,
     AnalysisLine,
-    Line,
+    LogLine,
     RegistrationLine,
     RunLine,
     SessionLine,
@@ -38,7 +38,7 @@ from nocap.study.log import (
 )
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
-from nocap.study.result import Trial
+from nocap.study.result import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
 from nocap.study.tasks import (
@@ -64,7 +64,7 @@ class Done:
     evidence: Evidence
     stands: dict[str, Provenance]  # claim → what its study's log says
 
-    trials: list[Trial] = field(default_factory=list)  # of the search
+    trials: list[TuningTrial] = field(default_factory=list)  # of the search
     # sessions that failed, records that cannot be read whole
     problems: list[str] = field(default_factory=list)
 
@@ -111,7 +111,7 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
     )
 
 
-def _failures(runs: Sequence[Training], results: Mapping[str, Result]) -> Iterator[str]:
+def _failures(runs: Sequence[Training], results: Mapping[str, RunResult]) -> Iterator[str]:
     """Name each run that came to no end. A damaged one is named where it is read."""
     for run in runs:
         result = results.get(run.plan.identity)
@@ -167,7 +167,7 @@ class _Conductor:
 
     # --- the log --------------------------------------------------------------------------------------------
 
-    def _add(self, lines: Sequence[Line], *, once: Sequence[str], says: Sequence[str] = ()) -> None:
+    def _add(self, lines: Sequence[LogLine], *, once: Sequence[str], says: Sequence[str] = ()) -> None:
         if self.writes:
             append(
                 self.path,
@@ -218,14 +218,14 @@ class _Conductor:
 
     # --- runs -----------------------------------------------------------------------------------------------
 
-    def tune(self) -> list[Trial]:
+    def tune(self) -> list[TuningTrial]:
         """Train the trials that are missing, and pick each arm's best mean final loss; null where a seed
         diverged or was not run.
 
         Errors:
             FailedError: an arm of which a trial has a run that failed, or every trial diverged.
         """
-        tune, trials = self.plan.study.tune, list[Trial]()
+        tune, trials = self.plan.study.tune, list[TuningTrial]()
         made = compose_trials(self.plan.study, self.plan.train)
         ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
         losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
@@ -242,7 +242,7 @@ class _Conductor:
                 )
             for name, words in listed.items():
                 mean = means[name]
-                trial = Trial(
+                trial = TuningTrial(
                     arm=arm,
                     words=words,
                     seeds=tune.seeds,
@@ -294,7 +294,7 @@ class _Conductor:
 
     # --- all of it ------------------------------------------------------------------------------------------
 
-    def measure(self, plan: StudyPlan, trials: Sequence[Trial]) -> Evidence:
+    def measure(self, plan: StudyPlan, trials: Sequence[TuningTrial]) -> Evidence:
         """Train and time what is missing, and collect what there is."""
         best = {trial.arm: trial.words for trial in trials if trial.picked}
         arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}

@@ -17,7 +17,7 @@ from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Metric, Scale
-from nocap.study.result import Judged, StudyResult
+from nocap.study.result import JudgedClaim, StudyResult
 from nocap.study.words import is_known
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
@@ -90,7 +90,7 @@ def ladders(every: Sequence[StudyResult]) -> list[Ladder]:
     ]
 
 
-def _size(result: StudyResult, judged: Judged, params: float | None) -> Size:
+def _size(result: StudyResult, judged: JudgedClaim, params: float | None) -> Size:
     gain = judged.verdict.primary
     shown = gain.shown()
     assert shown is not None
@@ -158,8 +158,8 @@ def picture(every: Sequence[StudyResult]) -> Markup | None:
     )
 
 
-def _line(label: str, gain: Estimate, look: str) -> forest.Line:
-    return forest.Line(
+def _line(label: str, gain: Estimate, look: str) -> forest.ForestRow:
+    return forest.ForestRow(
         label=label, title=f"{label}: {_times(gain)}", look=look, mid=gain.mid, low=gain.low, high=gain.high
     )
 

@@ -23,7 +23,7 @@ from nocap.store.metrics import now
 FILE = "log.jsonl"
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """A line. `append` fills in what all lines have."""
 
     at: str = ""  # when it was written, ISO 8601
@@ -31,7 +31,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     scale: str = ""
 
 
-class RegistrationLine(Line, frozen=True, kw_only=True, tag="registration"):
+class RegistrationLine(LogLine, frozen=True, kw_only=True, tag="registration"):
     """What binds a claim (`nocap.study.registration.Registration`)."""
 
     claim: str
@@ -39,7 +39,7 @@ class RegistrationLine(Line, frozen=True, kw_only=True, tag="registration"):
     subject: str
 
 
-class RunLine(Line, frozen=True, kw_only=True, tag="run"):
+class RunLine(LogLine, frozen=True, kw_only=True, tag="run"):
     """A run that ended."""
 
     arm: str
@@ -52,7 +52,7 @@ class RunLine(Line, frozen=True, kw_only=True, tag="run"):
     val_loss: float | None
 
 
-class SessionLine(Line, frozen=True, kw_only=True, tag="session"):
+class SessionLine(LogLine, frozen=True, kw_only=True, tag="session"):
     """A session of timing."""
 
     place: str
@@ -63,7 +63,7 @@ class SessionLine(Line, frozen=True, kw_only=True, tag="session"):
     measured: dict[str, float | None]  # arm → one figure
 
 
-class AnalysisLine(Line, frozen=True, kw_only=True, tag="analysis"):
+class AnalysisLine(LogLine, frozen=True, kw_only=True, tag="analysis"):
     """A verdict on a claim."""
 
     claim: str
@@ -74,13 +74,13 @@ class AnalysisLine(Line, frozen=True, kw_only=True, tag="analysis"):
     exploratory: str  # why it is; empty: it is not
 
 
-class RulesLine(Line, frozen=True, kw_only=True, tag="rules"):
+class RulesLine(LogLine, frozen=True, kw_only=True, tag="rules"):
     """What a program's first proposal fixed."""
 
     rules: str
 
 
-class ProposalLine(Line, frozen=True, kw_only=True, tag="proposal"):
+class ProposalLine(LogLine, frozen=True, kw_only=True, tag="proposal"):
     """A program's proposal."""
 
     arm: str  # digest of what it trains
@@ -88,7 +88,7 @@ class ProposalLine(Line, frozen=True, kw_only=True, tag="proposal"):
     number: int
 
 
-class PairLine(Line, frozen=True, kw_only=True, tag="pair"):
+class PairLine(LogLine, frozen=True, kw_only=True, tag="pair"):
     """The losses of a proposal and of the baseline with one seed; null where a run diverged."""
 
     arm: str
@@ -98,7 +98,7 @@ class PairLine(Line, frozen=True, kw_only=True, tag="pair"):
     baseline: float | None
 
 
-class AnswerLine(Line, frozen=True, kw_only=True, tag="answer"):
+class AnswerLine(LogLine, frozen=True, kw_only=True, tag="answer"):
     """The answer to a proposal."""
 
     arm: str
@@ -109,7 +109,7 @@ class AnswerLine(Line, frozen=True, kw_only=True, tag="answer"):
     diverged: bool
 
 
-class HeadLine(Line, frozen=True, kw_only=True, tag="head"):
+class HeadLine(LogLine, frozen=True, kw_only=True, tag="head"):
     """The end of a log in an older form."""
 
     v1: str
@@ -126,11 +126,11 @@ AnyLine = (
     | AnswerLine
     | HeadLine
 )
-Kind = TypeVar("Kind", bound=Line)
+Kind = TypeVar("Kind", bound=LogLine)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Log:
+class StudyLog:
     """The lines of a file; of a study that was never carried out, none."""
 
     lines: Sequence[AnyLine] = ()
@@ -140,11 +140,11 @@ class Log:
         return [line for line in self.lines if isinstance(line, kind) and _has(line, keys)]
 
 
-def _has(line: Line, keys: dict[str, object]) -> bool:
+def _has(line: LogLine, keys: dict[str, object]) -> bool:
     return all(getattr(line, key) == value for key, value in keys.items())
 
 
-def read(path: Path) -> Log:
+def read(path: Path) -> StudyLog:
     """Read the log of a file, or an empty one where there is none.
 
     Errors:
@@ -154,7 +154,7 @@ def read(path: Path) -> Log:
     lines = list[AnyLine]()
     for number, raw in enumerate(text.splitlines(keepends=True), start=1):
         lines.append(_parsed(raw, path, number))
-    return Log(lines=lines)
+    return StudyLog(lines=lines)
 
 
 def _parsed(raw: str, path: Path, number: int) -> AnyLine:
@@ -177,7 +177,7 @@ def _parsed(raw: str, path: Path, number: int) -> AnyLine:
 
 def append(
     path: Path,
-    lines: Sequence[Line],
+    lines: Sequence[LogLine],
     *,
     machine: str,
     scale: str,
@@ -206,7 +206,7 @@ def append(
                 os.fsync(file.fileno())
 
 
-def _is_there(log: Log, line: Line, once: Sequence[str], says: Sequence[str]) -> bool:
+def _is_there(log: StudyLog, line: LogLine, once: Sequence[str], says: Sequence[str]) -> bool:
     """Say whether the last line of the same says the same."""
     alike = log.of(type(line), **{key: getattr(line, key) for key in once})
     return bool(alike) and all(getattr(alike[-1], key) == getattr(line, key) for key in says)

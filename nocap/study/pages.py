@@ -21,7 +21,7 @@ from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import ladder, log
 from nocap.study import result as results
-from nocap.study.result import ArmFacts, Speed, StudyResult, Trial
+from nocap.study.result import ArmFacts, Speed, StudyResult, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.words import Row, counted, expected, is_known, rows
 
@@ -91,7 +91,7 @@ def tables(result: StudyResult) -> Iterator[Table]:
         )
 
 
-def _trial(trial: Trial) -> list[object]:
+def _trial(trial: TuningTrial) -> list[object]:
     return [trial.arm, " ".join(trial.words), trial.val_loss, "yes" if trial.picked else ""]
 
 
@@ -259,12 +259,12 @@ def _plot(title: str, some: Sequence[Row]) -> Markup:
     return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
 
 
-def _line(row: Row) -> forest.Line:
+def _line(row: Row) -> forest.ForestRow:
     claim = row.claim
     shown = row.judged.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
-    return forest.Line(
+    return forest.ForestRow(
         label=f"{claim.arm}, {METRICS[claim.metric].title}",
         title=f"{claim.statement}: {row.verdict}. Measured: {row.cells['measured']}. Expected: "
         f"{expected(claim)}.",

@@ -29,7 +29,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.judge.batches import Answer, BatchQuestion, LossPair, judge
+from nocap.judge.batches import BatchQuestion, LossPair, ProposalWord, judge
 from nocap.judge.interval import alike
 from nocap.judge.result import Schema
 from nocap.sources import arms
@@ -38,7 +38,7 @@ from nocap.store import lease
 from nocap.store.identity import config_that_counts, digest, source_hashes
 from nocap.store.metrics import Better
 from nocap.study.log import FILE as LOG
-from nocap.study.log import AnswerLine, Line, PairLine, ProposalLine, RulesLine, append, read
+from nocap.study.log import AnswerLine, LogLine, PairLine, ProposalLine, RulesLine, append, read
 from nocap.study.plan import check_fair, compose_arms, training_overrides
 from nocap.study.spec import CLOSED, FILE, Propose, Study
 from nocap.study.tasks import loss_of, train, trainings
@@ -58,7 +58,7 @@ Losses = Mapping[int, tuple[float, float]]
 class Campaign:
     """The answers so far. `lines`: the log's; `write` adds one."""
 
-    def __init__(self, rules: Propose, *, lines: Iterable[Line], write: Callable[[Line], None]) -> None:
+    def __init__(self, rules: Propose, *, lines: Iterable[LogLine], write: Callable[[LogLine], None]) -> None:
         self.rules = rules
         self.proposals = dict[str, ProposalLine]()
         self.answers = dict[str, AnswerLine]()
@@ -90,7 +90,7 @@ class Campaign:
                 self._keep(arm, against, measure(missing))
             pairs += [self._pairs[arm, seed] for seed in seeds]
             result = judge(pairs, question)
-            if result.word is not Answer.undecided:
+            if result.word is not ProposalWord.undecided:
                 break
         answered = AnswerLine(
             arm=arm,
@@ -130,11 +130,11 @@ class Campaign:
             )
             self._add(line)
 
-    def _add(self, line: Line) -> None:
+    def _add(self, line: LogLine) -> None:
         self._write(line)
         self._know(line)
 
-    def _know(self, line: Line) -> None:
+    def _know(self, line: LogLine) -> None:
         """Take a line of the log in. Of two lines of one thing the first counts."""
         if isinstance(line, PairLine):
             pair = LossPair(loss=line.loss, baseline=line.baseline)
@@ -161,7 +161,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Proposals:
     """What is asked of a study."""
 
     proposals: Sequence[Proposal]
@@ -182,7 +182,7 @@ class AnswerJson(Schema):
     diverged: bool
 
 
-def answer(folder: Path, rules: Propose, asked: Asked) -> Iterable[AnswerJson]:
+def answer(folder: Path, rules: Propose, asked: Proposals) -> Iterable[AnswerJson]:
     """Answer one after the other; without proposals, yield the answers so far. What the runs print goes to
     stderr.
 
@@ -224,7 +224,7 @@ def _shown(line: AnswerLine, overrides: Sequence[str]) -> AnswerJson:
 
 def of_overrides(
     study: Study, rules: Propose, scale: str, texts: Sequence[str], *, output_dir: str, steps: int | None
-) -> Asked:
+) -> Proposals:
     """Check all proposals before the first one is trained, and return how each is measured.
 
     Errors:
@@ -243,7 +243,7 @@ def of_overrides(
         measure = partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline})
         proposals.append(Proposal(words=words, arm=_arm(side), measure=measure))
     trainer = baseline.run.trainer
-    return Asked(
+    return Proposals(
         proposals=proposals,
         against=_arm(baseline),
         fixed={
@@ -316,7 +316,7 @@ def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) ->
 
 def of_commands(
     study: Study, rules: Propose, texts: Sequence[str], *, output_dir: Path, undo: ExitStack
-) -> Asked:
+) -> Proposals:
     """Check all proposals before the first one runs, and return how each is measured. Worktrees go with
     `undo`.
 
@@ -341,7 +341,7 @@ def of_commands(
     proposals = list[Proposal]()
     for side in sides:
         proposals.append(Proposal(words=side.words, arm=side.content, measure=partial(measure, side)))
-    return Asked(
+    return Proposals(
         proposals=proposals,
         against=baseline.content,
         fixed=[rules.gain, rules.first_seed, rules.metric, rules.better.value, rules.file, baseline.content],

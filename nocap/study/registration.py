@@ -14,7 +14,7 @@ from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
-from nocap.study.log import AnalysisLine, Line, Log, RegistrationLine, RunLine, SessionLine
+from nocap.study.log import AnalysisLine, LogLine, RegistrationLine, RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
 
@@ -96,7 +96,7 @@ class Provenance:
 
 
 def provenance(
-    plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[Log], *, machine: str
+    plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[StudyLog], *, machine: str
 ) -> Provenance:
     """Return where a claim stands. `logs`: the study's own, then those of the studies beside it."""
     own = logs[0]
@@ -161,7 +161,7 @@ def _contents(plan: StudyPlan, claim: Claim, evidence: Evidence) -> dict[str, se
     return contents
 
 
-def _came_before(line: Line, registration: Line, own: Log) -> bool:
+def _came_before(line: LogLine, registration: LogLine, own: StudyLog) -> bool:
     """Say whether a line was written before a registration. Of one second, one above it in its log was."""
     if _before(line.at, registration.at):
         return True

@@ -23,7 +23,7 @@ from nocap.store.formats import listed
 from nocap.store.metrics import Measurement, MeasurementJson, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
 from nocap.study.checked import asked, otherwise
-from nocap.study.log import AnalysisLine, Log
+from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance
 from nocap.study.spec import Study
 
@@ -82,7 +82,7 @@ class ArmFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class TuningTrial:
     """An arm's overrides that the search before the study tried."""
 
     arm: str
@@ -93,7 +93,7 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class JudgedClaim:
     """A claim with its verdict."""
 
     claim: Claim
@@ -132,10 +132,10 @@ class StudyResult:
     commit: str | None
     hardware: Mapping[str, Fact]
     seeds: list[int]  # that the analyses needed
-    claims: list[Judged]
+    claims: list[JudgedClaim]
     measurements: Mapping[str, list[Measurement]]  # claim → its rows
     arms: list[ArmFacts]
-    trials: list[Trial]
+    trials: list[TuningTrial]
     outdated: list[str] = field(default_factory=list)  # claims that the study asks otherwise now
     unchecked: str = ""  # why the arms cannot be composed here, so that hashes are the stored ones
 
@@ -164,7 +164,7 @@ class StudyResult:
 # --- a claim and an interval as JSON ------------------------------------------------------------------------
 
 
-def claim_json(judged: Judged, *, scale: str) -> dict[str, object]:
+def claim_json(judged: JudgedClaim, *, scale: str) -> dict[str, object]:
     """Return a claim with all of its verdict, as a result's file has it."""
     claim, verdict, stands = judged.claim, judged.verdict, judged.stands
     shapes = {place: [asdict(shape) for shape in some] for place, some in judged.where.items()}
@@ -214,7 +214,7 @@ def claim_json(judged: Judged, *, scale: str) -> dict[str, object]:
     }
 
 
-def _gain_json(gain: Gain, judged: Judged) -> dict[str, object]:
+def _gain_json(gain: Gain, judged: JudgedClaim) -> dict[str, object]:
     """Return what was measured of a metric. `per`: what the n are: seeds, sessions, or one exact count. Of an
     interval without a middle only its lower end is kept, `least`."""
     declared = judged.declared(gain)
@@ -330,10 +330,10 @@ class _File:
     claims: list[_Claim]
     measurements: list[_Row]
     arms: list[ArmFacts]
-    trials: list[Trial]
+    trials: list[TuningTrial]
 
 
-def read(path: Path, study: Study, log: Log) -> StudyResult | None:
+def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
     """Return what a file's measurements say of the claims that the study asks now; `None`: the file is of
     something else, or of a scale that the study has no more.
 
@@ -354,12 +354,14 @@ def read(path: Path, study: Study, log: Log) -> StudyResult | None:
         raise ValueError(f"{path} must be results that nocap.study wrote, got {why}") from error
 
 
-def _judged(file: _File, rows: Mapping[str, list[Measurement]], study: Study, log: Log) -> StudyResult | None:
+def _judged(
+    file: _File, rows: Mapping[str, list[Measurement]], study: Study, log: StudyLog
+) -> StudyResult | None:
     """Judge the claims that the study asks as they were asked."""
     if file.scale not in study.scales:
         return None
     now = asked(study, file.scale, {trial.arm: trial.words for trial in file.trials if trial.picked})
-    judged = list[Judged]()
+    judged = list[JudgedClaim]()
     outdated = list[str]()
     for stored in file.claims:
         claim = now.claims.get(stored.id)
@@ -393,8 +395,14 @@ def compared_with(claim: Claim, study: Study) -> str | None:
 
 
 def _claim(
-    stored: _Claim, claim: Claim, rows: Sequence[Measurement], study: Study, file: _File, log: Log, hash: str
-) -> Judged:
+    stored: _Claim,
+    claim: Claim,
+    rows: Sequence[Measurement],
+    study: Study,
+    file: _File,
+    log: StudyLog,
+    hash: str,
+) -> JudgedClaim:
     """Judge a claim. `hash`: of what it asks now."""
     at = study.scales[file.scale]
     bound = claim.mechanism.bound if claim.mechanism.rule is Rule.given else stored.bound
@@ -406,7 +414,7 @@ def _claim(
     if other := otherwise(verdict, rows, log, scale=file.scale):
         label = "; ".join(filter(None, [label, f"its log has other figures of {listed(other)}"]))
     damaged = {(each.arm, each.repeat) for each in stored.missing if each.damaged}
-    return Judged(
+    return JudgedClaim(
         claim=claim,
         against=compared_with(claim, study),
         verdict=verdict,

@@ -19,7 +19,7 @@ from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
 from nocap.study.figures import DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.study.plan import StudyPlan
-from nocap.study.result import ArmFacts, FinalLosses, Judged, Shape, Speed, StudyResult, compared_with
+from nocap.study.result import ArmFacts, FinalLosses, JudgedClaim, Shape, Speed, StudyResult, compared_with
 
 
 def results(done: Done, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
@@ -63,9 +63,9 @@ def shape(arm: Composed) -> Shape:
 # --- a claim ------------------------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, plan: StudyPlan, done: Done) -> Judged:
+def _claim(claim: Claim, plan: StudyPlan, done: Done) -> JudgedClaim:
     study = plan.study
-    return Judged(
+    return JudgedClaim(
         claim=claim,
         against=compared_with(claim, study),
         verdict=verdict_of(claim, study, plan.scale, done.evidence),

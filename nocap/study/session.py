@@ -35,7 +35,7 @@ from nocap.config.run import Run
 from nocap.measure.arms import step_config
 from nocap.measure.bench import carry_out, clock_of, timed_rounds
 from nocap.measure.benched import BenchedArm
-from nocap.measure.generation import Cached, Engine, Recompute, Sampler, generate, windows
+from nocap.measure.generation import Cached, Engine, Recompute, TokenSampler, generate, windows
 from nocap.measure.parts import allocated_bytes, part_of
 from nocap.measure.profile import profile
 from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
@@ -233,7 +233,7 @@ def decoding(
         """A token and n more, the seconds of each of these, and the garbage collections meanwhile. `int`
         waits for the device, as a reader of the text would."""
         before = _collections()
-        sampler = Sampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
+        sampler = TokenSampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
         pairs = [
             (int(token), time.perf_counter())
             for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)

@@ -26,7 +26,7 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
-from nocap.launch.grid import Cell, Grid, Result, key_of
+from nocap.launch.grid import Cell, Grid, RunResult, key_of
 from nocap.launch.plan import Datasets, Plan, outcome, seeds_asked
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
@@ -156,14 +156,14 @@ def train(
     *,
     between: Callable[[], None] = lambda: None,
     watch: Callable[[Cell, str], None] = lambda cell, status: None,
-) -> dict[str, Result]:
+) -> dict[str, RunResult]:
     """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended.
     `between`: called before each seed's. `watch`: told of each cell how it ended.
 
     Errors:
         StoppedError: somebody asked to stop.
     """
-    results: dict[str, Result] = {}
+    results: dict[str, RunResult] = {}
     if not any(outcome(run.plan) is None for run in runs):
         return results
     grid = grid_of(runs, label)

@@ -14,7 +14,7 @@ from nocap.report import words
 from nocap.report.table import one_line
 from nocap.store.formats import NONE, listed, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Per, Scale, part_title
-from nocap.study.result import Judged, Shape, StudyResult
+from nocap.study.result import JudgedClaim, Shape, StudyResult
 from nocap.study.spec import GPU, Study, select_claims
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
@@ -119,7 +119,7 @@ class Row:
     """A claim of a study's result."""
 
     result: StudyResult
-    judged: Judged
+    judged: JudgedClaim
     elsewhere: str = ""  # verdicts of the same claim at other shapes that differ
     no_gpu: bool = False  # its study is to be carried out on a GPU too, and no GPU has measured the claim
 

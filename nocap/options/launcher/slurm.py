@@ -15,7 +15,7 @@ from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
     from nocap.launch.cell import CellJob
-    from nocap.launch.grid import Cell, Result
+    from nocap.launch.grid import Cell, RunResult
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
 # submitit's own names, for any cluster
@@ -144,13 +144,13 @@ class SlurmCell:
         """Say whether no job has the cell now."""
         return self.sent is None or self.sent.state == "UNKNOWN" or self.sent.done()
 
-    def poll(self) -> Result | str | None:
+    def poll(self) -> RunResult | str | None:
         """Return why no record is to come; None while the job goes on.
 
         Errors:
             ValueError: Slurm has refused the job.
         """
-        from nocap.launch.plan import Result
+        from nocap.launch.plan import RunResult
 
         self._jobs.send()
         if self.reason is None and self.sent.done():
@@ -159,7 +159,7 @@ class SlurmCell:
             raise ValueError(self.reason)
         if self.reason is None and self._stopping:
             left = f"goes on as Slurm's job {self.sent.job_id}"
-            return Result(summary={"status": "waiting", "error": left}, trained=True)
+            return RunResult(summary={"status": "waiting", "error": left}, trained=True)
         return self.reason
 
     def _why_over(self) -> str:
