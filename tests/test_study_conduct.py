@@ -1,5 +1,4 @@
-"""How a study is carried out: analyses, a search, races, sessions apart in time, a killed command, runs of
-another machine."""
+"""How a study is carried out: analyses, a search, races, sessions apart in time, a killed command."""
 
 from __future__ import annotations
 
@@ -14,8 +13,12 @@ import pytest
 from nocap.config.errors import FailedError, StoppedError
 from nocap.launch.plan import RunResult
 from nocap.study.__main__ import main
+from nocap.study.log import read as read_log
 from nocap.study.plan import shorter
 from nocap.study.registration import registrations
+from nocap.study.result import read as read_result
+from nocap.study.result import to_json
+from nocap.study.spec import load
 from nocap.study.tasks import Session, Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written
@@ -260,6 +263,16 @@ def test_a_request_to_stop_while_waiting_keeps_what_there_is(lab: Lab, monkeypat
 
 
 # --- the command --------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_of_results_that_were_read_is_the_same(lab: Lab, capsys: pytest.CaptureFixture[str]):
+    folder = written(lab.root / "made", study())
+    told(lab, capsys)
+    (path,) = folder.glob("results.*.json")
+    again = read_result(path, load(folder), read_log(lab.log))
+    assert again is not None
+    content = json.loads(path.read_text())
+    assert json.loads(json.dumps(to_json(again))) == content
 
 
 @pytest.mark.slow
