@@ -148,8 +148,6 @@ STUDIES: list[tuple[dict[str, Any], str]] = [
         {"scales": at(train=[])},
         "scales.cpu.train must be given for claim M.speed, about val_loss, got none",
     ),
-    ({"ladder": ["cpu", "moon"]}, "ladder must be one of cpu, got moon"),
-    ({"ladder": ["cpu"], "propose": {"gain": 0.1}}, "ladder must be left out beside propose"),
     ({"scales": at(noise={"speed": {"sd": 0.1, "df": 8, "source": "x"}})}, "noise must be one of val_loss, "),
     (
         {"scales": at(noise={"val_loss": {"sd": 0.0, "df": 8, "source": "x"}})},

@@ -58,7 +58,7 @@ def _scales(study: Study, options: Options) -> list[str]:
     """Those that are asked for."""
     on_gpu = defaults.device() is Device.cuda and spec.GPU in study.scales
     usual = spec.GPU if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
-    return [options.scale] if options.scale else study.ladder or [usual]
+    return [options.scale or usual]
 
 
 def studies(asked: argparse.Namespace) -> int:

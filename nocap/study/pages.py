@@ -19,7 +19,7 @@ from nocap.report.words import amount
 from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
-from nocap.study import ladder, log
+from nocap.study import log
 from nocap.study import result as results
 from nocap.study.result import ArmFacts, Speed, StudyResult, TuningTrial
 from nocap.study.spec import Study
@@ -147,9 +147,7 @@ def write_all(files: Mapping[Path, str]) -> list[Path]:
 
 def told(study: Study, folder: Path, every: Sequence[StudyResult]) -> dict[Path, str]:
     """Return the files about one study's results."""
-    drawn = ladder.picture(every) if study.ladder else None
-    pictures = {folder / ladder.PICTURE: forest.file(drawn)} if drawn else {}
-    return {folder / "README.md": readme(study, folder, every)} | pictures
+    return {folder / "README.md": readme(study, folder, every)}
 
 
 def all_results(study: Study, folder: Path) -> list[StudyResult]:
@@ -194,7 +192,6 @@ def readme(study: Study, folder: Path, every: Sequence[StudyResult]) -> str:
         "",
         *([f"**Method.** {study.method.strip()}", ""] if study.method else []),
         *sections,
-        *(ladder.section(every) if study.ladder else []),
     ]
     lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].strip("\n")
     return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons or NOTHING_YET, ""])

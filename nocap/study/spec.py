@@ -116,7 +116,6 @@ class Study:
     # all that may be needed, analysis by analysis
     seeds: list[int] = key(ge=0, lt=2**63, default_factory=lambda: [0, 1, 2])
     scales: dict[str, ScaleConfig] = field(default_factory=dict)
-    ladder: list[str] = field(default_factory=list)  # the scales that are carried out where none is named
     claims: list[Claim] = field(default_factory=list)
     tune: Tune = field(default_factory=Tune)  # no trials: there is none
     propose: Propose | None = None
@@ -295,7 +294,6 @@ def _names(
             for at in scales.values()
         ),
         ("tune.trials", study.tune.trials, study.trained),
-        ("ladder", study.ladder, study.scales),
     ]
 
 
@@ -340,7 +338,6 @@ def _rules(study: Study) -> list[Check]:
             for claim in claims
         ),
         (not idle, "arms", "each be in a claim", ", ".join(idle)),
-        (not study.ladder or not study.propose, "ladder", "be left out beside propose", study.ladder),
         (not searched or tune.seeds, "tune.seeds", "have at least one", "none"),
         (not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared),
         (not searched or not bare, "tune.trials", "be for every trained arm", ", ".join(bare)),

@@ -1,4 +1,7 @@
-"""A ladder: the races of a study at several sizes on one machine, and what size does to their speedup."""
+"""What size does to the speedup of a race: `python experiments/ladder/ladder.py`.
+
+It reads the results of this study at all of its scales, writes `ladder.svg`, and the table in README.md.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,29 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from markupsafe import Markup
+from trend import LEAST_SIZES, Trend, trend
 
 from nocap.judge.claim import TO_TARGET
 from nocap.judge.interval import Estimate
-from nocap.judge.trend import LEAST_SIZES, Trend, trend
 from nocap.report import forest
 from nocap.report.table import Column, Table
 from nocap.report.words import measured as in_words
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Metric, Scale
+from nocap.study.pages import all_results
 from nocap.study.result import JudgedClaim, StudyResult
+from nocap.study.spec import load
 from nocap.study.words import is_known
 
 HOLDS = 1.1  # times, at ten times the parameters: what changes less holds
 FAR = 124e6  # parameters of the challenge
 TOLD = 2.0  # the most that the ends of an interval there may differ by, times
 PICTURE = "ladder.svg"
+START = "<!-- tables: written by ladder.py -->"
+END = "<!-- end of tables -->"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +112,7 @@ def _size(result: StudyResult, judged: JudgedClaim, params: float | None) -> Siz
 
 
 def section(every: Sequence[StudyResult]) -> list[str]:
-    """Of a README: a table a machine."""
+    """Draw a table a machine, as lines of Markdown."""
     lines = []
     for result, made in _by_machine(every):
         shown = {size.scale: size.params for ladder in made for size in ladder.sizes}
@@ -119,7 +127,7 @@ def section(every: Sequence[StudyResult]) -> list[str]:
         ]
         columns = [Column(title=title) for title in ("size", *(ladder.claim for ladder in made))]
         lines += [
-            f"## The ladder: {result.machine_name}",
+            f"### {result.machine_name}",
             "",
             f"![the ladder]({PICTURE})",
             "",
@@ -181,3 +189,19 @@ def _at(ladder: Ladder, scale: str) -> str:
 
 def _times(gain: Estimate | None) -> str:
     return NONE if gain is None else f"{gain.mid:.2f}× [{gain.low:.2f}, {gain.high:.2f}]"
+
+
+def main() -> None:
+    folder = Path(__file__).parent
+    every = all_results(load(folder), folder)
+    drawn = picture(every)
+    assert drawn is not None, "a race has results at several scales"
+    (folder / PICTURE).write_text(forest.file(drawn))
+    page = folder / "README.md"
+    before, _, rest = page.read_text().partition(START)
+    after = rest.partition(END)[2]
+    page.write_text("\n".join([before + START, "", *section(every), END]) + after)
+
+
+if __name__ == "__main__":
+    main()
