@@ -352,6 +352,8 @@ os._exit(0)  # as a worker ends
 @pytest.mark.slow
 def test_comparison_is_a_run_with_a_table_and_the_report(run_dir: Path) -> None:
     code = """
+from nocap.judge.result import result_of, to_json
+from nocap.report.rows import tables_of
 from nocap.store.tracking import track_comparison
 from tests.made_grid import made
 comparison = to_json(result_of(made(3, broken=False)))
@@ -359,7 +361,8 @@ Path("report.html").write_text("the report")
 tracker = Wandb(project="p", entity=None, group=None, mode=WandbMode.offline, init_timeout_s=4)
 facts = RunFacts(identity="grid-1", name="grid", arm="comparison", seed=0, run_dir=Path.cwd(), config={},
     group="grid")
-track_comparison(tracker, facts, comparison=comparison, report=Path("report.html"))
+tables = tables_of(made(3, broken=False))
+track_comparison(tracker, facts, tables=tables, report=Path("report.html"), summary={})
 arms = [[a["label"], a["n"], a["val_loss"], (a["difference"] or {}).get("verdict", "baseline")]
     for a in comparison["arms"]]
 levels = [[f"{f['key']}={l['level']}", f["baseline"], l["difference"]["mean"], l["difference"]["verdict"]]

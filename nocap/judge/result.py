@@ -309,7 +309,8 @@ def _interval(estimate: Estimate | None) -> IntervalJson | None:
     return None if estimate is None else interval_json(estimate)
 
 
-def _difference(gap: Difference) -> DifferenceJson:
+def difference_json(gap: Difference) -> DifferenceJson:
+    """Return a difference as JSON has it."""
     ends = msgspec.structs.asdict(interval_json(gap.estimate))
     return DifferenceJson(**ends, outcome=gap.outcome.value, verdict=gap.verdict)
 
@@ -355,7 +356,7 @@ def _arm(row: ComparedArm) -> ArmJson:
         diverged=sorted({run.seed for run in arm.diverged}),
         val_loss=row.val_loss,
         val_bpb=row.val_bpb,
-        difference=None if row.difference is None else _difference(row.difference),
+        difference=None if row.difference is None else difference_json(row.difference),
         token_us=_measured(row.times[PACE]),
         tokens_per_s=_measured(row.times["tokens_per_s"]),
         step_ms=_measured(row.times["step_ms"]),
@@ -459,7 +460,7 @@ def _factor(of: Factor) -> FactorJson:
 def _level(of: Level) -> LevelJson:
     return LevelJson(
         level=of.name,
-        difference=_difference(of.difference),
+        difference=difference_json(of.difference),
         speed=_interval(of.speed),
         equal_loss=_equal_loss(of.equal_loss),
     )
@@ -481,7 +482,7 @@ def _finding(of: Finding) -> FindingJson:
     return FindingJson(
         name=of.name,
         over=dict(of.over),
-        difference=_difference(of.difference),
+        difference=difference_json(of.difference),
         seeds_to_show=of.seeds,
         equal_loss=_equal_loss(of.equal_loss),
     )

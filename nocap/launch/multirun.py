@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
@@ -41,6 +41,9 @@ from nocap.options.tracker import RunFacts
 from nocap.store.files import write_file, write_text
 from nocap.store.identity import digest
 from nocap.store.tracking import gathered, offline, track_comparison
+
+if TYPE_CHECKING:
+    from nocap.judge.compare import Comparison
 
 TIME = "--time"
 OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
@@ -389,7 +392,6 @@ def _compare(grid: Grid) -> bool:
     is_current = False  # the report
     try:
         from nocap.judge.compare import compare
-        from nocap.judge.result import result_of, to_json
         from nocap.report import comparison as report
         from nocap.report.arms import render
         from nocap.store.runs import load
@@ -402,7 +404,7 @@ def _compare(grid: Grid) -> bool:
         if changed:
             write_file(path, content)
         is_current = True
-        if changed and (message := track_grid(grid, to_json(result_of(comparison)), report=path)):
+        if changed and (message := track_grid(grid, comparison, report=path)):
             print(f"tracker: {message}")
         for command in gathered(
             grid.cells[0].plan.run.tracker,
@@ -424,7 +426,7 @@ def drop_report(folder: Path) -> None:
         (folder / REPORT).unlink()
 
 
-def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> str | None:
+def track_grid(grid: Grid, comparison: Comparison, *, report: Path) -> str | None:
     """A grid's comparison as a run of its group; where that is online."""
     tracker = grid.cells[0].plan.run.tracker
     facts = RunFacts(
@@ -437,7 +439,15 @@ def track_grid(grid: Grid, comparison: Mapping[str, Any], *, report: Path) -> st
         group=grid.name,
         tags=("comparison",),
     )
-    address = track_comparison(tracker, facts, comparison=comparison, report=report)
+    from nocap.report.rows import tables_of
+
+    address = track_comparison(
+        tracker,
+        facts,
+        tables=tables_of(comparison),
+        report=report,
+        summary={"arms": len(comparison.arms), "runs": len(comparison.runs)},
+    )
     return None if offline(tracker, [grid.folder]) else address
 
 

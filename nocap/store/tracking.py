@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from nocap import outside
 from nocap.config.outward import redact
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ class Mirrors(TrackerSession):
     def log(self, row: Mapping[str, object]) -> None:
         self._call("log", row)
 
-    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        self._call("log_comparison", comparison, report)
+    def log_comparison(self, tables: Tables, report: Path) -> None:
+        self._call("log_comparison", tables, report)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         self._call("finish", summary=summary, status=status)
@@ -75,10 +75,10 @@ def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[s
 
 
 def track_comparison(
-    tracker: Tracker, facts: RunFacts, *, comparison: Mapping[str, Any], report: Path
+    tracker: Tracker, facts: RunFacts, *, tables: Tables, report: Path, summary: Mapping[str, object]
 ) -> str | None:
-    """A grid's verdicts and report, where a tracker has a place for them; their address, or how to sync
-    them."""
+    """Mirror a grid's comparison and report, where a tracker has a place for them. Return their address, or
+    how to sync them."""
     mirrors = Mirrors(
         [
             (each, session)
@@ -86,10 +86,8 @@ def track_comparison(
             if (session := each.open_comparison(_clean(facts))) is not None
         ]
     )
-    mirrors.log_comparison(comparison, report)
-    mirrors.finish(
-        summary={"arms": len(comparison["arms"]), "runs": len(comparison["runs"])}, status="finished"
-    )
+    mirrors.log_comparison(tables, report)
+    mirrors.finish(summary=summary, status="finished")
     return mirrors.url_or_hint
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +30,9 @@ class RunFacts:
     swept: Mapping[str, object] = field(default_factory=dict)
 
 
+# name of a table → its rows, each by the same columns
+Tables = Mapping[str, Sequence[Mapping[str, object]]]
+
 _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 
@@ -56,8 +59,8 @@ class TrackerSession:
     def log(self, row: Mapping[str, object]) -> None:
         """Mirror one row of `metrics.jsonl`."""
 
-    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        """Mirror a grid's verdicts and its report's file."""
+    def log_comparison(self, tables: Tables, report: Path) -> None:
+        """Mirror what a grid's comparison says, and its report's file."""
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         """Mirror `summary.json` and close."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nocap.config.keys import key, require
-from nocap.options.tracker import RunFacts, Tracker, TrackerSession, at_the_end
+from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
 GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
@@ -139,17 +139,12 @@ class WandbSession(TrackerSession):
             self._submit(failure, partial(self._run.define_metric, name, step_metric="step", hidden=True))
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
 
-    def log_comparison(self, comparison: Mapping[str, Any], report: Path) -> None:
-        """Send the word of each level and of each arm as tables, and the report, which is shown in the run's
-        page and kept as a file."""
+    def log_comparison(self, tables: Tables, report: Path) -> None:
+        """Send the tables, and the report, which is shown in the run's page and kept as a file."""
 
         def send() -> None:
             import wandb
 
-            tables = {
-                "by_factor": _levels(comparison["by_factor"]),
-                "verdicts": [_verdict(arm) for arm in comparison["arms"]],
-            }
             drawn = {
                 name: wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
                 for name, rows in tables.items()
@@ -189,49 +184,6 @@ class WandbSession(TrackerSession):
         if not self._silenced:
             self._silenced = True
             _warn(reason)
-
-
-def _levels(by_factor: Mapping[str, Any] | None) -> list[dict[str, object]]:
-    """Return a row of scalars for each level of a grid by factor."""
-    if by_factor is None:
-        return []
-    return [
-        {
-            "level": f"{factor['key']}={level['level']}",
-            "against": factor["baseline"],
-            "over": ", ".join(f"{key} ({levels})" for key, levels in factor["over"].items()),
-            "n": len(by_factor["seeds"]),
-            **_difference(level["difference"]),
-        }
-        for factor in by_factor["factors"]
-        for level in factor["levels"]
-    ]
-
-
-def _difference(difference: Mapping[str, Any]) -> dict[str, object]:
-    """Return a difference, its interval and its word; those of a baseline are empty."""
-    return {
-        "difference": difference.get("mean"),
-        "difference_low": difference.get("low"),
-        "difference_high": difference.get("high"),
-        "verdict": difference.get("verdict", "baseline"),
-    }
-
-
-def _verdict(arm: Mapping[str, Any]) -> dict[str, object]:
-    """Return an arm of the comparison as a row of scalars. No figure without an interval."""
-    ratio = arm["token_us"]["ratio"] or {}
-    return {
-        "arm": arm["label"],
-        "n": arm["n"],
-        "val_loss": arm["val_loss"],
-        **_difference(arm["difference"] or {}),
-        "tokens_per_s": arm["tokens_per_s"]["mean"],
-        "time_ratio": ratio.get("mean") if ratio.get("low") is not None else None,
-        "model_mib": arm["model_mib"]["mean"],
-        "params": arm["params"].get("total"),
-        "flops_per_token": arm["flops_per_token"],
-    }
 
 
 def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
