@@ -107,7 +107,7 @@ def _of_study(folder: Path) -> Shown:
     from nocap.study import log
     from nocap.study.pages import LEARNT
 
-    ended = [line["identity"] for line in log.read(folder / log.FILE).of("run", short=0)]
+    ended = [line.identity for line in log.read(folder / log.FILE).of(log.RunLine, short=0)]
     require(bool(ended), str(folder), "be a study with finished runs in its log", "none")
     text = read_text(folder / "README.md").partition(LEARNT)[0] if (folder / "README.md").is_file() else ""
     return Shown(title=folder.absolute().name, runs=list(dict.fromkeys(ended)), verdicts=tame(text))

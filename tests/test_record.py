@@ -15,9 +15,9 @@ import pytest
 from nocap.judge.compare import compare
 from nocap.launch import multirun
 from nocap.launch.attempt import clean, hold
-from nocap.launch.grid import Cell, Grid, RunResult
+from nocap.launch.grid import Cell, Grid
 from nocap.launch.head import write_record_head
-from nocap.launch.plan import Plan, outcome, sound
+from nocap.launch.plan import Plan, RunResult, outcome, sound
 from nocap.store.checkpoints import name_of
 from nocap.store.files import append_text
 from nocap.store.identity import identity_parts

@@ -120,9 +120,7 @@ class WandbServer:
         return {"project": {"run": {"stopped": False}}}
 
     def _CreateRunFiles(self, variables: Json) -> Json:
-        files = [
-            {"name": name, "uploadUrl": f"{self.address}/upload/{name}"} for name in variables["files"]
-        ]
+        files = [{"name": name, "uploadUrl": f"{self.address}/upload/{name}"} for name in variables["files"]]
         return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
 
     # --- the file stream ------------------------------------------------------------------------------------

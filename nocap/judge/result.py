@@ -35,7 +35,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """An object of JSON."""
 
 
-class IntervalJson(Schema):
+class IntervalJson(Schema, frozen=True, kw_only=True):
     """A difference or a ratio with its interval. An endless end is null, and so is what is not known."""
 
     mean: float | None
@@ -46,14 +46,14 @@ class IntervalJson(Schema):
     method: str
 
 
-class DifferenceJson(IntervalJson):
+class DifferenceJson(IntervalJson, frozen=True, kw_only=True):
     """An arm's or a level's loss less the baseline's, with its word."""
 
     outcome: str
     verdict: str  # the outcome with its reason
 
 
-class TimeAtEqualLossJson(Schema):
+class TimeAtEqualLossJson(Schema, frozen=True, kw_only=True):
     """The time that an arm takes for its loss over the time that the baseline takes for that loss."""
 
     ratio: IntervalJson | None
@@ -62,7 +62,7 @@ class TimeAtEqualLossJson(Schema):
     seeds_to_show: int | None  # that would show a ratio as far from 1; null: it is shown, or too many
 
 
-class MeasuredJson(Schema):
+class MeasuredJson(Schema, frozen=True, kw_only=True):
     """An arm's mean over runs of one machine, and its ratio to the baseline's."""
 
     mean: float | None
@@ -70,7 +70,7 @@ class MeasuredJson(Schema):
     refused: str | None  # why it is not compared
 
 
-class ReachJson(Schema):
+class ReachJson(Schema, frozen=True, kw_only=True):
     """Steps or training seconds to the target loss."""
 
     median: float | None  # over the seeds; null: beyond the budget
@@ -81,7 +81,7 @@ class ReachJson(Schema):
     refused: str | None
 
 
-class ArmJson(Schema):
+class ArmJson(Schema, frozen=True, kw_only=True):
     """An arm beside the baseline, or beside the arm before it."""
 
     arm: str  # id
@@ -112,7 +112,7 @@ class ArmJson(Schema):
     runs: list[str]  # identities
 
 
-class CurveJson(Schema):
+class CurveJson(Schema, frozen=True, kw_only=True):
     """The validations of a run, column by column."""
 
     step: list[int]
@@ -122,7 +122,7 @@ class CurveJson(Schema):
     val_bpb: list[float | None]
 
 
-class RunJson(Schema):
+class RunJson(Schema, frozen=True, kw_only=True):
     """A run, with its validation curve."""
 
     identity: str
@@ -143,7 +143,7 @@ class RunJson(Schema):
     imported: dict[str, object] | None  # of a log that another trainer wrote: its format, what named its seed
 
 
-class LevelJson(Schema):
+class LevelJson(Schema, frozen=True, kw_only=True):
     """A level of a key against the baseline's, over all levels of the other keys."""
 
     level: str
@@ -152,7 +152,7 @@ class LevelJson(Schema):
     equal_loss: TimeAtEqualLossJson | None
 
 
-class FactorJson(Schema):
+class FactorJson(Schema, frozen=True, kw_only=True):
     """A key that the grid crosses with others."""
 
     key: str
@@ -161,7 +161,7 @@ class FactorJson(Schema):
     levels: list[LevelJson]
 
 
-class InteractionJson(IntervalJson):
+class InteractionJson(IntervalJson, frozen=True, kw_only=True):
     """What an arm's loss is above the sum of its single changes."""
 
     arm: str  # label
@@ -169,7 +169,7 @@ class InteractionJson(IntervalJson):
     shown: bool
 
 
-class FactorsJson(Schema):
+class FactorsJson(Schema, frozen=True, kw_only=True):
     """A full crossing of two keys or more, read by factor."""
 
     seeds: list[int]
@@ -177,7 +177,7 @@ class FactorsJson(Schema):
     interactions: list[InteractionJson]
 
 
-class FindingJson(Schema):
+class FindingJson(Schema, frozen=True, kw_only=True):
     """What was found of a level, or of an arm."""
 
     name: str
@@ -187,21 +187,21 @@ class FindingJson(Schema):
     equal_loss: TimeAtEqualLossJson | None
 
 
-class NextJson(Schema):
+class NextJson(Schema, frozen=True, kw_only=True):
     """What to set in the same command for what is not shown yet."""
 
     key: str
     values: list[int]
 
 
-class FindingsJson(Schema):
+class FindingsJson(Schema, frozen=True, kw_only=True):
     """What was found, by level or by arm: what is shown first, and of that the largest."""
 
     found: list[FindingJson]
     next: NextJson | None  # null: nothing is open, or the runs are no command's of nocap
 
 
-class TimingJson(Schema):
+class TimingJson(Schema, frozen=True, kw_only=True):
     """The arms timed in turns (--time)."""
 
     started: str
@@ -213,7 +213,7 @@ class TimingJson(Schema):
     left_out: dict[str, str]  # arm's id, and why it was not measured
 
 
-class LengthJson(Schema):
+class LengthJson(Schema, frozen=True, kw_only=True):
     """The baseline at another length, by which a time at equal loss is worked out."""
 
     arm: str
@@ -221,14 +221,14 @@ class LengthJson(Schema):
     runs: list[str]
 
 
-class NotComparedJson(Schema):
+class NotComparedJson(Schema, frozen=True, kw_only=True):
     """A run that is not finished or cannot be read."""
 
     name: str
     status: str
 
 
-class Result(Schema):
+class Result(Schema, frozen=True, kw_only=True):
     """A comparison."""
 
     schema_version: int

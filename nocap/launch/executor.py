@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:  # `--help` reads the launchers' keys, and starts in half a second
     from nocap.config.run import Run
-    from nocap.launch.grid import Cell, RunResult
+    from nocap.launch.grid import Cell
+    from nocap.launch.plan import RunResult
 
 
 class Work(Protocol):

@@ -31,8 +31,8 @@ from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
-from nocap.launch.grid import REPORT, Cell, Grid, RunResult, check, expand
-from nocap.launch.plan import DAMAGED, Plan, outcome
+from nocap.launch.grid import REPORT, Cell, Grid, check, expand
+from nocap.launch.plan import DAMAGED, Plan, RunResult, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
 from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool

@@ -20,8 +20,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.launch.attempt import Attempt, clean, hold
 from nocap.launch.executor import Executor, Work
-from nocap.launch.grid import Cell, Grid, RunResult
-from nocap.launch.plan import DAMAGED, outcome, overruled
+from nocap.launch.grid import Cell, Grid
+from nocap.launch.plan import DAMAGED, RunResult, outcome, overruled
 from nocap.launch.server import AVAILABLE, Server
 from nocap.launch.signals import stop_handler
 from nocap.store.files import append_text

@@ -27,8 +27,8 @@ from nocap.config.compose import Composed, as_in, parsed
 from nocap.config.keys import is_fault, require
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Sampler, Search
-from nocap.launch.grid import Cell, Grid, RunResult, check, values_of
-from nocap.launch.plan import Datasets, plan, sound
+from nocap.launch.grid import Cell, Grid, check, values_of
+from nocap.launch.plan import Datasets, RunResult, plan, sound
 from nocap.launch.runner import Devices, Runner
 from nocap.report.table import aligned
 from nocap.store import lease

@@ -45,7 +45,7 @@ EDITED = "its digest is of something else: a part of it was changed, added or ta
 SHOWN = 80  # characters of a value in a line
 
 
-class QuestionJson(Schema):
+class QuestionJson(Schema, frozen=True, kw_only=True):
     """What was asked of the records."""
 
     baseline: str  # the identity of one of its runs
@@ -55,7 +55,7 @@ class QuestionJson(Schema):
     cautious: bool  # whether losses have the cautious interval
 
 
-class RecordJson(Schema):
+class RecordJson(Schema, frozen=True, kw_only=True):
     """A run: its config, hashes of code and data, environment, summary with the record's digests, curve."""
 
     folder: str  # its name
@@ -73,14 +73,14 @@ class RecordJson(Schema):
     length_of: str | None = None
 
 
-class ReadingJson(Schema):
+class ReadingJson(Schema, frozen=True, kw_only=True):
     """What was said when the runs were read."""
 
     problems: list[str]  # lines for people
     unreadable: dict[str, str]  # a run's folder, and why
 
 
-class DigestsJson(Schema):
+class DigestsJson(Schema, frozen=True, kw_only=True):
     """A digest of each input."""
 
     question: str
@@ -89,7 +89,7 @@ class DigestsJson(Schema):
     reading: str
 
 
-class ResultFile(Result):
+class ResultFile(Result, frozen=True, kw_only=True):
     """A comparison, with what it follows from and when it was made."""
 
     question: QuestionJson

@@ -16,7 +16,7 @@ COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
 RECORDED = "recorded"  # and not part of the identity
 
 
-class RunName(Schema):
+class RunName(Schema, frozen=True, kw_only=True):
     """A run that is looked at."""
 
     identity: str
@@ -28,7 +28,7 @@ class RunName(Schema):
         return self.name if self.status in ENDED else f"{self.name} ({self.status})"
 
 
-class DifferingKey(Schema):
+class DifferingKey(Schema, frozen=True, kw_only=True):
     """A key in which two runs differ."""
 
     part: str  # of the identity; recorded: of none
@@ -37,7 +37,7 @@ class DifferingKey(Schema):
     b: str
 
 
-class Why(Schema):
+class Why(Schema, frozen=True, kw_only=True):
     """What makes two runs differ."""
 
     a: RunName

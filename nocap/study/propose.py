@@ -171,7 +171,7 @@ class Proposals:
     scale: str
 
 
-class AnswerJson(Schema):
+class AnswerJson(Schema, frozen=True, kw_only=True):
     """An answer, as a program gets it."""
 
     overrides: list[str]

@@ -130,8 +130,8 @@ def provenance(
     notes = list[str]()
     if baseline:
         notes.append(f"older baseline: {shorten(baseline, most=2)}")
-    measured = [*own.of(RunLine, machine=machine), *own.of(SessionLine, machine=machine)]
-    notes += _again(claim, measured, contents)
+    here = [line for line in own.lines if line.machine == machine]
+    notes += _again(claim, here, contents)
     notes += _said(own.of(AnalysisLine, hash=registration.hash), machine)
     return Provenance(hash=registration.hash, at=at, exploratory=_exploratory(at, known, others), notes=notes)
 
@@ -171,13 +171,11 @@ def _came_before(line: LogLine, registration: LogLine, own: StudyLog) -> bool:
     return id(line) in lines and lines.index(id(line)) < lines.index(id(registration))
 
 
-def _again(
-    claim: Claim, lines: Sequence[RunLine | SessionLine], contents: Mapping[str, set[str]]
-) -> list[str]:
+def _again(claim: Claim, lines: Sequence[LogLine], contents: Mapping[str, set[str]]) -> list[str]:
     """Name what was measured more than once on a machine, and did not come out alike."""
     outcomes: dict[str, set[str]] = {}
     for line in lines:
-        if _is_of(line, claim, contents):
+        if isinstance(line, RunLine | SessionLine) and _is_of(line, claim, contents):
             figures = line.val_loss if isinstance(line, RunLine) else line.measured
             outcomes.setdefault(name_of(line, claim.arm), set()).add(str(figures))
     again = [name for name, some in outcomes.items() if len(some) > 1]

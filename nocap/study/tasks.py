@@ -26,8 +26,8 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Device
 from nocap.judge.claim import Rule
-from nocap.launch.grid import Cell, Grid, RunResult, key_of
-from nocap.launch.plan import Datasets, Plan, outcome, seeds_asked
+from nocap.launch.grid import Cell, Grid, key_of
+from nocap.launch.plan import Datasets, Plan, RunResult, outcome, seeds_asked
 from nocap.launch.plan import plan as planned
 from nocap.launch.runner import Devices, Runner
 from nocap.store.files import not_elsewhere

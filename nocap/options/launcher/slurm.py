@@ -15,7 +15,8 @@ from nocap.options.launcher import OfCluster
 
 if TYPE_CHECKING:
     from nocap.launch.cell import CellJob
-    from nocap.launch.grid import Cell, RunResult
+    from nocap.launch.grid import Cell
+    from nocap.launch.plan import RunResult
 
 MOST_JOBS = 1000  # of an array: Slurm takes so many unless its MaxArraySize says otherwise
 # submitit's own names, for any cluster
