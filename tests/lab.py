@@ -187,7 +187,6 @@ def record_of(run: Training) -> Record | None:
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     made = Lab(tmp_path)
     monkeypatch.setattr("nocap.study.conduct.train", made.train)
-    monkeypatch.setattr("nocap.study.conduct.outcome", outcome)
     monkeypatch.setattr(Training, "record", record_of)
     monkeypatch.setattr(Session, "run", lambda session, folder, number: made.time(session, folder, number))
     monkeypatch.setattr("nocap.study.log.now", made.now)

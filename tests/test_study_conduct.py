@@ -170,10 +170,10 @@ def test_a_search_picks_what_each_arm_is_trained_with(
     lab.loss = loss
     done = lab.done(**SEARCH)
     for arm in ARMS:
-        trials = [trial for trial in done.trials if trial["arm"] == arm]
-        assert [trial["val_loss"] for trial in trials] == [pytest.approx(x) if x else None for x in means]
-        assert [trial["picked"] for trial in trials] == [i == best for i in range(3)]
-        assert [trial["words"] for trial in trials] == LRS
+        trials = [trial for trial in done.trials if trial.arm == arm]
+        assert [trial.val_loss for trial in trials] == [pytest.approx(x) if x else None for x in means]
+        assert [trial.picked for trial in trials] == [i == best for i in range(3)]
+        assert [trial.words for trial in trials] == LRS
     assert trained == {rates[best]}
     assert (lab.tasks[0], len(lab.tasks)) == ("mha, trial 1, seed 7", 2 * 3 * 2 + 2 * 3)
 

@@ -24,7 +24,7 @@ from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
 from nocap.study.result import StudyResult, to_json
 from nocap.study.results import results
-from nocap.study.tasks import ROWS, Training
+from nocap.study.tasks import Training
 from tests import test_equal_loss
 from tests.conftest import Door
 from tests.lab import Lab, lab
@@ -396,22 +396,6 @@ def test_a_length_that_fails_ends_the_study_with_1(lab: Lab, capsys: pytest.Capt
     assert "nocap: mha, seed 4, 17 steps: failed, no room on the disk" in err
     assert re.search(r"^M\.unsure inconclusive .*\n(.*\n)*?  measured .*, n=3$", out, re.M)
     assert not any(f"seed {seed}" in task for task in lab.tasks for seed in range(6, 12))
-
-
-@pytest.mark.slow
-def test_runs_whose_time_is_asked_for_are_not_taken_from_another_machine(
-    lab: Lab, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lab.loss, lab.pace = law, paced
-    folder = written(lab.root / "made", study(claims=[EQUAL]))
-    words = [str(folder), f"output_dir={lab.root / 'out'}"]
-    assert main([*words, "--rows"]) == 0
-    assert len((folder / ROWS).read_text().splitlines()) == 12
-    tasks, lab.host = lab.tasks, "there"
-    (lab.root / "out").rename(lab.root / "gone")
-    assert main(words) == 0
-    assert sorted(lab.tasks[len(tasks) :]) == sorted(tasks)
-    assert capsys.readouterr().out.count("M.equal confirmed") == 2
 
 
 def test_the_shares_of_the_lengths_are_registered_and_other_claims_stay_as_they_were(lab: Lab) -> None:

@@ -191,7 +191,9 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
     session = Session(place="rounds", arms=arms_of(one), how={"seconds": 5.0})
     path = session.path(one.folder, 1)
     path.parent.mkdir(parents=True)
-    path.write_text('{"started": "2026-11-28"}')
+    at = "2026-11-28T10:00:00+00:00"
+    content = {"kind": "rounds", "place": "rounds", "key": session.key, "number": 1, "how": {}, "arms": {}}
+    path.write_text(json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {}}}))
     assert one.folder != two.folder
     InTurns(seconds=5.0).measure(two, one.folder)
     assert session.path(two.folder, 1).read_bytes() == path.read_bytes()
