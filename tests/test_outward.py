@@ -147,9 +147,10 @@ def hostile_study(folder: Path, text: str) -> None:
 
 
 def studies(folder: Path, planned: Plan) -> None:
-    line = {"event": "registration"}
-    lines = [line | {"claim": f"M.{i}.{text}", "hash": text, "subject": text} for i, text in enumerate(TEXTS)]
-    log.append(folder / log.FILE, lines, {"machine": "abc", "scale": "cpu"})
+    lines = list[log.RegistrationLine]()
+    for i, text in enumerate(TEXTS):
+        lines.append(log.RegistrationLine(claim=f"M.{i}.{text}", hash=text, subject=text))
+    log.append(folder / log.FILE, lines, machine="abc", scale="cpu")
     for i, text in enumerate(TEXTS[:: len(TEXTS) // 3]):  # a form of each kind
         hostile_study(folder / "board" / f"s{i}", text)
     board.write(folder / "board")

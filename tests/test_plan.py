@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,9 +11,11 @@ from nocap.config.trainer import Compile
 from nocap.launch.multirun import multirun
 from nocap.store.formats import duration
 from nocap.study import preview
+from nocap.study.figures import SessionFile
 from nocap.study.plan import prepare
 from nocap.study.tasks import Session
 from tests.studies import LOSS, RACE, at, loaded, study
+from tests.studies import session as made_session
 
 WORDS = ("model=nano", "data=synthetic", "tracker=none", "trainer.steps=20", "trainer.threads=1")
 TIMED = {
@@ -25,8 +26,8 @@ TIMED = {
 LOST = {"tokens_per_s": None, "step_ms": None, "memory_mib": None}
 
 
-def measured(session: Session, folder: Path) -> dict[str, Any]:
-    return {"measured": {"arms": {arm: LOST if "mqa" in arm else TIMED for arm in session.arms}}}
+def measured(session: Session, folder: Path) -> SessionFile:
+    return made_session({arm: LOST if "mqa" in arm else TIMED for arm in session.arms})
 
 
 @pytest.fixture(autouse=True)
