@@ -25,7 +25,7 @@ from nocap.judge.losses import Difference
 from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE
 from nocap.judge.time_to_target import Reach
-from nocap.store.metrics import MeasurementJson
+from nocap.store.metrics import METRICS, Better, Ending, Measurement, Per
 from nocap.store.record import SCHEMA_VERSION
 from nocap.store.runs import Curve, Record, measurements
 from nocap.store.timing import Timing
@@ -141,6 +141,39 @@ class RunJson(Schema, frozen=True, kw_only=True):
     clock_s: dict[str, float | None]
     hardware: dict[str, Fact]
     imported: dict[str, object] | None  # of a log that another trainer wrote: its format, what named its seed
+
+
+class MeasurementJson(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement as JSON has it, with its unit and which way is better."""
+
+    arm: str
+    repeat: int
+    metric: str
+    unit: str
+    better: Better
+    part: str | msgspec.UnsetType = msgspec.UNSET
+    why: str | msgspec.UnsetType = msgspec.UNSET
+    value: float | None
+    ending: Ending
+    per: Per
+    where: str
+    when: str
+
+    @property
+    def measurement(self) -> Measurement:
+        """Return what it is of."""
+        return Measurement(
+            arm=self.arm,
+            repeat=self.repeat,
+            metric=METRICS[self.metric],
+            value=self.value,
+            ending=self.ending,
+            where=self.where,
+            when=self.when,
+            part="" if self.part is msgspec.UNSET else self.part,
+            per=self.per,
+            why="" if self.why is msgspec.UNSET else self.why,
+        )
 
 
 class LevelJson(Schema, frozen=True, kw_only=True):
@@ -402,8 +435,26 @@ def _measurements(of: Comparison) -> list[MeasurementJson]:
     rows = list[MeasurementJson]()
     for run, arm in of.runs:
         for each in measurements(run):
-            rows.append(replace(each, arm=arm.id).row)
+            rows.append(measurement_json(replace(each, arm=arm.id)))
     return rows
+
+
+def measurement_json(of: Measurement) -> MeasurementJson:
+    """Return a measurement as JSON has it."""
+    return MeasurementJson(
+        arm=of.arm,
+        repeat=of.repeat,
+        metric=of.metric.name,
+        unit=of.metric.unit,
+        better=of.metric.better,
+        part=of.part or msgspec.UNSET,
+        why=of.why or msgspec.UNSET,
+        value=of.value,
+        ending=of.ending,
+        per=of.per,
+        where=of.where,
+        when=of.when,
+    )
 
 
 def curve_json(curve: Curve) -> CurveJson:

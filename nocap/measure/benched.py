@@ -11,6 +11,7 @@ import msgspec
 
 from nocap.judge.interval import CONFIDENCE, LEAST_PAIRS, Estimate
 from nocap.judge.losses import Difference
+from nocap.judge.result import measurement_json
 from nocap.store.metrics import METRICS, Measurement
 
 
@@ -118,7 +119,7 @@ def written(bench: Bench) -> dict[str, Any]:
     measurements = list[dict[str, object]]()
     for arm in bench.arms:
         for each in arm.measurements(where=fingerprint, when=bench.ended):
-            measurements.append(msgspec.to_builtins(each.row))
+            measurements.append(msgspec.to_builtins(measurement_json(each)))
     return {
         "kind": "bench",
         "date": bench.date,

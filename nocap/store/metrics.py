@@ -11,8 +11,6 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-import msgspec
-
 from nocap.config.keys import require
 from nocap.store.formats import count, duration, loss, three_digits, whole
 
@@ -300,39 +298,6 @@ def moment(text: str) -> float | None:
         return None
 
 
-class MeasurementJson(msgspec.Struct, frozen=True, kw_only=True):
-    """A measurement as JSON has it, with its unit and which way is better."""
-
-    arm: str
-    repeat: int
-    metric: str
-    unit: str
-    better: Better
-    part: str | msgspec.UnsetType = msgspec.UNSET
-    why: str | msgspec.UnsetType = msgspec.UNSET
-    value: float | None
-    ending: Ending
-    per: Per
-    where: str
-    when: str
-
-    @property
-    def measurement(self) -> Measurement:
-        """Return what it is of."""
-        return Measurement(
-            arm=self.arm,
-            repeat=self.repeat,
-            metric=METRICS[self.metric],
-            value=self.value,
-            ending=self.ending,
-            where=self.where,
-            when=self.when,
-            part="" if self.part is msgspec.UNSET else self.part,
-            per=self.per,
-            why="" if self.why is msgspec.UNSET else self.why,
-        )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
     """What one arm did in one metric, once."""
@@ -347,24 +312,6 @@ class Measurement:
     part: str = ""  # of the step, where a profile measured only that
     per: Per = Per.seed
     why: str = ""  # it is refused
-
-    @property
-    def row(self) -> MeasurementJson:
-        """Return it as JSON has it."""
-        return MeasurementJson(
-            arm=self.arm,
-            repeat=self.repeat,
-            metric=self.metric.name,
-            unit=self.metric.unit,
-            better=self.metric.better,
-            part=self.part or msgspec.UNSET,
-            why=self.why or msgspec.UNSET,
-            value=self.value,
-            ending=self.ending,
-            per=self.per,
-            where=self.where,
-            when=self.when,
-        )
 
     def __post_init__(self) -> None:
         without = self.ending in (Ending.diverged, Ending.refused)

@@ -18,9 +18,10 @@ from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
+from nocap.judge.result import MeasurementJson, measurement_json
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.formats import listed
-from nocap.store.metrics import Measurement, MeasurementJson, Per, Scale
+from nocap.store.metrics import Measurement, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
 from nocap.study.checked import asked, otherwise
 from nocap.study.log import AnalysisLine, StudyLog
@@ -244,7 +245,7 @@ def to_json(result: StudyResult) -> dict[str, object]:
     rows = list[dict[str, object]]()
     for name, some in result.measurements.items():
         for row in some:
-            rows.append({"claim": name, **msgspec.to_builtins(row.row)})
+            rows.append({"claim": name, **msgspec.to_builtins(measurement_json(row))})
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
