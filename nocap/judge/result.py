@@ -342,8 +342,7 @@ def _interval(estimate: Estimate | None) -> IntervalJson | None:
     return None if estimate is None else interval_json(estimate)
 
 
-def difference_json(gap: Difference) -> DifferenceJson:
-    """Return a difference as JSON has it."""
+def _difference(gap: Difference) -> DifferenceJson:
     ends = msgspec.structs.asdict(interval_json(gap.estimate))
     return DifferenceJson(**ends, outcome=gap.outcome.value, verdict=gap.verdict)
 
@@ -389,7 +388,7 @@ def _arm(row: ComparedArm) -> ArmJson:
         diverged=sorted({run.seed for run in arm.diverged}),
         val_loss=row.val_loss,
         val_bpb=row.val_bpb,
-        difference=None if row.difference is None else difference_json(row.difference),
+        difference=None if row.difference is None else _difference(row.difference),
         token_us=_measured(row.times[PACE]),
         tokens_per_s=_measured(row.times["tokens_per_s"]),
         step_ms=_measured(row.times["step_ms"]),
@@ -511,7 +510,7 @@ def _factor(of: Factor) -> FactorJson:
 def _level(of: Level) -> LevelJson:
     return LevelJson(
         level=of.name,
-        difference=difference_json(of.difference),
+        difference=_difference(of.difference),
         speed=_interval(of.speed),
         equal_loss=_equal_loss(of.equal_loss),
     )
@@ -533,7 +532,7 @@ def _finding(of: Finding) -> FindingJson:
     return FindingJson(
         name=of.name,
         over=dict(of.over),
-        difference=difference_json(of.difference),
+        difference=_difference(of.difference),
         seeds_to_show=of.seeds,
         equal_loss=_equal_loss(of.equal_loss),
     )

@@ -10,95 +10,108 @@ from collections.abc import Sequence
 from nocap.config.outward import visible
 from nocap.judge.arms import group, swept_keys
 from nocap.judge.compare import Comparison
-from nocap.judge.factors import Factor, Factors, Level
-from nocap.judge.result import ArmJson, DifferenceJson, difference_json, result_of
+from nocap.judge.result import ArmJson, DifferenceJson, FactorJson, LevelJson, result_of
 from nocap.store.runs import Record
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, object]]:
-    """Every run that could be read, whatever its status. Units are in the names; `val_loss` is nats per
-    token."""
-    labels = {run.identity: arm.label for arm in group(records) for run in arm.all}
-    keys = swept_keys([record.config for record in records])
-    return [
-        {
-            "identity": run.identity,
-            "name": run.name,
-            "arm": run.arm,
-            "label": labels.get(run.identity),
-            "seed": run.seed,
-            "status": run.status,
-            **{key: run.config.get(key) for key in keys},
-            **{
-                key: run.summary.get(key)
-                for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s")
-            },
-            **{key: run.value(key) for key in ("step_ms", "model_mib", "train_s")},
-            "wall_s": run.number("clock_s", "wall"),
-            "params": run.value("params"),
-            **{key: run.number(key) for key in ("flops_per_token", "mfu")},
-            "kernel": run.summary["kernel"].get("train"),
-            "devices": run.machine.devices,
-            "hardware": run.hardware.get("name"),
-            "fingerprint": run.machine.fingerprint,
-            "folder": str(run.folder),
-        }
-        for run in records
-    ]
+    """Return a row for every run that could be read, whatever its status. Units are in the names; `val_loss`
+    is nats per token."""
+    labels = dict[str, str]()
+    for arm in group(records):
+        labels |= dict.fromkeys((run.identity for run in arm.all), arm.label)
+    swept = swept_keys(record.config for record in records)
+    return [_run(run, labels.get(run.identity), swept) for run in records]
+
+
+def _run(run: Record, label: str | None, swept: Sequence[str]) -> dict[str, object]:
+    row: dict[str, object] = {
+        "identity": run.identity,
+        "name": run.name,
+        "arm": run.arm,
+        "label": label,
+        "seed": run.seed,
+        "status": run.status,
+    }
+    for key in swept:
+        row[key] = run.config.get(key)
+    for key in ("steps", "tokens", "val_loss", "val_bpb", "tokens_per_s"):
+        row[key] = run.summary.get(key)
+    for metric in ("step_ms", "model_mib", "train_s"):
+        row[metric] = run.value(metric)
+    row["wall_s"] = run.number("clock_s", "wall")
+    row["params"] = run.value("params")
+    row["flops_per_token"] = run.number("flops_per_token")
+    row["mfu"] = run.number("mfu")
+    row["kernel"] = run.summary["kernel"].get("train")
+    row["devices"] = run.machine.devices
+    row["hardware"] = run.hardware.get("name")
+    row["fingerprint"] = run.machine.fingerprint
+    row["folder"] = str(run.folder)
+    return row
 
 
 def tables_of(comparison: Comparison) -> dict[str, list[dict[str, object]]]:
     """Return a comparison as tables of scalars: each arm with its word, and each level of a grid that is read
     by factor. No figure stands without an interval."""
-    tables = {"verdicts": [_arm(arm) for arm in result_of(comparison).arms]}
-    factors = comparison.factors
-    if factors is not None:
-        tables["by_factor"] = [
-            _level(factor, level, factors) for factor in factors.factors for level in factor.levels
-        ]
+    result = result_of(comparison)
+    tables = {"verdicts": [_arm(arm) for arm in result.arms]}
+    if result.by_factor is not None:
+        seeds = len(result.by_factor.seeds)
+        levels = list[dict[str, object]]()
+        for factor in result.by_factor.factors:
+            levels += [_level(factor, level, seeds) for level in factor.levels]
+        tables["by_factor"] = levels
     return tables
 
 
 def _arm(arm: ArmJson) -> dict[str, object]:
     ratio = arm.token_us.ratio
-    is_known = ratio is not None and ratio.low is not None
+    time_ratio = None
+    if ratio is not None and ratio.low is not None:
+        time_ratio = ratio.mean
     return {
         "arm": arm.label,
         "n": arm.n,
         "val_loss": arm.val_loss,
         **_difference(arm.difference),
         "tokens_per_s": arm.tokens_per_s.mean,
-        "time_ratio": ratio.mean if ratio is not None and is_known else None,
+        "time_ratio": time_ratio,
         "model_mib": arm.model_mib.mean,
         "params": arm.params.get("total"),
         "flops_per_token": arm.flops_per_token,
     }
 
 
-def _level(factor: Factor, level: Level, factors: Factors) -> dict[str, object]:
+def _level(factor: FactorJson, level: LevelJson, seeds: int) -> dict[str, object]:
+    over = [f"{key} ({count})" for key, count in factor.over.items()]
     return {
-        "level": f"{factor.key}={level.name}",
+        "level": f"{factor.key}={level.level}",
         "against": factor.baseline,
-        "over": ", ".join(f"{key} ({levels})" for key, levels in factor.over.items()),
-        "n": len(factors.seeds),
-        **_difference(difference_json(level.difference)),
+        "over": ", ".join(over),
+        "n": seeds,
+        **_difference(level.difference),
     }
 
 
 def _difference(of: DifferenceJson | None) -> dict[str, object]:
     """Return a difference, its interval and its word; those of a baseline are empty."""
+    if of is None:
+        names = ("difference", "difference_low", "difference_high")
+        return {**dict.fromkeys(names), "verdict": "baseline"}
     return {
-        "difference": None if of is None else of.mean,
-        "difference_low": None if of is None else of.low,
-        "difference_high": None if of is None else of.high,
-        "verdict": "baseline" if of is None else of.verdict,
+        "difference": of.mean,
+        "difference_low": of.low,
+        "difference_high": of.high,
+        "verdict": of.verdict,
     }
 
 
 def to_csv(table: Sequence[dict[str, object]]) -> str:
-    """A null is an empty cell. A text that a spreadsheet would compute begins with an apostrophe."""
+    """Return rows as CSV. A null is an empty cell; a text that a spreadsheet would compute begins with an
+    apostrophe."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()
