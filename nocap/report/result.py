@@ -268,7 +268,10 @@ def read(path: Path) -> JudgedFile:
         ValueError: it is no such file, or of a newer nocap, or its records cannot be judged; it is named.
     """
     told = read_json(path, dict) or {}
-    rule = "be a comparison that nocap.compare --json wrote, with its records"
+    rule = (
+        "be a comparison that nocap.compare --json wrote, with its records "
+        "(of an older one, compare its runs again)"
+    )
     kind = told.get("kind", "none")
     require(kind == KIND, str(path), rule, f"the kind {_show(kind)}")
     try:
