@@ -167,7 +167,8 @@ def compare(
     """
     from msgspec import structs
 
-    from nocap.judge.result import result_of, to_json
+    from nocap.judge.result import result_of
+    from nocap.judge.schema import to_json
     from nocap.sources.asked import Logged, compared
 
     answer = compared(

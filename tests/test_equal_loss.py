@@ -20,7 +20,8 @@ from nocap.config.plain import to_plain
 from nocap.judge.compare import Comparison, compare
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
-from nocap.judge.result import result_of, to_json
+from nocap.judge.result import result_of
+from nocap.judge.schema import to_json
 from nocap.launch import lengths
 from nocap.launch.grid import Grid, check
 from nocap.report import comparison as page

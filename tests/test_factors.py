@@ -16,7 +16,8 @@ from scipy import stats
 
 from nocap import compare as door
 from nocap.judge.compare import compare
-from nocap.judge.result import result_of, to_json
+from nocap.judge.result import result_of
+from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.store.runs import load

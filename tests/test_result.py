@@ -21,7 +21,8 @@ import pytest
 from nocap import api, compare
 from nocap.judge.compare import Comparison
 from nocap.judge.compare import compare as compared
-from nocap.judge.result import Result, result_of, to_json
+from nocap.judge.result import result_of
+from nocap.judge.schema import Result, to_json
 from nocap.report import markdown, result
 from nocap.store.record import write_json, write_summary
 from nocap.store.runs import Curve, Found, Record, load
@@ -35,6 +36,10 @@ from tests.test_timing import timed, timing
 
 Json = dict[str, Any]
 SCHEMA = Path(result.__file__).with_name("comparison.schema.json")
+ANEW = (
+    "write it anew: python -c 'import json; from nocap.report.result import schema; "
+    "print(json.dumps(schema(), indent=1))' > nocap/report/comparison.schema.json"
+)
 
 # Words → what its runs have, with which every kind of outcome is there.
 ARMS: dict[str, Json] = {
@@ -270,7 +275,7 @@ def test_what_is_written_of_what_was_read_is_the_same(original: Path) -> None:
 
 def test_a_file_fits_its_schema(original: Path) -> None:
     schema = json.loads(SCHEMA.read_text())
-    assert schema == result.schema()
+    assert schema == result.schema(), ANEW
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(content_of(original), schema)
 
@@ -607,8 +612,8 @@ NO_RESULT: dict[str, tuple[Callable[[Json], str], str]] = {
     "no rows": (_with("records", []), "question.baseline"),
     "rows of texts": (_with("records", ["x"]), "Expected `object`, got `str` - at `$.records[0]`"),
     "a row without a curve": (
-        _with("records/0/curve", {}),
-        "missing required field `step` - at `$.records[0].curve`",
+        _with("records/0/curve", None),
+        "Expected `object`, got `null` - at `$.records[0].curve`",
     ),
     "a curve of another length": (_with("records/0/curve/step", [1]), "columns of one length"),
     "a curve with a hole": (

@@ -15,7 +15,8 @@ from scipy import stats
 from nocap.config.compose import composed
 from nocap.judge.compare import Comparison, compare
 from nocap.judge.interval import of_arms, of_pairs
-from nocap.judge.result import result_of, to_json
+from nocap.judge.result import result_of
+from nocap.judge.schema import to_json
 from nocap.launch.grid import check
 from nocap.report.arms import render
 from nocap.store.runs import Found
@@ -192,8 +193,9 @@ def test_a_grid_of_the_same_arms_takes_the_timing_of_the_one_before(tmp_path: Pa
     path = session.path(one.folder, 1)
     path.parent.mkdir(parents=True)
     at = "2026-11-28T10:00:00+00:00"
+    arm = {"clock": "process CPU time", "status": "measured", "reason": None, "seconds_per_token": [0.1]}
     content = {"kind": "rounds", "place": "rounds", "key": session.key, "number": 1, "how": {}, "arms": {}}
-    path.write_text(json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {}}}))
+    path.write_text(json.dumps({**content, "started": at, "ended": at, "measured": {"arms": {"a": arm}}}))
     assert one.folder != two.folder
     InTurns(seconds=5.0).measure(two, one.folder)
     assert session.path(two.folder, 1).read_bytes() == path.read_bytes()

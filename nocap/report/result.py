@@ -25,7 +25,8 @@ from nocap.config.outward import redact
 from nocap.judge.compare import Comparison, ask
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
-from nocap.judge.result import CurveJson, Result, Schema, curve_json, result_of, to_json
+from nocap.judge.result import result_of
+from nocap.judge.schema import Result, Schema, to_json
 from nocap.report import arms
 from nocap.report.table import one_line
 from nocap.store.formats import plural, shorten
@@ -69,7 +70,7 @@ class RecordJson(Schema, frozen=True, kw_only=True):
     parts: dict[str, object]
     manifest: dict[str, object]
     summary: dict[str, object]
-    curve: CurveJson
+    curve: Curve
     length_of: str | None = None
 
 
@@ -160,7 +161,7 @@ def _row(record: Record) -> RecordJson:
             "attempts": _cut(manifest["attempts"], "started", "swept", "asked"),
         },
         summary={**ended, "hardware": hardware},
-        curve=curve_json(record.curve),
+        curve=record.curve,
         length_of=record.length_of,
     )
     return msgspec.convert(_plain(redact(to_json(row))), RecordJson)
@@ -191,11 +192,11 @@ def _record(row: RecordJson) -> Record:
     Errors:
         ValueError: its curve is none.
     """
-    columns = msgspec.structs.asdict(row.curve)
-    sizes = {len(column) for column in columns.values()}
+    curve = row.curve
+    columns = (curve.step, curve.tokens, curve.train_s, curve.val_loss, curve.val_bpb)
+    sizes = {len(column) for column in columns}
     require(len(sizes) == 1, f"the curve of {row.identity}", "have columns of one length", sizes)
-    facts = msgspec.structs.asdict(row)
-    return Record(**{**facts, "folder": Path(row.folder), "curve": Curve(**columns)})
+    return Record(**{**msgspec.structs.asdict(row), "folder": Path(row.folder)})
 
 
 # --- written ------------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from nocap.config.outward import visible
 from nocap.judge.arms import group, swept_keys
 from nocap.judge.compare import Comparison
-from nocap.judge.result import ArmJson, DifferenceJson, FactorJson, LevelJson, result_of
+from nocap.judge.result import result_of
+from nocap.judge.schema import ArmJson, DifferenceJson, FactorJson, LevelJson
 from nocap.store.runs import Record
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")

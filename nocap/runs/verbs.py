@@ -16,7 +16,7 @@ from typing import Any
 
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
-from nocap.judge.result import to_json
+from nocap.judge.schema import to_json
 from nocap.report.table import aligned
 from nocap.report.why import render, why
 from nocap.runs.columns import COLUMNS, FILTER, RunColumn, age, age_s, column, matching, size_of, status

@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from nocap.judge.losses import Outcome
 from nocap.judge.measured import ArmMean
-from nocap.judge.result import interval_json, to_json
+from nocap.judge.result import interval_json
+from nocap.judge.schema import to_json
 from nocap.judge.turns import RacedArm, RaceResult
 from nocap.report import forest, page
 from nocap.report.page import finite

@@ -17,7 +17,7 @@ from nocap.config.compose import from_overrides
 from nocap.config.errors import EXIT_CODES, FailedError, StoppedError
 from nocap.config.keys import require
 from nocap.config.trainer import Device
-from nocap.judge.result import to_json as answer_json
+from nocap.judge.schema import to_json as answer_json
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.study import board as leaderboard

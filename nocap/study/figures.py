@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from nocap.config.hardware import Fact
+from nocap.config.keys import require
 from nocap.store.record import read_json
 
 UNSET = msgspec.UNSET
@@ -154,7 +155,7 @@ def read(path: Path) -> SessionFile | None:
         return None
     try:
         file = msgspec.convert(content, SessionFile)
-        assert file.figures is not None
+        require(bool(file.figures), str(path), "have the figures of an arm", "none")
         return file
     except (KeyError, msgspec.ValidationError) as error:
         raise ValueError(f"{path} must be a session that nocap.study wrote, got {error}") from error

@@ -31,7 +31,7 @@ from nocap.config.run import Run
 from nocap.config.trainer import Device
 from nocap.judge.batches import BatchQuestion, LossPair, ProposalWord, judge
 from nocap.judge.interval import alike
-from nocap.judge.result import Schema
+from nocap.judge.schema import Schema
 from nocap.sources import arms
 from nocap.sources.command import Command, Reading, duration_s, named
 from nocap.store import lease

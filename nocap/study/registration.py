@@ -107,9 +107,11 @@ def provenance(
     contents = _contents(plan, claim, evidence)
     known = list[str]()
     others = set[str]()
+    first_place = own.lines.index(first) if first is not None else 0
     for log in logs:
-        for line in log.lines:
-            if first is not None and not _came_before(line, first, own):
+        for place, line in enumerate(log.lines):
+            is_above = log is own and place < first_place
+            if first is not None and not _came_before(line, first, is_above=is_above):
                 continue
             # What is timed is timed anew in each study; what another study trained is the same run.
             if isinstance(line, RunLine) or (isinstance(line, SessionLine) and log is own):
@@ -161,14 +163,12 @@ def _contents(plan: StudyPlan, claim: Claim, evidence: Evidence) -> dict[str, se
     return contents
 
 
-def _came_before(line: LogLine, registration: LogLine, own: StudyLog) -> bool:
-    """Say whether a line was written before a registration. Of one second, one above it in its log was."""
-    if _before(line.at, registration.at):
-        return True
-    if _before(registration.at, line.at):
-        return False
-    lines = list(map(id, own.lines))
-    return id(line) in lines and lines.index(id(line)) < lines.index(id(registration))
+def _came_before(line: LogLine, registration: LogLine, *, is_above: bool) -> bool:
+    """Say whether a line was written before a registration. `is_above`: it stands above it in one log, which
+    decides where both have one second."""
+    if is_above:
+        return not _before(registration.at, line.at)
+    return _before(line.at, registration.at)
 
 
 def _again(claim: Claim, lines: Sequence[LogLine], contents: Mapping[str, set[str]]) -> list[str]:

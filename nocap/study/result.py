@@ -18,7 +18,8 @@ from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
-from nocap.judge.result import MeasurementJson, measurement_json
+from nocap.judge.result import measurement_json
+from nocap.judge.schema import MeasurementJson
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.formats import listed
 from nocap.store.metrics import Measurement, Per, Scale
