@@ -21,7 +21,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class IntervalJson(Schema, frozen=True, kw_only=True):
-    """A difference or a ratio with its interval. An endless end is null, and so is what is not known."""
+    """A difference or a ratio with its interval. An end that is endless or not known is null."""
 
     mean: float | None
     low: float | None
@@ -170,7 +170,7 @@ class FactorJson(Schema, frozen=True, kw_only=True):
 
 
 class InteractionJson(IntervalJson, frozen=True, kw_only=True):
-    """What an arm's loss is above the sum of its single changes."""
+    """The loss of an arm beyond the sum of its single changes."""
 
     arm: str  # label
     keys: list[str]
@@ -186,7 +186,7 @@ class FactorsJson(Schema, frozen=True, kw_only=True):
 
 
 class FindingJson(Schema, frozen=True, kw_only=True):
-    """What was found of a level, or of an arm."""
+    """A finding about a level or an arm."""
 
     name: str
     over: dict[str, int]
@@ -196,14 +196,14 @@ class FindingJson(Schema, frozen=True, kw_only=True):
 
 
 class NextJson(Schema, frozen=True, kw_only=True):
-    """What to set in the same command for what is not shown yet."""
+    """A key and its values for the same command, which may then show what is open."""
 
     key: str
     values: list[int]
 
 
 class FindingsJson(Schema, frozen=True, kw_only=True):
-    """What was found, by level or by arm: what is shown first, and of that the largest."""
+    """The findings by level or by arm. Those that are shown come first, the largest before the others."""
 
     found: list[FindingJson]
     next: NextJson | None  # null: nothing is open, or the runs are no command's of nocap

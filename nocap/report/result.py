@@ -47,7 +47,7 @@ SHOWN = 80  # characters of a value in a line
 
 
 class QuestionJson(Schema, frozen=True, kw_only=True):
-    """What was asked of the records."""
+    """The question that was asked of the records."""
 
     baseline: str  # the identity of one of its runs
     target: float | None  # nats per token
@@ -75,7 +75,7 @@ class RecordJson(Schema, frozen=True, kw_only=True):
 
 
 class ReadingJson(Schema, frozen=True, kw_only=True):
-    """What was said when the runs were read."""
+    """The notes that were made when the runs were read."""
 
     problems: list[str]  # lines for people
     unreadable: dict[str, str]  # a run's folder, and why
@@ -109,7 +109,7 @@ INPUTS = DigestsJson.__struct_fields__  # what a comparison follows from
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedFile:
-    """What a file says, and what its records make of its question."""
+    """A file, and the comparison that its records give today."""
 
     path: Path
     question: Question
@@ -237,7 +237,7 @@ def schema() -> dict[str, object]:
 
 
 def _anything(kind: type) -> dict[str, object]:
-    """Return the schema of a value whose type is somebody else's, such as that of a config's key."""
+    """Return the schema of a value of any type, such as the value of a config's key."""
     assert kind is object, kind
     return {"description": "any value"}
 

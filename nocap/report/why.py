@@ -17,7 +17,7 @@ RECORDED = "recorded"  # and not part of the identity
 
 
 class RunName(Schema, frozen=True, kw_only=True):
-    """A run that is looked at."""
+    """One of the two runs."""
 
     identity: str
     name: str
@@ -38,7 +38,7 @@ class DifferingKey(Schema, frozen=True, kw_only=True):
 
 
 class Why(Schema, frozen=True, kw_only=True):
-    """What makes two runs differ."""
+    """The differences of two runs."""
 
     a: RunName
     b: RunName
@@ -93,7 +93,7 @@ def why(folder_a: Path, folder_b: Path) -> Why:
 
 
 def _parts(run: Record) -> Iterator[tuple[str, Mapping[str, object]]]:
-    """The parts of the identity, then what is only recorded."""
+    """Yield the parts of the identity, then the facts that are only recorded."""
     for part in ("config", "source", "environment", "teachers", "init"):
         yield part, run.parts.get(part) or {}
     tokens = {split: run.tokens_hash(split)[:12] for split in ("train", "val")}

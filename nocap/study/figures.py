@@ -16,7 +16,7 @@ UNSET = msgspec.UNSET
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session has of an arm."""
+    """The figures of an arm in a session."""
 
     @property
     def is_measured(self) -> bool:
@@ -25,7 +25,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFigures(Figures, frozen=True, kw_only=True):
-    """Of timed steps. None: it is not known, or could not be measured."""
+    """The figures of timed steps. None: a figure is not known, or could not be measured."""
 
     status: str = "measured"
     reason: str | None = None
@@ -50,7 +50,7 @@ class StepFigures(Figures, frozen=True, kw_only=True):
 
 
 class RoundFigures(Figures, frozen=True, kw_only=True):
-    """Of steps timed in rounds (--time)."""
+    """The figures of steps that were timed in rounds (--time)."""
 
     clock: str
     status: str
@@ -59,7 +59,7 @@ class RoundFigures(Figures, frozen=True, kw_only=True):
 
 
 class PartFigures(Figures, frozen=True, kw_only=True):
-    """Of a profile: each part of a step."""
+    """The figures of a profile, by part of a step."""
 
     ms: dict[str, float]
     mib: dict[str, float] = {}  # kept for the backward
@@ -72,7 +72,7 @@ class PartFigures(Figures, frozen=True, kw_only=True):
 
 
 class LengthFigures(Figures, frozen=True, kw_only=True):
-    """Of attention at several lengths."""
+    """The figures of attention at several lengths."""
 
     T: list[int] = []
     attention_ms: list[float] = []
@@ -83,7 +83,7 @@ class LengthFigures(Figures, frozen=True, kw_only=True):
 
 
 class DecodingFigures(Figures, frozen=True, kw_only=True):
-    """Of text that was written."""
+    """The figures of decoding."""
 
     decode_tokens_per_s: float | None = None
     decode_ms: float | None = None
@@ -94,7 +94,7 @@ class DecodingFigures(Figures, frozen=True, kw_only=True):
     kernel: str | None = None
 
 
-# kind of a session → what it has of an arm
+# kind of a session → its figures
 FIGURES: Mapping[str, type[Figures]] = {
     "steps": StepFigures,
     "rounds": RoundFigures,
@@ -105,7 +105,7 @@ FIGURES: Mapping[str, type[Figures]] = {
 
 
 class AskedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is asked for."""
+    """A session that is asked for."""
 
     kind: str
     place: str

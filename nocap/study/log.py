@@ -1,6 +1,6 @@
-"""A study's log: what was registered, what came out, what was said of it. A file in the study's own folder,
-committed with its results, to which lines are only added. That none was edited or taken out, git shows. What
-stands is a fold over the lines (`nocap.study.registration`)."""
+"""A study's log: its registrations, results and verdicts. It is a file in the study's own folder, committed
+with its results. Lines are only added; git shows if one was edited or taken out. `nocap.study.registration`
+says from the lines where a claim stands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class RegistrationLine(LogLine, frozen=True, kw_only=True, tag="registration"):
-    """What binds a claim (`nocap.study.registration.Registration`)."""
+    """The registration of a claim (`nocap.study.registration.Registration`)."""
 
     claim: str
     hash: str
@@ -75,7 +75,7 @@ class AnalysisLine(LogLine, frozen=True, kw_only=True, tag="analysis"):
 
 
 class RulesLine(LogLine, frozen=True, kw_only=True, tag="rules"):
-    """What a program's first proposal fixed."""
+    """The rules that a program's first proposal fixed."""
 
     rules: str
 
@@ -184,9 +184,9 @@ def append(
     once: Sequence[str] = (),
     says: Sequence[str] = (),
 ) -> None:
-    """Add lines. With `once`, no line of whose kind one with the same of these keys is there already, and
-    last said the same in the keys `says`. Nobody else adds in between, and each line is on the disk before
-    this returns.
+    """Add lines. With `once`, leave out a line where the last one of its kind with the same values of these
+    keys has the same values of the keys `says` too. Nobody else adds in between, and each line is on the disk
+    before this returns.
 
     Errors:
         ValueError: as for `read`.
