@@ -15,11 +15,13 @@ import yaml
 from nocap.config.plain import made
 from nocap.judge.claim import Claim
 from nocap.judge.verdict import Gain, Verdict, Word
+from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
 from nocap.study.figures import SessionFile
 from nocap.study.registration import Provenance
-from nocap.study.result import ArmFacts, JudgedClaim, Speed, StudyResult
+from nocap.study.result import JudgedClaim, StudyResult
+from nocap.study.schema import ArmFacts, Speed
 from nocap.study.spec import Study, load
 from tests.conftest import SMALL
 
@@ -139,7 +141,13 @@ def made_arm(name: str, *, params: float | None = None, step_ms: Sequence[float]
 
 def made_verdict(word: Word, gain: Gain) -> Verdict:
     return Verdict(
-        word=word, reason=None, primary=gain, guards=[], beyond_bound=False, missing=[], endings={}
+        word=word,
+        reason=None,
+        primary=gain,
+        guards=[],
+        beyond_bound=False,
+        missing=[],
+        endings={ending: [] for ending in Ending},
     )
 
 

@@ -19,7 +19,7 @@ from nocap.judge.cautious import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.store.metrics import HELD, METRICS, Ending, Per
-from nocap.study import board, pages, words
+from nocap.study import board, pages, schema, words
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.figures import SessionFile
@@ -29,7 +29,7 @@ from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
 from nocap.study.result import StudyResult, read, to_json, write
 from nocap.study.results import results
-from nocap.study.spec import Study
+from nocap.study.spec import PLACE, Study
 from tests.studies import (
     LOSS,
     NOISE,
@@ -163,6 +163,22 @@ def test_a_gain_that_is_only_bounded_shows_its_lower_end(tmp_path: Path):
 
 
 NOISE_OF_A_PAIR = {"sd": 0.02, "df": 4.4, "source": "24 pairs of arms"}
+
+
+def test_results_fit_their_schema(tmp_path: Path) -> None:
+    known = json.loads(Path(schema.__file__).with_name("result.schema.json").read_text())
+    assert known == schema.schema(), (
+        "write it anew: python -c 'import json; from nocap.study.schema import schema; "
+        "print(json.dumps(schema(), indent=1))' > nocap/study/result.schema.json"
+    )
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(known)
+    made_study = loaded(tmp_path / "made", study(claims=[RACE], scales=at(lengths=[0.25, 0.5])))
+    result = resulted(made_study, both(by_law("mqa", diverged=1), by_law("mha"), pace=pace(1.1)))
+    committed = sorted((Path(__file__).parents[1] / PLACE).glob("*/results.*.json"))
+    assert committed
+    for path in [write(result, tmp_path), *committed]:
+        validator.validate(json.loads(path.read_text()))
 
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):

@@ -148,7 +148,7 @@ def test_a_race_is_not_refuted_by_its_own_shortest_schedule():
         finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (2.5, 1.0)))
         verdict = judged(*finishes, low=1.5)
         assert verdict.word is Word.inconclusive
-        assert verdict.endings["at_most"] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
+        assert verdict.endings[Ending.at_most] == ["arm, seed 0", "arm, seed 1", "arm, seed 2"]
         assert judged(*finishes, low=1.15).word is Word.confirmed  # at least 1.333, less the noise
         arm = curve(rng, gain=2.5, lengths=(0.1875, 0.375, 0.75), sd=0.003)
         bracketed = race(arm, curve(rng, gain=1.0, lengths=(0.75,), sd=0.003))
@@ -159,7 +159,7 @@ def test_a_baseline_that_is_far_ahead_bounds_the_gain_from_above():
     rng = np.random.default_rng(3)
     finishes = race(*(curve(rng, gain=gain, lengths=(0.75,), sd=0.003) for gain in (0.4, 1.0)))
     verdict = judged(*finishes, low=1.0)
-    assert (verdict.word, verdict.endings["at_most"][0]) == (Word.refuted, "base, seed 0")
+    assert (verdict.word, verdict.endings[Ending.at_most][0]) == (Word.refuted, "base, seed 0")
     assert judged(*finishes, low=0.5).word is Word.inconclusive
 
 

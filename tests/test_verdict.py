@@ -380,7 +380,7 @@ def test_what_is_missing_is_named_and_decides_nothing():
 
 def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     judged = judge(claim(), speeds([1.25, 1.26, None]))
-    assert (*shown(judged), judged.n, judged.endings["diverged"]) == (
+    assert (*shown(judged), judged.n, judged.endings[Ending.diverged]) == (
         REFUTED,
         Reason.below,
         3,
@@ -391,7 +391,7 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
     for gains in (OVER, UNDER, [None, 1.25, 1.25], [1.25, 1.25, None]):
         assert shown(judge(claim(), speeds(gains, [None, 100.0, 100.0]))) == (INCONCLUSIVE, Reason.undecided)
     guard = judge(claim(guards=[LOSS_GUARD]), speeds(IN), ("val_loss", [3.4, None, 3.4], [3.4] * 3))
-    assert (*shown(guard), guard.endings["diverged"]) == (REFUTED, Reason.guard, ["gqa, seed 2"])
+    assert (*shown(guard), guard.endings[Ending.diverged]) == (REFUTED, Reason.guard, ["gqa, seed 2"])
     value = judge(
         claim(metric="val_loss", scale=Scale.value, expected=[None, 3.5], mechanism=NO_BOUND),
         ("val_loss", [3.4, None, 3.4], []),
@@ -402,7 +402,7 @@ def test_a_diverged_run_counts_as_worst_and_a_diverged_baseline_says_nothing():
 def test_a_target_that_the_shortest_schedule_reaches_took_at_most_that():
     def word(arm: Values, base: Values, low: float = 1.2, high: float | None = None) -> Word:
         judged = judge(claim(expected=[low, high], **RACE), ("time_to_target_s", arm, base), at_most=200.0)
-        assert bool(judged.endings["at_most"]) == (200.0 in (*arm, *base))
+        assert bool(judged.endings[Ending.at_most]) == (200.0 in (*arm, *base))
         return judged.word
 
     early, quick, slow = (200.0, 200.0, 190.0), (500.0, 501.0, 502.0), (960.0, 961.0, 962.0)
@@ -438,7 +438,10 @@ def test_bounds_that_are_equal_have_no_spread_and_decide_nothing():
     # two arms that are one run agree to the last bit
     assert bounded(exact, exact, 1.3, 0.0).word is CONFIRMED
     low_end = bounded(most, exact, 1.2, 0.1)  # at most 300 steps for 400
-    assert (low_end.word, low_end.endings["at_most"]) == (CONFIRMED, [f"gqa, seed {i}" for i in (1, 2, 3)])
+    assert (low_end.word, low_end.endings[Ending.at_most]) == (
+        CONFIRMED,
+        [f"gqa, seed {i}" for i in (1, 2, 3)],
+    )
     assert bounded(exact, most, 1.5, 0.1).word is REFUTED  # 300 steps for at most 400
 
 

@@ -192,7 +192,7 @@ class Verdict:
     guards: list[Gain]  # in the claim's order: the gain, which may be as far below 0 as the margin
     beyond_bound: bool  # above what arithmetic allows: a mistake, or a gain that the bound leaves out
     missing: list[Missing]
-    endings: dict[str, list[str]]  # diverged or at_most → which measurements
+    endings: dict[Ending, list[str]]  # diverged or at_most → which measurements
     refused: str | None = None  # why what is there tells no gain
 
     @property
@@ -266,7 +266,7 @@ def judge(
         beyond_bound=primary.enough and primary.interval().low > limit + ROUNDING,
         missing=list(dict.fromkeys(missing)) if reason is Reason.missing else [],
         endings={
-            ending.value: list(
+            ending: list(
                 dict.fromkeys(f"{m.arm}, {m.per.value} {m.repeat}" for m in used if m.ending is ending)
             )
             for ending in (Ending.at_most, Ending.diverged)

@@ -38,7 +38,7 @@ from nocap.study.log import (
 )
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
 from nocap.study.registration import Provenance, content_of, provenance, registrations
-from nocap.study.result import TuningTrial
+from nocap.study.schema import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
 from nocap.study.tasks import (

@@ -21,7 +21,8 @@ from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
 from nocap.study import result as results
-from nocap.study.result import ArmFacts, Speed, StudyResult, TuningTrial
+from nocap.study.result import StudyResult
+from nocap.study.schema import ArmFacts, Speed, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.words import Row, counted, expected, is_known, rows
 

@@ -11,87 +11,40 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec import structs
 
 from nocap.config.hardware import Fact
 from nocap.config.outward import redact
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import Claim, Rule
 from nocap.judge.result import measurement_json
-from nocap.judge.schema import MeasurementJson
 from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.formats import listed
-from nocap.store.metrics import Measurement, Per, Scale
+from nocap.store.metrics import Ending, Measurement, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
 from nocap.study.checked import asked, otherwise
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance
+from nocap.study.schema import (
+    ArmFacts,
+    ClaimJson,
+    GainJson,
+    GuardJson,
+    IntervalJson,
+    MissingJson,
+    NoiseJson,
+    RowJson,
+    Shape,
+    StudyFile,
+    TuningTrial,
+)
 from nocap.study.spec import Study
 
-KIND = "study"
+KIND: Literal["study"] = "study"
 MEASURED = ("arm", "metric", "parts", "of", "scale", "target")  # keys of a claim that say what is measured
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """The shape at which a verdict's figures were reached."""
-
-    layers: int
-    width: int
-    T: list[int]  # sequence lengths: of a curve several, else one
-    tokenizer: str | None  # None in an old file
-    batch_tokens: int | None  # of a step; None: no step was taken
-    precision: str | None  # None in an old file
-    device: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """The speed of an arm, a value a session."""
-
-    memory_mib: float | None
-    tokens_per_s: list[float | None]
-    step_ms: list[float | None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinalLosses:
-    """The losses of the runs that finished."""
-
-    mean: float
-    all: list[float]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmFacts:
-    """An arm, as a reader judges its fairness."""
-
-    arm: str
-    words: list[str]
-    tuned: list[str]  # the overrides that its search picked
-    n_trials: int
-    params: int | float | None
-    flops_per_token: int | float | None
-    flops_basis: str | None = None
-    kernel: str | None
-    tokens: int | float | None
-    val_loss: FinalLosses | None
-    diverged: list[int]  # seeds
-    pace: Speed | None  # at the shape that is trained
-    bench: Speed | None  # at the shape that is timed
-    runs: list[str]  # identities
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TuningTrial:
-    """An arm's overrides that the search before the study tried."""
-
-    arm: str
-    words: list[str]
-    seeds: list[int]
-    val_loss: float | None  # mean over the seeds; None where one diverged or was not run
-    picked: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,108 +116,39 @@ class StudyResult:
         return any(judged.verdict.missing for judged in self.claims)
 
 
-# --- a claim and an interval as JSON ------------------------------------------------------------------------
+# --- written ------------------------------------------------------------------------------------------------
 
 
-def claim_json(judged: JudgedClaim, *, scale: str) -> dict[str, object]:
-    """Return a claim with all of its verdict, as a result's file has it."""
-    claim, verdict, stands = judged.claim, judged.verdict, judged.stands
-    shapes = {place: [asdict(shape) for shape in some] for place, some in judged.where.items()}
-    return {
-        "id": claim.id,
-        "statement": claim.statement,
-        "source": claim.source,
-        "arm": claim.arm,
-        "baseline": judged.against,
-        "metric": claim.metric,
-        "parts": claim.parts,
-        "of": claim.of,
-        "scale": claim.scale.value,
-        "expected": claim.expected,
-        "threshold": claim.threshold.value,
-        "two_sided": claim.two_sided,
-        "target": claim.target,
-        "bound": judged.bound,
-        "bound_rule": claim.mechanism.rule.value,
-        "bound_formula": claim.mechanism.formula,
-        "word": judged.word,
-        "reason": verdict.reason.value if verdict.reason else None,
-        "failed": verdict.failed,
-        **_gain_json(verdict.primary, judged),
-        "guards": [
-            {
-                "metric": guard.metric,
-                "scale": guard.scale.value,
-                "margin": guard.margin(scale),
-                **_gain_json(gain, judged),
-            }
-            for guard, gain in zip(claim.guards, verdict.guards, strict=True)
-        ],
-        "beyond_bound": verdict.beyond_bound,
-        "missing": [
-            {**asdict(missing), "damaged": judged.is_damaged(missing)} for missing in verdict.missing
-        ],
-        **verdict.endings,
-        "refused": verdict.refused,
-        "more": verdict.more(),
-        "hash": stands.hash,
-        "registered": stands.at,
-        "exploratory": stands.exploratory,
-        "notes": stands.notes,
-        "where": shapes,
-        "lengths": judged.lengths,
-    }
-
-
-def _gain_json(gain: Gain, judged: JudgedClaim) -> dict[str, object]:
-    """Return what was measured of a metric. `per`: what the n are: seeds, sessions, or one exact count. Of an
-    interval without a middle only its lower end is kept, `least`."""
-    declared = judged.declared(gain)
-    shown = gain.shown()
-    measured = None
-    least = None
-    if shown is not None and math.isfinite(shown.mid):
-        measured = {"mid": shown.mid, "low": shown.low, "high": shown.high}
-    elif shown is not None and math.isfinite(gain.interval().low):
-        least = shown.low
-    return {
-        "n": len(gain.least),
-        "per": gain.per.value,
-        "analysis": gain.analysis,
-        "noise": declared and declared.json(),
-        "measured": measured,
-        "least": least,
-    }
-
-
-# --- the file -----------------------------------------------------------------------------------------------
+def file_of(result: StudyResult) -> StudyFile:
+    """Return a result as its file has it."""
+    study = result.study
+    rows = list[RowJson]()
+    for name, some in result.measurements.items():
+        for row in some:
+            rows.append(RowJson(claim=name, **structs.asdict(measurement_json(row))))
+    return StudyFile(
+        schema_version=SCHEMA_VERSION,
+        kind=KIND,
+        study=study.name,
+        scale=result.scale,
+        question=study.question,
+        date=result.date,
+        command=result.command,
+        commit=result.commit,
+        hardware=dict(result.hardware),
+        limitations=result.limitations,
+        baseline=study.baseline,
+        seeds=result.seeds,
+        claims=[_claim_json(judged, scale=result.scale) for judged in result.claims],
+        measurements=rows,
+        arms=result.arms,
+        trials=result.trials,
+    )
 
 
 def to_json(result: StudyResult) -> dict[str, object]:
-    """Return a result as its file has it."""
-    study = result.study
-    rows = list[dict[str, object]]()
-    for name, some in result.measurements.items():
-        for row in some:
-            rows.append({"claim": name, **msgspec.to_builtins(measurement_json(row))})
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": KIND,
-        "study": study.name,
-        "scale": result.scale,
-        "question": study.question,
-        "date": result.date,
-        "command": result.command,
-        "commit": result.commit,
-        "hardware": dict(result.hardware),
-        "limitations": result.limitations,
-        "baseline": study.baseline,
-        "seeds": result.seeds,
-        "claims": [claim_json(judged, scale=result.scale) for judged in result.claims],
-        "measurements": rows,
-        "arms": [asdict(arm) for arm in result.arms],
-        "trials": [asdict(trial) for trial in result.trials],
-    }
+    """Return a result as its file has it, in JSON's types."""
+    return dict(msgspec.to_builtins(file_of(result)))
 
 
 def write(result: StudyResult, folder: Path) -> Path:
@@ -274,65 +158,82 @@ def write(result: StudyResult, folder: Path) -> Path:
     return path
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Missing:
-    arm: str
-    repeat: int
-    damaged: bool = False
+def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
+    """Return a claim with all of its verdict."""
+    claim = judged.claim
+    verdict = judged.verdict
+    stands = judged.stands
+    guards = list[GuardJson]()
+    for guard, gain in zip(claim.guards, verdict.guards, strict=True):
+        measured = structs.asdict(_gain_json(gain, judged))
+        margin = guard.margin(scale)
+        guards.append(GuardJson(metric=guard.metric, scale=guard.scale, margin=margin, **measured))
+    missing = list[MissingJson]()
+    for each in verdict.missing:
+        missing.append(MissingJson(**asdict(each), damaged=judged.is_damaged(each)))
+    return ClaimJson(
+        id=claim.id,
+        statement=claim.statement,
+        source=claim.source,
+        arm=claim.arm,
+        baseline=judged.against,
+        metric=claim.metric,
+        parts=claim.parts,
+        of=claim.of,
+        scale=claim.scale,
+        expected=claim.expected,
+        threshold=claim.threshold.value,
+        two_sided=claim.two_sided,
+        target=claim.target,
+        bound=judged.bound,
+        bound_rule=claim.mechanism.rule.value,
+        bound_formula=claim.mechanism.formula,
+        word=judged.word,
+        reason=verdict.reason.value if verdict.reason else None,
+        failed=verdict.failed,
+        guards=guards,
+        beyond_bound=verdict.beyond_bound,
+        missing=missing,
+        at_most=verdict.endings[Ending.at_most],
+        diverged=verdict.endings[Ending.diverged],
+        refused=verdict.refused,
+        more=verdict.more(),
+        hash=stands.hash,
+        registered=stands.at,
+        exploratory=stands.exploratory,
+        notes=stands.notes,
+        where=dict(judged.where),
+        lengths=judged.lengths,
+        **structs.asdict(_gain_json(verdict.primary, judged)),
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Claim:
-    """What is taken of a stored claim."""
-
-    id: str
-    arm: str
-    baseline: str | None
-    metric: str
-    parts: list[str]
-    of: list[str]
-    scale: Scale
-    expected: list[float | None]
-    two_sided: bool
-    target: str | None = None
-    bound: float | None
-    hash: str
-    registered: str | None
-    exploratory: str | None
-    notes: list[str]
-    where: dict[str, list[Shape]]
-    lengths: list[int] | None = None
-    missing: list[_Missing] = field(default_factory=list)
-
-    def measures_as(self, claim: Claim, against: str | None) -> bool:
-        """Say whether its measurements are those that a claim of a study needs."""
-        same = all(getattr(self, key) == getattr(claim, key) for key in MEASURED)
-        return same and self.baseline == against
-
-    def expects_as(self, claim: Claim) -> bool:
-        return self.expected == claim.expected and self.two_sided == claim.two_sided
+def _gain_json(gain: Gain, judged: JudgedClaim) -> GainJson:
+    """Return what was measured of a metric."""
+    declared = judged.declared(gain)
+    shown = gain.shown()
+    measured = None
+    least = None
+    if shown is not None and math.isfinite(shown.mid):
+        measured = IntervalJson(mid=shown.mid, low=shown.low, high=shown.high)
+    elif shown is not None and math.isfinite(gain.interval().low):
+        least = shown.low
+    return GainJson(
+        n=len(gain.least),
+        per=gain.per.value,
+        analysis=gain.analysis,
+        noise=_noise_json(declared) if declared else None,
+        measured=measured,
+        least=least,
+    )
 
 
-class _Row(MeasurementJson, frozen=True, kw_only=True):
-    """A stored measurement."""
+def _noise_json(declared: Declared) -> NoiseJson:
+    df = declared.df if math.isfinite(declared.df) else None
+    return NoiseJson(sd=declared.sd, df=df, source=declared.source)
 
-    claim: str
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _File:
-    """What is taken of a file."""
-
-    scale: str
-    date: str
-    command: str
-    commit: str | None
-    hardware: dict[str, Fact]
-    seeds: list[int]
-    claims: list[_Claim]
-    measurements: list[_Row]
-    arms: list[ArmFacts]
-    trials: list[TuningTrial]
+# --- read ---------------------------------------------------------------------------------------------------
 
 
 def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
@@ -346,7 +247,7 @@ def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
     if plain.get("kind") != KIND:
         return None
     try:
-        file = msgspec.convert(plain, _File)
+        file = msgspec.convert(plain, StudyFile)
         rows: dict[str, list[Measurement]] = {}
         for row in file.measurements:
             rows.setdefault(row.claim, []).append(row.measurement)
@@ -357,7 +258,7 @@ def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
 
 
 def _judged(
-    file: _File, rows: Mapping[str, list[Measurement]], study: Study, log: StudyLog
+    file: StudyFile, rows: Mapping[str, list[Measurement]], study: Study, log: StudyLog
 ) -> StudyResult | None:
     """Judge the claims that the study asks as they were asked."""
     if file.scale not in study.scales:
@@ -367,12 +268,12 @@ def _judged(
     outdated = list[str]()
     for stored in file.claims:
         claim = now.claims.get(stored.id)
-        if claim is None or not stored.measures_as(claim, compared_with(claim, study)):
+        if claim is None or not _measures_as(stored, claim, compared_with(claim, study)):
             outdated.append(stored.id)
             continue
         own = rows.get(stored.id, [])
         now.check(claim, own, log, scale=file.scale)
-        asked_now = now.hashes.get(claim.id, stored.hash if stored.expects_as(claim) else "")
+        asked_now = now.hashes.get(claim.id, stored.hash if _expects_as(stored, claim) else "")
         judged.append(_claim(stored, claim, own, study, file, log, asked_now))
     return StudyResult(
         study=study,
@@ -391,17 +292,27 @@ def _judged(
     )
 
 
+def _measures_as(stored: ClaimJson, claim: Claim, against: str | None) -> bool:
+    """Say whether the measurements of a stored claim are those that a claim of a study needs."""
+    same = all(getattr(stored, key) == getattr(claim, key) for key in MEASURED)
+    return same and stored.baseline == against
+
+
+def _expects_as(stored: ClaimJson, claim: Claim) -> bool:
+    return stored.expected == claim.expected and stored.two_sided == claim.two_sided
+
+
 def compared_with(claim: Claim, study: Study) -> str | None:
     """Return the arm that a claim is compared with; `None`: it is about a value."""
     return None if claim.scale is Scale.value else study.against(claim)
 
 
 def _claim(
-    stored: _Claim,
+    stored: ClaimJson,
     claim: Claim,
     rows: Sequence[Measurement],
     study: Study,
-    file: _File,
+    file: StudyFile,
     log: StudyLog,
     hash: str,
 ) -> JudgedClaim:

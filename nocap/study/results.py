@@ -19,7 +19,8 @@ from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
 from nocap.study.figures import DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.study.plan import StudyPlan
-from nocap.study.result import ArmFacts, FinalLosses, JudgedClaim, Shape, Speed, StudyResult, compared_with
+from nocap.study.result import JudgedClaim, StudyResult, compared_with
+from nocap.study.schema import ArmFacts, FinalLosses, Shape, Speed
 
 
 def results(done: Done, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:

@@ -13,8 +13,9 @@ from nocap.judge.verdict import Gain, Missing, Reason, Word
 from nocap.report import words
 from nocap.report.table import one_line
 from nocap.store.formats import NONE, listed, plural, shorten
-from nocap.store.metrics import METRICS, Metric, Per, Scale, part_title
-from nocap.study.result import JudgedClaim, Shape, StudyResult
+from nocap.store.metrics import METRICS, Ending, Metric, Per, Scale, part_title
+from nocap.study.result import JudgedClaim, StudyResult
+from nocap.study.schema import Shape
 from nocap.study.spec import GPU, Study, select_claims
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
@@ -30,8 +31,8 @@ ANYWHERE = ("params", "kv_bytes", "part_params")
 HELD_ANYWHERE = {"parameters", "gradients", "optimizer"}
 BEYOND = "above what arithmetic allows: look for a mistake, or for a gain that the bound leaves out"
 ENDINGS = {
-    "diverged": "diverged, counted as worst",
-    "at_most": "reached the loss in the shortest schedule, so steps are at most that",
+    Ending.diverged: "diverged, counted as worst",
+    Ending.at_most: "reached the loss in the shortest schedule, so steps are at most that",
 }
 
 

@@ -1,0 +1,200 @@
+"""The types of a study's result as JSON, for programs and for its reader: its schema. `study.result` fills
+and reads them.
+
+A gain is a ratio (1.25: a quarter more tokens a second), a difference in the metric's unit, or a value. A key
+with a default is not in files of an older nocap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from nocap.config.hardware import Fact
+from nocap.judge.schema import MeasurementJson
+from nocap.store.metrics import Scale
+
+# --- what an arm is -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """The shape at which a verdict's figures were reached."""
+
+    layers: int
+    width: int
+    T: list[int]  # sequence lengths: of a curve several, else one
+    tokenizer: str | None  # None in an old file
+    batch_tokens: int | None  # of a step; None: no step was taken
+    precision: str | None  # None in an old file
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Speed:
+    """The speed of an arm, a value a session."""
+
+    memory_mib: float | None
+    tokens_per_s: list[float | None]
+    step_ms: list[float | None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinalLosses:
+    """The losses of the runs that finished."""
+
+    mean: float
+    all: list[float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmFacts:
+    """An arm, as a reader judges its fairness."""
+
+    arm: str
+    words: list[str]
+    tuned: list[str]  # the overrides that its search picked
+    n_trials: int
+    params: int | float | None
+    flops_per_token: int | float | None
+    flops_basis: str | None = None
+    kernel: str | None
+    tokens: int | float | None
+    val_loss: FinalLosses | None
+    diverged: list[int]  # seeds
+    pace: Speed | None  # at the shape that is trained
+    bench: Speed | None  # at the shape that is timed
+    runs: list[str]  # identities
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuningTrial:
+    """An arm's overrides that the search before the study tried."""
+
+    arm: str
+    words: list[str]
+    seeds: list[int]
+    val_loss: float | None  # mean over the seeds; None where one diverged or was not run
+    picked: bool
+
+
+# --- a claim ------------------------------------------------------------------------------------------------
+
+
+class IntervalJson(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured gain with its 95% interval."""
+
+    mid: float
+    low: float
+    high: float
+
+
+class NoiseJson(msgspec.Struct, frozen=True, kw_only=True):
+    """The declared noise of a pair, which narrowed an interval."""
+
+    sd: float
+    df: float | None  # null: endless
+    source: str
+
+
+class GainJson(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of a metric."""
+
+    n: int
+    per: str  # what the n are: seeds, sessions, or one exact count
+    analysis: int  # the number of the look
+    noise: NoiseJson | None
+    measured: IntervalJson | None
+    least: float | None = None  # the lower end of an interval that has no middle
+
+
+class GuardJson(GainJson, frozen=True, kw_only=True):
+    """Another metric, which may be worse by so much."""
+
+    metric: str
+    scale: Scale
+    margin: float
+
+
+class MissingJson(msgspec.Struct, frozen=True, kw_only=True):
+    """A measurement that a claim lacks."""
+
+    arm: str
+    metric: str
+    per: str
+    repeat: int
+    damaged: bool = False  # whether the run is there, and its record was changed
+
+
+class ClaimJson(GainJson, frozen=True, kw_only=True):
+    """A claim with its verdict."""
+
+    id: str
+    statement: str
+    source: str
+    arm: str
+    baseline: str | None  # the arm that it is compared with; null: it is about a value
+    metric: str
+    parts: list[str]
+    of: list[str]
+    scale: Scale
+    expected: list[float | None]
+    threshold: str  # whose number it is
+    two_sided: bool
+    target: str | None = None
+    bound: float | None  # what arithmetic allows
+    bound_rule: str
+    bound_formula: str
+    word: str
+    reason: str | None
+    failed: list[str]  # guards
+    guards: list[GuardJson]
+    beyond_bound: bool
+    missing: list[MissingJson] = []
+    at_most: list[str] = []  # runs that needed at most what was measured
+    diverged: list[str] = []
+    refused: str | None = None  # why what is there tells no gain
+    more: dict[str, int] | None  # seeds or sessions that would decide
+    hash: str
+    registered: str | None
+    exploratory: str | None
+    notes: list[str]
+    where: dict[str, list[Shape]]  # timed or trained → the shapes of its sides that differ
+    lengths: list[int] | None = None  # the baseline's steps, of a claim about the time at equal loss
+
+
+# --- the file -----------------------------------------------------------------------------------------------
+
+
+class RowJson(MeasurementJson, frozen=True, kw_only=True):
+    """A measurement with the claim that it is for."""
+
+    claim: str
+
+
+class StudyFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A study's result at one scale on one machine."""
+
+    schema_version: int
+    kind: Literal["study"]
+    study: str
+    scale: str
+    question: str
+    date: str
+    command: str
+    commit: str | None
+    hardware: dict[str, Fact]
+    limitations: str
+    baseline: str
+    seeds: list[int]  # that the analyses needed
+    claims: list[ClaimJson]
+    measurements: list[RowJson]
+    arms: list[ArmFacts]
+    trials: list[TuningTrial]
+
+
+def schema() -> dict[str, object]:
+    """Return the JSON Schema of a file. `result.schema.json` beside this file has it, too."""
+    return msgspec.json.schema(StudyFile)
