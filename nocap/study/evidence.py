@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from statistics import fmean
+from typing import NamedTuple
 
 from nocap.config.compose import Composed
 from nocap.judge.arms import Arm
@@ -66,39 +67,58 @@ class Evidence:
         return [row for row in rows if isinstance(row, PartFigures)]
 
     def whole(self, arm: str, seed: int) -> bool:
-        """Whether all its shorter runs are there: one that is missing might have been the one."""
-        wanted = [composed.run.trainer.steps for composed in self.arms.get("train", {}).get(arm, ())[1:]]
-        return all(steps in self.shorter.get((arm, seed), {}) for steps in wanted)
+        """Say whether all its shorter runs are there: one that is missing might have been the one."""
+        composed = self.arms.get("train", {}).get(arm, ())
+        runs = self.shorter.get((arm, seed), {})
+        return all(short.run.trainer.steps in runs for short in composed[1:])
 
     def has_lengths(self, arm: str, seed: int) -> bool:
         """Say whether a baseline's other lengths are there."""
         return len(self.lengths.get((arm, seed), {})) == len(SHARES)
 
-    def used(self, claim: Claim, study: Study) -> Iterator[tuple[str, str, str]]:
-        """Name, arm and start of each run and session that a claim rests on."""
-        for (arm, seed), run in self.runs.items() if "train" in places(claim) else ():
-            if arm in study.sides(claim) and seed in claim.seeds:
-                yield f"{arm}, seed {seed}", arm, run.started
-                for steps, short in self.shorter.get((arm, seed), {}).items() if claim.races else ():
-                    yield f"{arm}, seed {seed}, {steps} steps", arm, short.started
-        for (arm, seed), runs in self.lengths.items() if claim.at_equal_loss else ():
-            if arm == study.against(claim) and seed in claim.seeds:
-                for steps, run in runs.items():
-                    yield f"{arm}, seed {seed}, {steps} steps", arm, run.started
+    def used(self, claim: Claim, study: Study) -> Iterator[Used]:
+        """Yield each run and session that a claim rests on."""
+        sides = study.sides(claim)
+        if "train" in places(claim):
+            for (arm, seed), run in self.runs.items():
+                if arm in sides and seed in claim.seeds:
+                    yield Used(f"{arm}, seed {seed}", arm, run.started)
+                    if claim.races:
+                        yield from _shorter(arm, seed, self.shorter)
+        if claim.at_equal_loss:
+            base = study.against(claim)
+            for seed in claim.seeds:
+                yield from _shorter(base, seed, self.lengths)
         for place in sorted(places(claim)):
-            for arm in study.sides(claim):
+            for arm in sides:
                 for session, _ in self.of_arm(place, arm):
-                    yield f"{place} session {session.number}", arm, session.started
+                    yield Used(f"{place} session {session.number}", arm, session.started)
+
+
+class Used(NamedTuple):
+    """A run or a session that a claim rests on."""
+
+    name: str
+    arm: str
+    started: str
+
+
+def _shorter(arm: str, seed: int, runs: Mapping[tuple[str, int], Mapping[int, Record]]) -> Iterator[Used]:
+    """Yield an arm's runs of other lengths with a seed."""
+    for steps, run in runs.get((arm, seed), {}).items():
+        yield Used(f"{arm}, seed {seed}, {steps} steps", arm, run.started)
 
 
 def places(claim: Claim) -> set[str]:
-    """Where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
+    """Return where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
     made = {PLACE_OF[metric.made_by] for metric in claim.metrics}
-    return made | {"pace" for metric in claim.metrics if metric.name == "time_to_target_s"}
+    if any(metric.name == "time_to_target_s" for metric in claim.metrics):
+        made.add("pace")
+    return made
 
 
 def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
-    """The verdict, with the claim's bound as it was computed."""
+    """Judge a claim, with its bound as it was computed."""
     limit = bound(claim, study, evidence)
     mechanism = replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
     return judge(
@@ -124,27 +144,45 @@ COMPONENT = {
 
 
 def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
-    """What arithmetic allows, by the claim's rule; `None` where it sets no bound, or what it needs was not
-    measured."""
-    rule, sides = claim.mechanism.rule, (study.against(claim), claim.arm)
+    """Return the gain that arithmetic allows, by the claim's rule; `None`: it sets no bound, or something
+    that it needs was not measured."""
+    rule = claim.mechanism.rule
+    base = study.against(claim)
     if rule is Rule.given:
         return claim.mechanism.bound
     if rule is Rule.amdahl:
-        saved = {part: claim.mechanism.saved.get(part, 1.0) for part in claim.mechanism.parts}
-        shares = list[float]()
-        for profile in evidence.parts_of_arm(sides[0]):
-            spared_ms = sum(share * profile.ms.get(part, 0.0) for part, share in saved.items())
-            shares.append(spared_ms / profile.step_ms)
-        return 1 / (1 - max(shares)) if shares and max(shares) < 1 else None
-    place = "bench" if evidence.sessions.get("bench") else "pace"
+        return _amdahl(claim, evidence.parts_of_arm(base))
     if rule is Rule.flops and claim.parts:
         place = "parts"
-    # of the first session: what is counted is equal in all
-    rows = [row for arm in sides for _, row in evidence.of_arm(place, arm)[:1]]
-    if len(rows) < 2 or not all(row.is_measured for row in rows):
-        return None  # an arm that did not fit gives no bound
-    base, arm = [_counted(rule, row, claim) for row in rows]
-    return base / arm if base is not None and arm else None
+    elif evidence.sessions.get("bench"):
+        place = "bench"
+    else:
+        place = "pace"
+    before = _counted_first(rule, claim, evidence.of_arm(place, base))
+    after = _counted_first(rule, claim, evidence.of_arm(place, claim.arm))
+    if before is None or not after:
+        return None
+    return before / after
+
+
+def _amdahl(claim: Claim, profiles: Sequence[PartFigures]) -> float | None:
+    """Return the gain of a step without the parts that a claim saves, the largest over the profiles."""
+    saved = claim.mechanism.saved
+    shares = list[float]()
+    for profile in profiles:
+        spared_ms = sum(saved.get(part, 1.0) * profile.ms.get(part, 0.0) for part in claim.mechanism.parts)
+        shares.append(spared_ms / profile.step_ms)
+    largest = max(shares, default=1.0)
+    return 1 / (1 - largest) if largest < 1 else None
+
+
+def _counted_first(rule: Rule, claim: Claim, of_arm: Sequence[tuple[SessionFile, Figures]]) -> float | None:
+    """Return a count of the first session, as all have the same; `None`: there is no session, or the arm did
+    not fit."""
+    if not of_arm:
+        return None
+    _, row = of_arm[0]
+    return _counted(rule, row, claim) if row.is_measured else None
 
 
 def _counted(rule: Rule, row: Figures, claim: Claim) -> float | None:
@@ -176,57 +214,80 @@ def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | 
 
 
 def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
-    """Of the claim's arm and of the one it is compared with, in each metric; what is missing is left out."""
-    sides, rows = list(dict.fromkeys((claim.arm, study.against(claim)))), list[Measurement]()
+    """List what was measured of the claim's arm and of the one it is compared with, metric by metric. A
+    measurement that is missing is left out."""
+    sides = list(dict.fromkeys((claim.arm, study.against(claim))))
+    rows = list[Measurement]()
     for metric in claim.metrics:
-        if metric.made_by != "train":
-            rows += _timed(claim, metric, sides, evidence, place=PLACE_OF[metric.made_by])
-        elif metric.name in TO_TARGET:
-            steps = steps_to_target(claim, study, evidence)
-            rows += (
-                steps if metric.name == "steps_to_target" else _times(claim, metric, sides, steps, evidence)
-            )
-        elif metric.name == AT_EQUAL_LOSS:
-            rows += times_at_equal_loss(claim, study, evidence)
-        else:
-            keys = [(arm, seed) for arm in sides for seed in claim.seeds if (arm, seed) in evidence.runs]
-            rows += [
-                replace(m, arm=arm)
-                for arm, seed in keys
-                for m in of_run(evidence.runs[arm, seed])
-                if m.metric is metric
-            ]
+        rows += _of_metric(claim, metric, sides, study, evidence)
     return sorted(rows, key=lambda row: sides.index(row.arm))
+
+
+def _of_metric(
+    claim: Claim, metric: Metric, sides: Sequence[str], study: Study, evidence: Evidence
+) -> list[Measurement]:
+    if metric.made_by != "train":
+        return _timed(claim, metric, sides, evidence, place=PLACE_OF[metric.made_by])
+    if metric.name == AT_EQUAL_LOSS:
+        return times_at_equal_loss(claim, study, evidence)
+    if metric.name in TO_TARGET:
+        steps = steps_to_target(claim, study, evidence)
+        if metric.name == "steps_to_target":
+            return steps
+        return _times(claim, metric, sides, steps, evidence)
+    return _trained(claim, metric, sides, evidence)
+
+
+def _trained(claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence) -> list[Measurement]:
+    """List what the runs of the claim's seeds measured."""
+    rows = list[Measurement]()
+    for arm in sides:
+        for seed in claim.seeds:
+            run = evidence.runs.get((arm, seed))
+            measured = of_run(run) if run is not None else []
+            rows += [replace(row, arm=arm) for row in measured if row.metric is metric]
+    return rows
 
 
 def _timed(
     claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str
 ) -> list[Measurement]:
-    """What is timed, one a session that has both arms; a count once, if all sessions agree on it."""
-    read = {
-        arm: [
-            (session, x)
-            for session, row in evidence.of_arm(place, arm)
-            if (x := _value(row, claim, metric)) is not None
-        ]
-        for arm in sides
-    }
-    counted = is_count(
-        metric,
-        on_cuda=any(session.on_cuda for rows in read.values() for session, _ in rows),
-    )
-    if counted and all(len({x for _, x in rows}) <= 1 for rows in read.values()):
-        return [
-            _of_session(arm, metric, *rows[0], repeat=1, per=Per.exact) for arm, rows in read.items() if rows
-        ]
-    numbers = [{session.number for session, _ in rows} for rows in read.values() if rows]
+    """List what is timed, one a session that has both arms; a count once, if all sessions agree on it."""
+    read = {arm: _values(claim, metric, evidence.of_arm(place, arm)) for arm in sides}
+    seen = [pair for pairs in read.values() for pair in pairs]
+    on_cuda = any(session.on_cuda for session, _ in seen)
+    if is_count(metric, on_cuda=on_cuda) and all(_agree(pairs) for pairs in read.values()):
+        counts = list[Measurement]()
+        for arm, pairs in read.items():
+            if pairs:
+                session, value = pairs[0]
+                counts.append(_of_session(arm, metric, session, value, repeat=1, per=Per.exact))
+        return counts
+    numbers = [{session.number for session, _ in pairs} for pairs in read.values() if pairs]
     paired = sorted(set[int].intersection(*numbers)) if numbers else []
-    return [
-        _of_session(arm, metric, session, x, repeat=paired.index(session.number) + 1)
-        for arm, rows in read.items()
-        for session, x in rows
-        if session.number in paired
-    ]
+    rows = list[Measurement]()
+    for arm, pairs in read.items():
+        for session, value in pairs:
+            if session.number in paired:
+                repeat = paired.index(session.number) + 1
+                rows.append(_of_session(arm, metric, session, value, repeat=repeat))
+    return rows
+
+
+def _values(
+    claim: Claim, metric: Metric, of_arm: Sequence[tuple[SessionFile, Figures]]
+) -> list[tuple[SessionFile, float]]:
+    """List the sessions that have a value of a metric, each with it."""
+    values = list[tuple[SessionFile, float]]()
+    for session, row in of_arm:
+        value = _value(row, claim, metric)
+        if value is not None:
+            values.append((session, value))
+    return values
+
+
+def _agree(pairs: Sequence[tuple[SessionFile, float]]) -> bool:
+    return len({value for _, value in pairs}) <= 1
 
 
 def _of_session(
@@ -273,19 +334,32 @@ def _of_parts(row: PartFigures, claim: Claim, metric: Metric) -> float:
 def _times(
     claim: Claim, metric: Metric, sides: Sequence[str], steps: Sequence[Measurement], evidence: Evidence
 ) -> list[Measurement]:
-    """Steps are seeds', the time of a step is a session's: both are dealt in turns into as many groups as
-    there are of the fewer. Their means make independent pairs, whose spread has the noise of both."""
+    """Return times to the target: steps are seeds', the time of a step is a session's.
+
+    Both are dealt in turns into as many groups as there are of the fewer. Their means make independent
+    pairs, whose spread has the noise of both.
+    """
     step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
-    paces, rows = {arm: [m for m in step_ms if m.arm == arm] for arm in sides}, []
+    paces = {arm: [row for row in step_ms if row.arm == arm] for arm in sides}
     groups = min(len(claim.seeds), *map(len, paces.values()))
+    rows = list[Measurement]()
     for arm, pace in paces.items():
-        ends = [m for m in steps if m.arm == arm]
-        for group in range(groups) if len(ends) == len(claim.seeds) else ():
-            dealt = (ends[group::groups], pace[group::groups])
-            ending = max((m.ending for m in dealt[0]), key=[*Ending].index)  # the worst
-            value = None if ending is Ending.diverged else math.exp(sum(map(_log_mean, dealt))) / 1e3
-            rows.append(replace(pace[group], repeat=group + 1, metric=metric, value=value, ending=ending))
+        ends = [row for row in steps if row.arm == arm]
+        if len(ends) < len(claim.seeds):
+            continue
+        for group in range(groups):
+            row = _time_of(ends[group::groups], pace[group::groups])
+            rows.append(replace(row, repeat=group + 1, metric=metric))
     return rows
+
+
+def _time_of(ends: Sequence[Measurement], pace: Sequence[Measurement]) -> Measurement:
+    """Return the seconds that a group's steps take at its time of a step, with the worst ending."""
+    ending = max((row.ending for row in ends), key=[*Ending].index)
+    if ending is Ending.diverged:
+        return replace(pace[0], value=None, ending=ending)
+    ms = math.exp(_log_mean(ends) + _log_mean(pace))
+    return replace(pace[0], value=ms / 1e3, ending=ending)
 
 
 def _log_mean(some: Iterable[Measurement]) -> float:
@@ -293,42 +367,63 @@ def _log_mean(some: Iterable[Measurement]) -> float:
 
 
 def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
-    """Steps to the loss that both arms' schedules end at."""
-    sides, runs = (claim.arm, study.against(claim)), evidence.runs
-    there = [seed for seed in claim.seeds if all((arm, seed) in runs for arm in sides)]
+    """Return the steps to the loss that both arms' schedules end at."""
+    base = study.against(claim)
+    sides = (claim.arm, base)
+    runs = evidence.runs
     ends: dict[tuple[str, int], Steps] = {}
-    lost = {seed for seed in there if any(runs[arm, seed].status == "diverged" for arm in sides)}
-    for seed in lost:
-        base, worst = runs[sides[1], seed], (None, Ending.diverged)
-        ends[sides[0], seed] = worst
-        ends[sides[1], seed] = (
-            worst if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
-        )
-    seeds = [seed for seed in there if seed not in lost and all(evidence.whole(arm, seed) for arm in sides)]
+    seeds = list[int]()  # that race
+    for seed in claim.seeds:
+        pair = [runs.get((arm, seed)) for arm in sides]
+        statuses = [run.status for run in pair if run is not None]
+        if len(statuses) < len(sides):
+            continue
+        if "diverged" in statuses:
+            ends[claim.arm, seed] = LOST
+            ends[base, seed] = _end_without_race(runs[base, seed])
+        elif all(evidence.whole(arm, seed) for arm in sides):
+            seeds.append(seed)
     if seeds:
-        for arm, finish in zip(sides, race(*(_curve(arm, seeds, evidence) for arm in sides)), strict=True):
-            ends |= {(arm, seed): (n, finish.ending) for seed, n in zip(seeds, finish.steps, strict=True)}
-    return [
-        Measurement(
-            arm=arm,
-            repeat=seed,
-            metric=METRICS["steps_to_target"],
-            value=ends[arm, seed][0],
-            ending=ends[arm, seed][1],
-            where=runs[arm, seed].machine.fingerprint,
-            when=runs[arm, seed].started,
-        )
-        for arm in sides
-        for seed in claim.seeds
-        if (arm, seed) in ends
-    ]
+        finishes = race(*(_curve(arm, seeds, evidence) for arm in sides))
+        for arm, finish in zip(sides, finishes, strict=True):
+            for seed, steps in zip(seeds, finish.steps, strict=True):
+                ends[arm, seed] = (steps, finish.ending)
+    rows = list[Measurement]()
+    for arm in sides:
+        for seed in claim.seeds:
+            if (arm, seed) in ends:
+                rows.append(_steps(arm, runs[arm, seed], ends[arm, seed]))
+    return rows
+
+
+LOST: Steps = (None, Ending.diverged)
+
+
+def _end_without_race(base: Record) -> Steps:
+    """Return the steps of a baseline whose rival diverged: all that it had, unless it diverged too."""
+    return LOST if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
+
+
+def _steps(arm: str, run: Record, end: Steps) -> Measurement:
+    value, ending = end
+    return Measurement(
+        arm=arm,
+        repeat=run.seed,
+        metric=METRICS["steps_to_target"],
+        value=value,
+        ending=ending,
+        where=run.machine.fingerprint,
+        when=run.started,
+    )
 
 
 def _curve(arm: str, seeds: Sequence[int], evidence: Evidence) -> dict[int, list[float]]:
-    """Final losses by steps, over seeds that all finished. A length at which a seed diverged is left out."""
+    """Return final losses by steps, over seeds that all finished. A length at which a seed diverged is left
+    out."""
     losses: dict[int, list[float]] = {}
     for seed in seeds:
-        for run in (*evidence.shorter.get((arm, seed), {}).values(), evidence.runs[arm, seed]):
+        shorter = evidence.shorter.get((arm, seed), {})
+        for run in (*shorter.values(), evidence.runs[arm, seed]):
             if run.status == "finished" and run.val_loss is not None:
                 losses.setdefault(steps_of(run), []).append(run.val_loss)
     return {n: by_seed for n, by_seed in losses.items() if len(by_seed) == len(seeds)}
@@ -387,18 +482,21 @@ def _at_equal_loss(
     arm: str, base: str, seeds: Sequence[int], evidence: Evidence
 ) -> Mapping[int, float | str]:
     """Return the logarithm of each seed's time at equal loss, or why there is none."""
-    lost = {seed: why for seed in seeds if (why := _lost(base, seed, evidence)) is not None}
-    sound = [seed for seed in seeds if seed not in lost and evidence.runs[arm, seed].status != "diverged"]
+    lost: dict[int, float | str] = {}
+    sound = list[int]()
+    for seed in seeds:
+        why = _lost(base, seed, evidence)
+        if why is not None:
+            lost[seed] = why
+        elif evidence.runs[arm, seed].status != "diverged":
+            sound.append(seed)
     if len(sound) < LEAST_PAIRS:
         return dict.fromkeys(seeds, next(iter(lost.values()), TOO_FEW))
-    lengths = [[*evidence.lengths[base, seed].values()] for seed in sound]
-    short = [min(runs, key=steps_of) for runs in lengths]
-    long = [max(runs, key=steps_of) for runs in lengths]
-    of_base = _arm(base, [evidence.runs[base, seed] for seed in sound])
+    lengths = [evidence.lengths[base, seed].values() for seed in sound]
     worth = EqualLoss(
-        base=of_base,
-        short=_arm(base, short),
-        long=_arm(base, long),
+        base=_arm(base, [evidence.runs[base, seed] for seed in sound]),
+        short=_arm(base, [min(runs, key=steps_of) for runs in lengths]),
+        long=_arm(base, [max(runs, key=steps_of) for runs in lengths]),
         metric="val_loss",
         seeds=sound,
         look=analysis_of(len(seeds)),
