@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -81,8 +81,9 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
     study = _Conductor(plan, run=run, log=log)
     study.register()
     trials = study.tune()
-    numbers, most = {claim.id: 1 for claim in plan.study.claims}, analysis_of(len(plan.study.seeds))
-    further = [*numbers]
+    numbers = {claim.id: 1 for claim in plan.study.claims}  # of the next analysis of each
+    most = analysis_of(len(plan.study.seeds))
+    further = True
     while further:
         part = up_to(plan, numbers)
         evidence = study.measure(part, trials)
@@ -90,18 +91,17 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
             claim.id: verdict_of(claim, part.study, plan.scale, evidence) for claim in part.study.claims
         }
         stands = study.analysed(part, evidence, verdicts)
-        further = [
-            claim.id
-            for claim in part.study.claims
+        open_claims = list[str]()
+        for claim in part.study.claims:
             # more seeds say nothing of what is timed
-            if "train" in places(claim)
-            and verdicts[claim.id].is_open
-            and numbers[claim.id] < most
-            and _has_all(evidence, claim, part.study)
-        ]
+            may_go_on = "train" in places(claim) and numbers[claim.id] < most
+            if may_go_on and verdicts[claim.id].is_open and _has_all(evidence, claim, part.study):
+                open_claims.append(claim.id)
+        further = bool(open_claims)
         if run and further:
-            log(f"not decided, and another analysis follows: {', '.join(further)}")
-        numbers |= {name: numbers[name] + 1 for name in further}
+            log(f"not decided, and another analysis follows: {', '.join(open_claims)}")
+        for name in open_claims:
+            numbers[name] += 1
     return Done(
         part=part,
         evidence=evidence,
@@ -130,28 +130,46 @@ def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
-    """The plan of no more than these analyses need: claim → number of its analysis, from 1."""
-    claims = [
-        replace(claim, seeds=claim.seeds[: analyses()[numbers[claim.id] - 1]]) for claim in plan.study.claims
-    ]
+    """Return the plan of no more than these analyses need: claim → number of its analysis, from 1."""
+    claims = list[Claim]()
+    for claim in plan.study.claims:
+        seeds = analyses()[numbers[claim.id] - 1]
+        claims.append(replace(claim, seeds=claim.seeds[:seeds]))
     return replace(plan, study=replace(plan.study, claims=claims))
 
 
 def seeds_of(study: Study) -> dict[int, list[str]]:
-    """Seed → the arms that a claim about trained runs needs with it."""
-    trained = [claim for claim in study.claims if "train" in places(claim)]
-    needed = {
-        seed: {arm for claim in trained if seed in claim.seeds for arm in study.sides(claim)}
-        for seed in study.seeds
-    }
-    return {seed: [arm for arm in study.arms if arm in arms] for seed, arms in needed.items() if arms}
+    """Return, for each seed, the arms that a claim about trained runs needs with it."""
+    needed = dict[int, list[str]]()
+    for seed in study.seeds:
+        arms = set[str]()
+        for claim in study.claims:
+            if "train" in places(claim) and seed in claim.seeds:
+                arms.update(study.sides(claim))
+        if arms:
+            needed[seed] = [arm for arm in study.arms if arm in arms]
+    return needed
+
+
+def _due_in_s(plan: StudyPlan, asked: Sequence[Session], number: int) -> float:
+    """Return the seconds until sessions with this number are due; below 0: they are."""
+    ended = list[datetime]()
+    for session in asked:
+        held = session.results(plan.folder)
+        ended += [datetime.fromisoformat(each.ended) for each in held if each.number < number]
+    if not ended:
+        return -math.inf
+    rest = datetime.now().astimezone() - max(ended)
+    return 60 * plan.at.apart_min - rest.total_seconds()
 
 
 class _Conductor:
     """Of a study at one scale on this machine."""
 
     def __init__(self, plan: StudyPlan, *, run: bool, log: Callable[[str], None]) -> None:
-        self.plan, self.run, self.log = plan, run, log
+        self.plan = plan
+        self.run = run
+        self.log = log
         self.problems: list[str] = []
         self.failed: set[str] = set()  # places of which a session failed: they have no more
         self.damaged: set[tuple[str, int]] = set()  # (arm, seed)
@@ -189,7 +207,7 @@ class _Conductor:
     def analysed(
         self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]
     ) -> dict[str, Provenance]:
-        """Where each claim stands. What is said of it is written where it is new."""
+        """Return where each claim stands, and write what is said of it where that is new."""
         stands = self._stands(plan, evidence)
         lines = list[AnalysisLine]()
         for name, verdict in verdicts.items():
@@ -208,7 +226,7 @@ class _Conductor:
         return self._stands(plan, evidence) if self.writes else stands
 
     def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
-        """By the log and by those of the studies beside it."""
+        """Return where each claim stands, by the log and by those of the studies beside it."""
         others = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path]
         logs = [read(self.path), *(read(path) for path in others if path.with_name(STUDY).exists())]
         return {
@@ -225,31 +243,39 @@ class _Conductor:
         Errors:
             FailedError: an arm of which a trial has a run that failed, or every trial diverged.
         """
-        tune, trials = self.plan.study.tune, list[TuningTrial]()
+        tune = self.plan.study.tune
         made = compose_trials(self.plan.study, self.plan.train)
         ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
         losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
-        for arm in [arm for arm in tune.trials if arm in self.plan.train]:
-            listed = trials_of(self.plan.study, arm)
-            means = {
-                name: fmean(losses.get((name, seed), math.nan) for seed in tune.seeds) for name in listed
-            }
-            best = min(means, key=means.__getitem__)
-            picks = math.isfinite(means[best]) and not any(map(math.isnan, means.values()))
-            if self.run and not picks:
-                raise FailedError(
-                    f"the search of {arm} picks nothing: a run of it failed, or all its trials diverged"
-                )
-            for name, words in listed.items():
-                mean = means[name]
-                trial = TuningTrial(
-                    arm=arm,
-                    words=words,
-                    seeds=tune.seeds,
-                    val_loss=mean if math.isfinite(mean) else None,
-                    picked=picks and name == best,
-                )
-                trials.append(trial)
+        trials = list[TuningTrial]()
+        for arm in tune.trials:
+            if arm in self.plan.train:
+                trials += self._pick(arm, losses)
+        return trials
+
+    def _pick(self, arm: str, losses: Mapping[tuple[str, int], float]) -> list[TuningTrial]:
+        """Return an arm's trials, the best of them picked."""
+        seeds = self.plan.study.tune.seeds
+        listed = trials_of(self.plan.study, arm)
+        means = dict[str, float]()
+        for name in listed:
+            means[name] = fmean(losses.get((name, seed), math.nan) for seed in seeds)
+        best = min(means, key=means.__getitem__)
+        picks = math.isfinite(means[best]) and not any(map(math.isnan, means.values()))
+        if self.run and not picks:
+            why = "a run of it failed, or all its trials diverged"
+            raise FailedError(f"the search of {arm} picks nothing: {why}")
+        trials = list[TuningTrial]()
+        for name, words in listed.items():
+            mean = means[name]
+            trial = TuningTrial(
+                arm=arm,
+                words=words,
+                seeds=seeds,
+                val_loss=mean if math.isfinite(mean) else None,
+                picked=picks and name == best,
+            )
+            trials.append(trial)
         return trials
 
     def _trained(
@@ -267,11 +293,12 @@ class _Conductor:
         return made
 
     def _read(self, runs: Sequence[Training]) -> Records:
-        """What came out of them, also of those that something else trained; the log has it from now on."""
+        """Read what came out of them, also of those that something else trained, and log it."""
         made = Records()
         for run in runs:
             try:
-                if (record := run.record()) is not None:
+                record = run.record()
+                if record is not None:
                     made.append((run, record))
             except ValueError as error:
                 self.problems.append(f"{DAMAGED}: {error}")
@@ -299,7 +326,8 @@ class _Conductor:
         best = {trial.arm: trial.words for trial in trials if trial.picked}
         arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}
         short = {name: shorter(plan, arms[name]) for name in plan.study.racing if name in arms}
-        asked, needed = sessions(plan, arms), seeds_of(plan.study)
+        asked = sessions(plan, arms)
+        needed = seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
         get = partial(self._trained, between=due)
         runs: dict[tuple[str, int], Record] = {}
@@ -311,31 +339,27 @@ class _Conductor:
                 runs[run.arm, run.seed] = record
             else:
                 others.setdefault((run.arm, run.seed), {})[run.short] = record
-        lengths = [dict(zip(short, made, strict=True)) for made in zip(*short.values(), strict=True)]
-        shorts: dict[tuple[str, int], dict[int, Record]] = {
-            # from one that diverged nothing is learnt
-            key: {}
-            for key, record in runs.items()
-            if record.status != "diverged"
-        }
-        wanted = [run for made in lengths for run in trainings(made, needed, short=True)]
+        # nothing is learnt from one that diverged
+        sound = [key for key, record in runs.items() if record.status != "diverged"]
+        shorts: dict[tuple[str, int], dict[int, Record]] = {key: {} for key in sound}
+        wanted = list[Training]()
+        for made in zip(*short.values(), strict=True):
+            of_length = dict(zip(short, made, strict=True))
+            wanted += trainings(of_length, needed, short=True)
         for run, record in get([run for run in wanted if (run.arm, run.seed) in shorts]):
             shorts[run.arm, run.seed][run.short] = record
         self._hold(plan, asked, wait=True)
-        files = {
-            place: [
-                file for session in asked if session.place == place for file in session.results(plan.folder)
-            ]
-            for place in KIND
-        }
-        self._add(
-            [self._session_line(file, arms) for some in files.values() for file in some],
-            once=("key", "number", "started"),
-        )
-        composed = {
-            place: {name: [arm] for name, arm in (arms if place == "pace" else plan.bench).items()}
-            for place in KIND
-        }
+        files: dict[str, list[SessionFile]] = {place: [] for place in KIND}
+        for session in asked:
+            files[session.place] += session.results(plan.folder)
+        lines = list[SessionLine]()
+        for some in files.values():
+            lines += [self._session_line(file, arms) for file in some]
+        self._add(lines, once=("key", "number", "started"))
+        composed = dict[str, dict[str, list[Composed]]]()
+        for place in KIND:
+            of_place = arms if place == "pace" else plan.bench
+            composed[place] = {name: [arm] for name, arm in of_place.items()}
         composed["train"] = {name: [arm, *short.get(name, ())] for name, arm in arms.items()}
         return Evidence(
             runs=runs,
@@ -347,16 +371,13 @@ class _Conductor:
         )
 
     def _hold(self, plan: StudyPlan, asked: Sequence[Session], *, wait: bool) -> None:
-        """The sessions that are due, or all that are left. A place of which one fails has no more."""
-        for n, session in product(range(1, plan.at.sessions + 1), asked) if self.run else ():
+        """Hold the sessions that are due, or all that are left. A place of which one fails has no more."""
+        if not self.run:
+            return
+        for n, session in product(range(1, plan.at.sessions + 1), asked):
             if session.path(plan.folder, n).exists() or session.place in self.failed:
                 continue
-            ended = list[datetime]()
-            for other in asked:
-                held = other.results(plan.folder)
-                ended += [datetime.fromisoformat(each.ended) for each in held if each.number < n]
-            rest = datetime.now().astimezone() - max(ended) if ended else timedelta.max
-            due_in_s = 60 * plan.at.apart_min - rest.total_seconds()
+            due_in_s = _due_in_s(plan, asked, n)
             if due_in_s > 0 and not wait:
                 return
             try:

@@ -20,6 +20,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import median
@@ -41,6 +42,7 @@ from nocap.measure.profile import profile
 from nocap.measure.timed import TimedArm, attention_ms, exponent, with_window
 from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
+from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window, kernel_name
 from nocap.store.metrics import now
 from nocap.store.record import write_json
@@ -210,61 +212,70 @@ TEXTS = 3  # each engine writes so many in a session, in turns
 def decoding(
     runs: Mapping[str, Run], *, engines: Mapping[str, str], prompt: int, new: int, vocab_size: int
 ) -> Seen:
-    """Speed and allocations of decoding: weights are random, and the engines must write the same text."""
+    """Measure the speed and allocations of decoding. Weights are random, and the engines must write the same
+    text."""
     torch.set_num_threads(next(iter(runs.values())).trainer.threads)
     prompt_1T = torch.randint(vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
-
     models = {name: build_model(run, vocab_size=vocab_size).eval() for name, run in runs.items()}
+    built = dict[str, Engine]()
+    for name, model in models.items():
+        built[name] = _engine(engines[name], model, runs[name], capacity=prompt + new)
 
-    built: dict[str, Engine] = {
-        name: Recompute(model)
-        if engines[name] == "no cache"
-        else Cached(
-            model,
-            runs[name],
-            batch=1,
-            capacity=prompt + new,
-            compiled=engines[name] == "cache, compiled",
-        )
-        for name, model in models.items()
-    }
-
-    def write(engine: Engine, text: int, n: int = new) -> tuple[list[int], list[float], int]:
-        """A token and n more, the seconds of each of these, and the garbage collections meanwhile. `int`
-        waits for the device, as a reader of the text would."""
+    def write(engine: Engine, text: int, n: int = new) -> Text:
+        """Write a token and n more."""
         before = _collections()
         sampler = TokenSampler(temperature=1.0, top_k=0, seed=text, sequences=1, max_tokens=n + 1)
-        pairs = [
-            (int(token), time.perf_counter())
-            for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1)
-        ]
-        seconds = [end - begin for (_, begin), (_, end) in pairwise(pairs)]
-        return [token for token, _ in pairs], seconds, _collections() - before
+        tokens = list[int]()
+        moments = list[float]()
+        for token in generate(engine, prompt_1T, sampler, max_tokens=n + 1):
+            tokens.append(int(token))  # waits for the device, as a reader of the text would
+            moments.append(time.perf_counter())
+        seconds = [end - begin for begin, end in pairwise(moments)]
+        return Text(tokens=tokens, seconds=seconds, collections=_collections() - before)
 
     for engine in built.values():
         write(engine, 0, 2)
-    # in turns
-    texts = [{name: write(engine, text) for name, engine in built.items()} for text in range(TEXTS)]
+    texts: dict[str, list[Text]] = {name: [] for name in built}
+    for number in range(TEXTS):
+        for name, engine in built.items():
+            texts[name].append(write(engine, number))
     figures = dict[str, DecodingFigures]()
     for name, engine in built.items():
-        tokens, seconds, collections = zip(*(written[name] for written in texts), strict=True)
-        alike = [other for other in built if repr(runs[other]) == repr(runs[name])]
-        same = all(tokens == tuple(written[other][0] for written in texts) for other in alike)
-        assert same, "engines of one model must write the same text"
+        run = runs[name]
+        alike = [other for other in built if repr(runs[other]) == repr(run)]
+        for other in alike:
+            same = [text.tokens for text in texts[other]] == [text.tokens for text in texts[name]]
+            assert same, "engines of one model must write the same text"
         figures[name] = DecodingFigures(
-            decode_tokens_per_s=new / median(map(sum, seconds)),
-            decode_ms=median(chain(*seconds)) * 1e3,
+            decode_tokens_per_s=new / median(sum(text.seconds) for text in texts[name]),
+            decode_ms=median(chain(*(text.seconds for text in texts[name]))) * 1e3,
             decode_mb=allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
-            collections=median(collections),
+            collections=median(text.collections for text in texts[name]),
             engine=engines[name],
             params=sum(p.numel() for p in models[name].parameters()),
-            kernel=kernel_name(runs[name], runs[name].trainer.precision),
+            kernel=kernel_name(run, run.trainer.precision),
         )
     return figures
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Text:
+    """A text that an engine wrote."""
+
+    tokens: list[int]
+    seconds: list[float]  # of each token after the first
+    collections: int  # of garbage, meanwhile
+
+
+def _engine(name: str, model: LanguageModel, run: Run, *, capacity: int) -> Engine:
+    """Return an engine by its name, one of `ENGINES`. `capacity`: tokens that its cache holds."""
+    if name == "no cache":
+        return Recompute(model)
+    return Cached(model, run, batch=1, capacity=capacity, compiled=name == "cache, compiled")
+
+
 def _collections() -> int:
-    """Runs of Python's garbage collector so far, all generations."""
+    """Count the runs of Python's garbage collector so far, of all generations."""
     return sum(generation["collections"] for generation in gc.get_stats())
 
 

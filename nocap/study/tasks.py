@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -68,7 +68,7 @@ class Training:
     length_of: str | None = None  # the arm, as records name it, whose loss at another length it is to show
 
     def record(self) -> Record | None:
-        """Of a run that finished or diverged.
+        """Return the record of a run that finished or diverged.
 
         Errors:
             ValueError: it was changed.
@@ -78,32 +78,34 @@ class Training:
 
 
 def loss_of(record: Record) -> float:
-    """The final one; infinite where it diverged."""
+    """Return the final loss; infinite where it diverged."""
     return math.inf if record.status == "diverged" or record.val_loss is None else record.val_loss
 
 
 def trainings(
     arms: Mapping[str, Composed], seeds: Mapping[int, Sequence[str]], *, short: bool = False
 ) -> list[Training]:
-    """`seeds`: seed → arms.
+    """List the runs of arms. `seeds`: seed → arms.
 
     Errors:
         ValueError: a run that cannot be planned.
     """
-    runs, datasets = list[Training](), Datasets()
-    for seed, arm in ((seed, arm) for seed, names in seeds.items() for arm in names if arm in arms):
-        made = replace(
-            arms[arm],
-            overrides=(*arms[arm].overrides, f"seed={seed}"),
-            run=replace(arms[arm].run, seed=seed),
-        )
-        plan = planned(made.run, choices=made.choices, datasets=datasets)
-        runs.append(
-            Training(
-                arm=arm, seed=seed, composed=made, plan=plan, short=made.run.trainer.steps if short else 0
-            )
-        )
+    runs = list[Training]()
+    datasets = Datasets()
+    for seed, names in seeds.items():
+        for arm in names:
+            if arm not in arms:
+                continue
+            made = _with_seed(arms[arm], seed)
+            plan = planned(made.run, choices=made.choices, datasets=datasets)
+            steps = made.run.trainer.steps if short else 0
+            runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=steps))
     return runs
+
+
+def _with_seed(arm: Composed, seed: int) -> Composed:
+    overrides = (*arm.overrides, f"seed={seed}")
+    return replace(arm, overrides=overrides, run=replace(arm.run, seed=seed))
 
 
 def length_trainings(
@@ -124,30 +126,35 @@ def length_trainings(
 
 
 def grid_of(runs: Sequence[Training], label: str) -> Grid:
-    """Runs as the cells of a grid, where two arms may be the same run."""
-    overrides = [run.composed.overrides for run in runs]
-    common = set.intersection(*map(set, overrides))
-    swept = tuple(dict.fromkeys(key_of(word) for words in overrides for word in words if word not in common))
+    """Return runs as the cells of a grid, where two arms may be the same run."""
+    swept = _swept([run.composed.overrides for run in runs])
     distinct = {run.plan.identity: run for run in reversed(runs)}
     name = f"{label}-{digest(sorted(distinct))[:8]}"
     asked = seeds_asked(run.plan for run in runs)
-    cells = [
-        Cell(
-            overrides=run.composed.overrides,
-            label=f"{label} {run.arm} {f'steps={run.short} ' if run.short else ''}seed={run.seed}",
-            plan=replace(
-                run.plan,
-                grid=name,
-                swept=swept,
-                asked=replace(asked[run.plan.arm], length_of=run.length_of),
-            ),
-        )
-        for run in runs
-        if distinct[run.plan.identity] is run
-    ]
-    return Grid(
-        name=name, folder=runs[0].plan.run_dir.parents[1] / "grids" / name, swept=swept, cells=tuple(cells)
-    )
+    cells = list[Cell]()
+    for run in runs:
+        if distinct[run.plan.identity] is not run:
+            continue
+        words = [label, run.arm]
+        if run.short:
+            words.append(f"steps={run.short}")
+        words.append(f"seed={run.seed}")
+        own = replace(asked[run.plan.arm], length_of=run.length_of)
+        plan = replace(run.plan, grid=name, swept=swept, asked=own)
+        cells.append(Cell(overrides=run.composed.overrides, label=" ".join(words), plan=plan))
+    folder = runs[0].plan.run_dir.parents[1] / "grids" / name
+    return Grid(name=name, folder=folder, swept=swept, cells=tuple(cells))
+
+
+def _swept(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the keys whose overrides are not the same in all runs."""
+    common = set.intersection(*map(set, overrides))
+    keys = dict[str, None]()
+    for words in overrides:
+        for word in words:
+            if word not in common:
+                keys[key_of(word)] = None
+    return tuple(keys)
 
 
 def train(
@@ -157,8 +164,8 @@ def train(
     between: Callable[[], None] = lambda: None,
     watch: Callable[[Cell, str], None] = lambda cell, status: None,
 ) -> dict[str, RunResult]:
-    """Train what is missing, a seed's runs at once as far as the machine has room. Identity → how it ended.
-    `between`: called before each seed's. `watch`: told of each cell how it ended.
+    """Train what is missing, the runs of a seed at once as far as the machine has room, and return by
+    identity how each ended. `between` is called before each seed, `watch` with each cell and how it ended.
 
     Errors:
         StoppedError: somebody asked to stop.
@@ -270,7 +277,7 @@ class Session:
 
 @contextmanager
 def timing() -> Iterator[None]:
-    """Studies train side by side, and time one at a time: two timings at once would slow each other down."""
+    """Wait until no other study times on this machine: two timings at once would slow each other down."""
     path = cache_root() / f"timing-{socket.gethostname()}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
@@ -280,7 +287,7 @@ def timing() -> Iterator[None]:
 
 
 def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
-    """All that one repetition of the timing measures. `arms`: as they are trained."""
+    """List what one repetition of the timing measures. `arms`: as they are trained."""
     study, at, bench = plan.study, plan.at, plan.bench
 
     def of(kind: str) -> list[str]:
@@ -289,25 +296,22 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     # their profile bounds a claim
     bounding = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
     profiled = [arm for arm in study.arms if arm in {*of("parts"), *bounding}]
-    text = (
-        {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}}
-        if at.decode
-        else {}
-    )
-    asked: list[tuple[str, Mapping[str, Composed], list[str], Mapping[str, object]]] = [
-        (
-            "pace",
-            arms,
-            study.needing(lambda metric: metric.name == "time_to_target_s"),
-            {"rounds": at.rounds},
-        ),
-        ("bench", bench, of("steps"), {"rounds": at.rounds}),
-        *(("parts", bench, [arm], {"repeats": PROFILE_REPEATS}) for arm in profiled),
-        ("curve", bench, of("lengths"), {"T": at.curve}),
-        ("decoding", bench, of("decoding"), text),
-    ]
-    return [
-        Session(place=place, arms=chosen, how=how)
-        for place, composed, names, how in asked  # the baseline is the first that is composed
-        if (chosen := {arm: made for arm, made in composed.items() if arm in names})
-    ]
+    rounds = {"rounds": at.rounds}
+    text = dict[str, object]()
+    if at.decode:
+        text = {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}}
+    racing = study.needing(lambda metric: metric.name == "time_to_target_s")
+    asked = [_session("pace", arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
+    for arm in profiled:
+        asked.append(_session("parts", bench, [arm], {"repeats": PROFILE_REPEATS}))
+    asked.append(_session("curve", bench, of("lengths"), {"T": at.curve}))
+    asked.append(_session("decoding", bench, of("decoding"), text))
+    return [session for session in asked if session.arms]
+
+
+def _session(
+    place: str, composed: Mapping[str, Composed], names: Collection[str], how: Mapping[str, object]
+) -> Session:
+    """Return a session of the arms with these names, in their own order: the baseline is the first."""
+    arms = {arm: made for arm, made in composed.items() if arm in names}
+    return Session(place=place, arms=arms, how=how)
