@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from nocap.judge.interval import ROUNDING, Estimate
 from nocap.report.table import Column, TableCell
@@ -19,7 +19,7 @@ UNITS = ("MiB", "MB", "ms", "tokens/s", "bytes/token")  # that a value is shown 
 
 
 def value(x: float, metric: Metric) -> str:
-    """A metric's own number with its unit."""
+    """Draw a metric's own number with its unit."""
     return f"{amount(x, metric)} {metric.unit}" if metric.unit in UNITS else amount(x, metric)
 
 
@@ -32,48 +32,64 @@ def amount(x: float, metric: Metric) -> str:
 
 
 def is_plain(metric: Metric, scale: Scale) -> bool:
-    """Whether it is shown as its own number, not as a gain."""
+    """Say whether it is shown as its own number, not as a gain."""
     return scale is Scale.value or metric.better is Better.neither
 
 
-def _change(x: float, metric: Metric, scale: Scale) -> tuple[str, str]:
-    """How much, and which way: `7.4%` and `faster`, `2.10×` and `as fast`, `0.0098` and `lower loss`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Change:
+    """A change as it is drawn: `7.4%` `faster`, `2.10×` `as fast`, `0.0098` `lower loss`."""
+
+    size: str
+    way: str
+
+    @property
+    def amount(self) -> float:
+        """Return the size that is drawn, without its sign."""
+        return float(self.size.rstrip("×%"))
+
+
+def _change(x: float, metric: Metric, scale: Scale) -> _Change:
+    """Return a gain as a change.
+
+    Errors:
+        ValueError: the metric has no better and worse.
+    """
+    words = metric.wording
+    if words is None:
+        raise ValueError(f"{metric.name} is no gain")
     if scale is Scale.difference:
-        return extent(x, metric), metric.gain if x >= 0 else metric.loss
-    fast = metric.gain.startswith("faster")
-    size = x if fast else 1 / x  # the speed, or what is used
+        return _Change(size=extent(x, metric), way=words.better if x >= 0 else words.worse)
+    size = x if words.as_speed else 1 / x
     if size >= 2:
-        return (
-            f"{size:.2f}×",
-            f"as {metric.gain.replace('faster', 'fast')}" if fast else f"the {metric.loss[5:]}",
-        )
-    return _share(abs(size - 1)), metric.gain if x >= 1 else metric.loss
+        return _Change(size=f"{size:.2f}×", way=words.times)
+    return _Change(size=_share(abs(size - 1)), way=words.better if x >= 1 else words.worse)
 
 
 def _share(x: float) -> str:
-    """One decimal; of less than that one digit, for a word may stand beside it."""
+    """Draw a share with one decimal; of less than that one digit, for a word may stand beside it."""
     return f"{100 * x:.1g}%" if ROUNDING < x < 0.0005 else f"{x:.1%}"
 
 
 def extent(x: float, metric: Metric) -> str:
-    """Of a difference: of a loss four decimals, or of less than that one digit, for a word may stand beside
-    it; of a raced command's metric, which may be of any size, four digits."""
+    """Draw the size of a difference: of a loss four decimals, or of less than that one digit, for a word may
+    stand beside it; of a raced command's metric, which may be of any size, four digits."""
     if metric.unit and ROUNDING < abs(x) < 0.00005:
         return f"{abs(x):.1g}"
     return f"{abs(x):.4f}" if metric.unit else f"{abs(x):.4g}"
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:
-    """A gain as a change: `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098`; a value as it is; `0.94 of
-    the baseline's time at equal loss`."""
+    """Draw a gain as a change, such as `7.4% faster`, `3.59× as fast`, `lower loss by 0.0098` or `0.94 of the
+    baseline's time at equal loss`; a value as it is."""
     if metric.relative:
         return _of_baseline(f"{x:.4g}", metric)
     if is_plain(metric, scale):
         return value(x, metric)
-    size, way = _change(x, metric, scale)
-    if not float(size.strip("×%")):
+    change = _change(x, metric, scale)
+    if change.amount == 0:
         return "the same"
-    return f"{size} {way}" if scale is Scale.ratio else f"{way} by {size}"
+    return f"{change.size} {change.way}" if scale is Scale.ratio else f"{change.way} by {change.size}"
 
 
 def _of_baseline(drawn: str, metric: Metric) -> str:
@@ -81,23 +97,27 @@ def _of_baseline(drawn: str, metric: Metric) -> str:
 
 
 def between(low: float, high: float, metric: Metric, scale: Scale) -> str:
-    """`1.8% to 13.3% faster`, `0.0552 higher loss to 0.0723 lower loss`; the smaller amount first where both
-    lie on one side."""
+    """Draw two ends, such as `1.8% to 13.3% faster` or `0.0552 higher loss to 0.0723 lower loss`, the smaller
+    amount first where both lie on one side."""
     if metric.relative:
         return _of_baseline(f"{low:.4g} to {high:.4g}", metric)
     if is_plain(metric, scale):
         return f"{amount(low, metric)} to {amount(high, metric)}"
-    (least, side), (most, other) = _change(low, metric, scale), _change(high, metric, scale)
-    if side != other:
-        return f"{least} {side} to {most} {other}"
-    first, last = sorted((least, most), key=lambda size: float(size.strip("×%")))
-    return f"{first} to {last} {side}"
+    lower = _change(low, metric, scale)
+    upper = _change(high, metric, scale)
+    if lower.way != upper.way:
+        return f"{lower.size} {lower.way} to {upper.size} {upper.way}"
+    first, last = sorted((lower, upper), key=lambda change: change.amount)
+    return f"{first.size} to {last.size} {first.way}"
 
 
 def measured(estimate: Estimate, metric: Metric, scale: Scale) -> TableCell:
-    """A gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312 ±
-    0.0047`, `0.94 of the baseline's time at equal loss [0.90, 0.98]`. Without an interval there is no figure;
-    what was counted has no noise for one. A ratio whose ends lie a factor of ten apart is not known."""
+    """Draw a gain with the interval that decides: `7.4% faster [1.8% to 13.3% faster]`, `lower loss by 0.0312
+    ± 0.0047`, `0.94 of the baseline's time at equal loss [0.90, 0.98]`.
+
+    Without an interval there is no figure; what was counted has no noise for one. A ratio whose ends lie a
+    factor of ten apart is not known.
+    """
     if not math.isfinite(estimate.high - estimate.low):
         return TableCell(text=NONE)
     if scale is Scale.ratio and estimate.high > FAR * estimate.low:
@@ -128,19 +148,20 @@ def ratio(estimate: Estimate) -> TableCell:
 
 
 def as_gain(estimate: Estimate, metric: Metric, scale: Scale) -> Estimate:
-    """Of the arm's number minus or over the baseline's: the same as a gain."""
+    """Return, of the arm's number minus or over the baseline's, the same as a gain."""
     if metric.better is Better.higher:
         return estimate
-    mid, low, high = estimate.mid, estimate.high, estimate.low
-    if scale is Scale.ratio:
-        mid, low, high = (1 / x if x else math.inf for x in (mid, low, high))
-    else:
-        mid, low, high = -mid, -low, -high
-    return replace(estimate, mid=mid, low=low, high=high)
+
+    def turned(x: float) -> float:
+        if scale is not Scale.ratio:
+            return -x
+        return 1 / x if x else math.inf
+
+    return replace(estimate, mid=turned(estimate.mid), low=turned(estimate.high), high=turned(estimate.low))
 
 
 def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) -> str:
-    """What a claim expects: `20% to 30% faster`, `at least 20% faster`, `no higher loss`."""
+    """Say what a claim expects: `20% to 30% faster`, `at least 20% faster`, `no higher loss`."""
     if low is None or high is None:
         least = (low is not None) is not metric.relative
         return limit(high or 0.0 if low is None else low, metric, scale, least=least)
@@ -149,22 +170,23 @@ def stated(low: float | None, high: float | None, metric: Metric, scale: Scale) 
 
 
 def limit(x: float, metric: Metric, scale: Scale, *, least: bool) -> str:
-    """A gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not
+    """Say a gain of so much or more (`at least 20% faster`, `at most 33.3% more time`, `no higher loss`, `not
     slower`), or not `least`, or less (`at most 20% faster`, `no gain`)."""
     if metric.relative:
         return f"{'at most' if least else 'at least'} {gain(x, metric, scale)}"
-    plain, no_change = is_plain(metric, scale), 1.0 if scale is Scale.ratio else 0.0
-    if not plain and x == no_change:
-        return f"{'not' if metric.loss.startswith('slower') else 'no'} {metric.loss}" if least else "no gain"
+    plain = is_plain(metric, scale)
+    no_change = 1.0 if scale is Scale.ratio else 0.0
+    if not plain and metric.wording and x == no_change:
+        return metric.wording.no_worse if least else "no gain"
     how = "at least" if least == (plain or x > no_change) else "at most"
     if plain or scale is Scale.ratio:
         return f"{how} {gain(x, metric, scale)}".replace(".0%", "%")
-    size, way = _change(x, metric, scale)
-    return f"{way} by {how} {size}"
+    change = _change(x, metric, scale)
+    return f"{change.way} by {how} {change.size}"
 
 
 def counted(said: Iterable[str], words: Iterable[str]) -> str:
-    """`12 confirmed, 3 refuted`: how often each of the words."""
+    """Say how often each of the words stands there: `12 confirmed, 3 refuted`."""
     times = Counter(said)
     return ", ".join(f"{times[word]} {word}" for word in words if times[word])
 
@@ -173,19 +195,18 @@ def counted(said: Iterable[str], words: Iterable[str]) -> str:
 
 
 def values(metric: str, title: str) -> Column:
-    """Of a metric's own numbers."""
+    """Return a column of a metric's own numbers."""
     return Column(title=title, show=METRICS[metric].show)
 
 
 def gains(metric: str, scale: Scale, title: str) -> Column:
-    """Of estimates of an arm's number minus or over the baseline's; a text says why there is none."""
+    """Return a column of estimates of an arm's number minus or over the baseline's; a text says why there is
+    none."""
     definition = METRICS[metric]
 
     def show(estimate: Estimate | str) -> str | TableCell:
-        return (
-            estimate
-            if isinstance(estimate, str)
-            else measured(as_gain(estimate, definition, scale), definition, scale)
-        )
+        if isinstance(estimate, str):
+            return estimate
+        return measured(as_gain(estimate, definition, scale), definition, scale)
 
     return Column(title=title, show=show)

@@ -33,7 +33,7 @@ from nocap.config.outward import redact, visible
 from nocap.sources.formats import Row, jsonl
 from nocap.sources.formats import csv as tables
 from nocap.sources.rows import EMPTY
-from nocap.store.metrics import METRICS, Better, Kind, Metric, now
+from nocap.store.metrics import METRICS, Better, Kind, Metric, Wording, now
 from nocap.store.record import read_json, write_json
 
 LOG, RESULT = "output.log", "result.json"
@@ -74,7 +74,8 @@ class Reading:
 
     @property
     def metric(self) -> Metric:
-        gain, loss = ("lower", "higher") if self.better is Better.lower else ("higher", "lower")
+        lower = Wording(better="lower", worse="higher", times="as high", no_worse="no higher")
+        higher = Wording(better="higher", worse="lower", times="as high", no_worse="no lower", as_speed=True)
         return Metric(
             name=self.name,
             title=self.name,
@@ -82,8 +83,7 @@ class Reading:
             better=self.better,
             kind=Kind.seed,
             made_by="command",
-            gain=gain,
-            loss=loss,
+            wording=lower if self.better is Better.lower else higher,
         )
 
     def check(self, key: str = "--metric") -> None:

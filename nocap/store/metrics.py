@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
-from typing import Any
 
 from nocap.config.keys import require
 from nocap.store.formats import count, duration, loss, three_digits, whole
@@ -41,6 +40,44 @@ OF_BASELINE = "of the baseline's"  # a unit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Wording:
+    """How a metric's gains and losses are said."""
+
+    better: str  # of an arm that is better: 7.4% `faster`
+    worse: str
+    times: str  # of a large ratio: 2.10× `as fast`, or 2.10× `the memory`
+    no_worse: str
+    as_speed: bool = False  # a ratio is that of speeds; false: of what is used
+
+
+FASTER = Wording(better="faster", worse="slower", times="as fast", no_worse="not slower", as_speed=True)
+FASTER_TO_TARGET = Wording(
+    better="faster to the target",
+    worse="slower to the target",
+    times="as fast to the target",
+    no_worse="not slower to the target",
+    as_speed=True,
+)
+
+
+def _less(noun: str) -> Wording:
+    """Say how a metric of something that is used, such as memory, changes."""
+    return Wording(
+        better=f"less {noun}", worse=f"more {noun}", times=f"the {noun}", no_worse=f"no more {noun}"
+    )
+
+
+def _fewer(noun: str) -> Wording:
+    return replace(_less(noun), better=f"fewer {noun}")
+
+
+def _lower(noun: str) -> Wording:
+    return Wording(
+        better=f"lower {noun}", worse=f"higher {noun}", times=f"the {noun}", no_worse=f"no higher {noun}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
     name: str  # everywhere: in claims, in columns, in JSON
     title: str
@@ -48,8 +85,7 @@ class Metric:
     better: Better
     kind: Kind
     made_by: str  # train, clock, or the kind of session: steps, parts, lengths, decoding
-    gain: str = ""  # how an arm that is better is described
-    loss: str = ""  # and one that is worse
+    wording: Wording | None = None  # None: claims state its value alone
     show: Callable[[float | None], str] = three_digits
     path: tuple[str, ...] = ()  # in `summary.json`
     curve: str = ""  # in rows of `metrics.jsonl`, W&B and TensorBoard
@@ -60,160 +96,300 @@ class Metric:
         below 1 is a gain."""
         return self.unit == OF_BASELINE
 
-
-_LOWER, _HIGHER, _NEITHER = Better
-_EXACT, _SEED, _CLOCK = Kind
-_SPEED, _MEMORY, _PARAMS = (
-    ("faster", "slower"),
-    ("less memory", "more memory"),
-    ("fewer parameters", "more parameters"),
-)
+    @property
+    def is_pace(self) -> bool:
+        """Say whether it is a time or a speed, whose noise multiplies."""
+        return self.kind is Kind.clock and self.unit in ("tokens/s", "ms", "s")
 
 
-def _metrics(made_by: str, **rows: tuple[Any, ...]) -> dict[str, Metric]:
-    """Name → title, unit, better, kind, words of better and worse, format, place in a summary, curve."""
-    names = ("title", "unit", "better", "kind", "gain", "loss", "show", "path", "curve")
-    return {
-        name: Metric(name=name, made_by=made_by, **dict(zip(names, row, strict=False)))
-        for name, row in rows.items()
-    }
-
-
-METRICS: dict[str, Metric] = {
-    **_metrics(
-        "train",
-        val_loss=(
-            "validation loss",
-            "nats/token",
-            _LOWER,
-            _SEED,
-            "lower loss",
-            "higher loss",
-            loss,
-            ("val_loss",),
-            "val/loss",
-        ),
-        val_bpb=(
-            *(
-                "validation bits per byte",
-                "bits/byte",
-                _LOWER,
-                _SEED,
-                "lower bits/byte",
-                "higher bits/byte",
-            ),
-            *(loss, ("val_bpb",), "val/bpb"),
-        ),
-        steps_to_target=(
-            "steps to the target loss",
-            "steps",
-            _LOWER,
-            _SEED,
-            "fewer steps",
-            "more steps",
-            whole,
-        ),
-        time_to_target_s=(
-            "time to the target loss",
-            "s",
-            _LOWER,
-            _CLOCK,
-            "faster to the target",
-            "slower to the target",
-            duration,
-        ),
-        # for the loss that the arm reaches; of a seed by the delta method (`judge.equal_loss`)
-        time_at_equal_loss=(
-            "time at equal loss",
-            OF_BASELINE,
-            _LOWER,
-            _SEED,
-            "less time",
-            "more time",
-        ),
+_OF_TRAINING = [
+    Metric(
+        name="val_loss",
+        title="validation loss",
+        unit="nats/token",
+        better=Better.lower,
+        kind=Kind.seed,
+        made_by="train",
+        wording=_lower("loss"),
+        show=loss,
+        path=("val_loss",),
+        curve="val/loss",
     ),
-    **_metrics(  # of a run, which is not interleaved with others: no claim may be about these
-        "clock",
-        train_s=("training time", "s", _LOWER, _CLOCK, *_SPEED, duration),  # made of lines of the clock
-        token_us=(  # of training; on a CPU in CPU time
-            "time a token",
-            "µs",
-            _LOWER,
-            _CLOCK,
-            *_SPEED,
-            three_digits,
-            ("token_us",),
-            "perf/token_us",
-        ),
-        model_mib=(
-            "the model's memory",
-            "MiB",
-            _LOWER,
-            _EXACT,
-            *_MEMORY,
-            whole,
-            ("memory_mib", "model"),
-            "memory/model_mib",
-        ),
+    Metric(
+        name="val_bpb",
+        title="validation bits per byte",
+        unit="bits/byte",
+        better=Better.lower,
+        kind=Kind.seed,
+        made_by="train",
+        wording=_lower("bits/byte"),
+        show=loss,
+        path=("val_bpb",),
+        curve="val/bpb",
     ),
-    **_metrics(  # of a raced command, whatever it is
-        "command",
-        wall_s=("wall-clock", "s", _LOWER, _CLOCK, "less time", "more time", duration),
-        cpu_s=("CPU time", "s", _LOWER, _CLOCK, "less CPU time", "more CPU time", duration),
-        peak_mib=("peak MiB", "MiB", _LOWER, _CLOCK, *_MEMORY, whole),  # as it was sampled
+    Metric(
+        name="steps_to_target",
+        title="steps to the target loss",
+        unit="steps",
+        better=Better.lower,
+        kind=Kind.seed,
+        made_by="train",
+        wording=_fewer("steps"),
+        show=whole,
     ),
-    **_metrics(
-        "steps",
-        tokens_per_s=(
-            "tokens/s",
-            "tokens/s",
-            _HIGHER,
-            _CLOCK,
-            *_SPEED,
-            whole,
-            ("tokens_per_s",),
-            "perf/tokens_per_s",
-        ),
-        step_ms=(
-            "step time",
-            "ms",
-            _LOWER,
-            _CLOCK,
-            "less time",
-            "more time",
-            three_digits,
-            ("step_ms", "median"),
-            "perf/step_ms",
-        ),
-        memory_mib=("memory", "MiB", _LOWER, _EXACT, *_MEMORY, whole),  # a GPU's peak; on a CPU counted
-        params=("parameters", "parameters", _LOWER, _EXACT, *_PARAMS, count, ("params", "total")),
-        kv_bytes=("KV cache per token", "bytes/token", _LOWER, _EXACT, "less cache", "more cache", whole),
+    Metric(
+        name="time_to_target_s",
+        title="time to the target loss",
+        unit="s",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="train",
+        wording=FASTER_TO_TARGET,
+        show=duration,
     ),
-    **_metrics(  # over the `parts` of a claim
-        "parts",
-        share=("share of the time", "share", _NEITHER, _CLOCK),
-        part_ms=("time", "ms", _LOWER, _CLOCK, *_SPEED),
-        part_mib=("memory kept for the backward", "MiB", _LOWER, _EXACT, *_MEMORY),
-        part_params=("parameters", "parameters", _LOWER, _EXACT, *_PARAMS, count),
-        # parts of memory: parameters, gradients, optimizer, activations
-        held_mib=("MiB held", "MiB", _LOWER, _EXACT, *_MEMORY),
+    # for the loss that the arm reaches; of a seed by the delta method (`judge.equal_loss`)
+    Metric(
+        name="time_at_equal_loss",
+        title="time at equal loss",
+        unit=OF_BASELINE,
+        better=Better.lower,
+        kind=Kind.seed,
+        made_by="train",
+        wording=_less("time"),
     ),
-    **_metrics("lengths", exponent=("exponent of attention's time in T", "", _NEITHER, _CLOCK)),
-    **_metrics(
-        "decoding",
-        decode_tokens_per_s=("decoded tokens/s", "tokens/s", _HIGHER, _CLOCK, *_SPEED, whole),
-        decode_ms=("time per decoded token", "ms", _LOWER, _CLOCK, *_SPEED),
-        decode_mb=("memory allocated per token", "MB", _LOWER, _EXACT, "less allocated", "more allocated"),
-        collections=(
-            "garbage collections in 50 tokens",
-            "",
-            _LOWER,
-            _CLOCK,
-            "fewer collections",
-            "more collections",
-        ),
+]
+# Of a run, which is not interleaved with others: no claim may be about these.
+_OF_ITS_CLOCK = [
+    Metric(
+        name="train_s",  # made of lines of the clock
+        title="training time",
+        unit="s",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="clock",
+        wording=FASTER,
+        show=duration,
     ),
-}
+    Metric(
+        name="token_us",  # of training; on a CPU in CPU time
+        title="time a token",
+        unit="µs",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="clock",
+        wording=FASTER,
+        path=("token_us",),
+        curve="perf/token_us",
+    ),
+    Metric(
+        name="model_mib",
+        title="the model's memory",
+        unit="MiB",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="clock",
+        wording=_less("memory"),
+        show=whole,
+        path=("memory_mib", "model"),
+        curve="memory/model_mib",
+    ),
+]
+# Of a raced command, whatever it is.
+_OF_A_COMMAND = [
+    Metric(
+        name="wall_s",
+        title="wall-clock",
+        unit="s",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="command",
+        wording=_less("time"),
+        show=duration,
+    ),
+    Metric(
+        name="cpu_s",
+        title="CPU time",
+        unit="s",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="command",
+        wording=_less("CPU time"),
+        show=duration,
+    ),
+    Metric(
+        name="peak_mib",  # as it was sampled
+        title="peak MiB",
+        unit="MiB",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="command",
+        wording=_less("memory"),
+        show=whole,
+    ),
+]
+_OF_STEPS = [
+    Metric(
+        name="tokens_per_s",
+        title="tokens/s",
+        unit="tokens/s",
+        better=Better.higher,
+        kind=Kind.clock,
+        made_by="steps",
+        wording=FASTER,
+        show=whole,
+        path=("tokens_per_s",),
+        curve="perf/tokens_per_s",
+    ),
+    Metric(
+        name="step_ms",
+        title="step time",
+        unit="ms",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="steps",
+        wording=_less("time"),
+        path=("step_ms", "median"),
+        curve="perf/step_ms",
+    ),
+    Metric(
+        name="memory_mib",  # a GPU's peak; on a CPU counted
+        title="memory",
+        unit="MiB",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="steps",
+        wording=_less("memory"),
+        show=whole,
+    ),
+    Metric(
+        name="params",
+        title="parameters",
+        unit="parameters",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="steps",
+        wording=_fewer("parameters"),
+        show=count,
+        path=("params", "total"),
+    ),
+    Metric(
+        name="kv_bytes",
+        title="KV cache per token",
+        unit="bytes/token",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="steps",
+        wording=_less("cache"),
+        show=whole,
+    ),
+]
+# Over the `parts` of a claim.
+_OF_PARTS = [
+    Metric(
+        name="share",
+        title="share of the time",
+        unit="share",
+        better=Better.neither,
+        kind=Kind.clock,
+        made_by="parts",
+    ),
+    Metric(
+        name="part_ms",
+        title="time",
+        unit="ms",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="parts",
+        wording=FASTER,
+    ),
+    Metric(
+        name="part_mib",
+        title="memory kept for the backward",
+        unit="MiB",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="parts",
+        wording=_less("memory"),
+    ),
+    Metric(
+        name="part_params",
+        title="parameters",
+        unit="parameters",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="parts",
+        wording=_fewer("parameters"),
+        show=count,
+    ),
+    Metric(
+        name="held_mib",  # by parts of memory: parameters, gradients, optimizer, activations
+        title="MiB held",
+        unit="MiB",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="parts",
+        wording=_less("memory"),
+    ),
+]
+_OF_LENGTHS = [
+    Metric(
+        name="exponent",
+        title="exponent of attention's time in T",
+        unit="",
+        better=Better.neither,
+        kind=Kind.clock,
+        made_by="lengths",
+    ),
+]
+_OF_DECODING = [
+    Metric(
+        name="decode_tokens_per_s",
+        title="decoded tokens/s",
+        unit="tokens/s",
+        better=Better.higher,
+        kind=Kind.clock,
+        made_by="decoding",
+        wording=FASTER,
+        show=whole,
+    ),
+    Metric(
+        name="decode_ms",
+        title="time per decoded token",
+        unit="ms",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="decoding",
+        wording=FASTER,
+    ),
+    Metric(
+        name="decode_mb",
+        title="memory allocated per token",
+        unit="MB",
+        better=Better.lower,
+        kind=Kind.exact,
+        made_by="decoding",
+        wording=replace(_less("allocated"), times="the memory allocated"),
+    ),
+    Metric(
+        name="collections",
+        title="garbage collections in 50 tokens",
+        unit="",
+        better=Better.lower,
+        kind=Kind.clock,
+        made_by="decoding",
+        wording=_fewer("collections"),
+    ),
+]
+_ALL = [
+    *_OF_TRAINING,
+    *_OF_ITS_CLOCK,
+    *_OF_A_COMMAND,
+    *_OF_STEPS,
+    *_OF_PARTS,
+    *_OF_LENGTHS,
+    *_OF_DECODING,
+]
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
 OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name == "train_s"]
 
 
@@ -225,9 +401,7 @@ def is_count(metric: Metric, *, on_cuda: bool) -> bool:
 def is_log(metric: Metric, scale: Scale) -> bool:
     """Whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No interval
     of theirs goes below 0."""
-    return scale is Scale.ratio or (
-        scale is Scale.value and metric.kind is Kind.clock and metric.unit in ("tokens/s", "ms", "s")
-    )
+    return scale is Scale.ratio or (scale is Scale.value and metric.is_pace)
 
 
 # Parts of a training step → what a table calls them.

@@ -235,19 +235,17 @@ def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
 
 def _unit(row: Row) -> str:
     """Say what an axis counts, and which way is better. Rows of one unit share a plot."""
-    metric, scale = METRICS[row.claim.metric], row.claim.scale
-    if scale is Scale.value:
+    metric = METRICS[row.claim.metric]
+    scale = row.claim.scale
+    if scale is Scale.value or metric.wording is None:
         return metric.title if metric.unit in metric.title else f"{metric.title}, {metric.unit}"
     if scale is Scale.difference:
-        return f"{metric.title}: {metric.gain}, {metric.unit}; right is better"
+        return f"{metric.title}: {metric.wording.better}, {metric.unit}; right is better"
     if metric.relative:
         return "time over the baseline's at equal loss; left is less"
-    fast = metric.gain.startswith("faster") or metric.gain == "less time"
-    return (
-        "times as fast as the baseline; right is faster"
-        if fast
-        else "the baseline's use over the arm's; right is less"
-    )
+    if metric.is_pace:
+        return "times as fast as the baseline; right is faster"
+    return "the baseline's use over the arm's; right is less"
 
 
 def _plot(title: str, some: Sequence[Row]) -> Markup:
