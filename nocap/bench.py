@@ -72,7 +72,7 @@ def _bench(options: argparse.Namespace) -> int:
     memory has failed. A file gets the result after each round."""
     from nocap.judge.interval import LEAST_PAIRS
     from nocap.measure.arms import compose_arms
-    from nocap.measure.text import render_bench
+    from nocap.measure.bench_text import render_bench
 
     seconds = SECONDS if options.seconds is None else options.seconds
     require(0 < seconds < math.inf, "--seconds", "be above 0", seconds)

@@ -15,8 +15,8 @@ from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
 from nocap.measure.difference import GENERATE, differences
-from nocap.measure.kinds import prompt_tokens
 from nocap.measure.largest import Typed, largest, without
+from nocap.measure.subject import prompt_tokens
 from nocap.store.command import check_writable, command, writing
 
 if TYPE_CHECKING:

@@ -22,15 +22,15 @@ from nocap.config import hardware
 from nocap.launch.plan import Plan
 from nocap.store.record import write_json
 from nocap.store.runs import Record
+from nocap.study.collect import collect
 from nocap.study.conduct import Done, carry_out
-from nocap.study.figures import SessionFile
+from nocap.study.figures import PLACES, SessionFile
 from nocap.study.figures import read as read_session
 from nocap.study.log import FILE, RunLine, SessionLine, read
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import name_of
 from nocap.study.result import to_json
-from nocap.study.results import results
-from nocap.study.tasks import KIND, Session, Training
+from nocap.study.tasks import Session, Training
 from tests.studies import SEEN, Json, loaded, record, study
 
 RECORD = "record.pickle"  # of a made run, in its folder
@@ -69,7 +69,7 @@ class Lab:
         """Claim → its row."""
         done = self.done(out, folder, run=run, **changed)
         t = done.part.trainer
-        result = results(done, hardware=hardware.describe(t.device, t.threads), command="made")
+        result = collect(done, hardware=hardware.describe(t.device, t.threads), command="made")
         return {claim["id"]: claim for claim in json.loads(json.dumps(to_json(result)))["claims"]}
 
     def killed(self, after: int, *place: str, **changed: Any) -> None:
@@ -160,7 +160,7 @@ class Lab:
                 for arm in session.arms
             }
             asked = {
-                "kind": KIND[session.place],
+                "kind": PLACES[session.place].kind,
                 "place": session.place,
                 "key": session.key,
                 "number": number,

@@ -18,7 +18,7 @@ from nocap.judge.verdict import Gain, Verdict, Word
 from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
-from nocap.study.figures import SessionFile
+from nocap.study.figures import PLACES, SessionFile
 from nocap.study.registration import Provenance
 from nocap.study.result import JudgedClaim, StudyResult
 from nocap.study.schema import ArmFacts, Speed
@@ -226,7 +226,7 @@ def session(
     """Return a session's file."""
     content = {
         "kind": kind,
-        "place": "",
+        "place": next(name for name, place in PLACES.items() if place.kind == kind),
         "key": "",
         "number": number,
         "how": {},

@@ -15,10 +15,10 @@ from nocap.config.compose import compose
 from nocap.config.run import Run
 from nocap.judge.compare import compare
 from nocap.measure.bench import carry_out
+from nocap.measure.bench_text import render_bench
 from nocap.measure.profile import profile
 from nocap.measure.profile_text import render_profile
 from nocap.measure.roofline import count
-from nocap.measure.text import render_bench
 from nocap.measure.timed import TimedArm
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT

@@ -123,10 +123,11 @@ def test_a_peers_arm_gets_the_tokens_of_nocaps_own(
         assert torch.equal(batch, other_batch)
     assert losses[0] == pytest.approx(math.log(257), abs=0.1)
     other.close()
-    mib = other.facts["memory_mib"]
+    mib = other.facts.memory_mib
+    assert mib is not None
     table_mib = 257**2 * 4 / 2**20
-    assert other.facts["params"] == 257**2
-    assert other.facts["flops_per_token"] is None
+    assert other.facts.params == 257**2
+    assert other.facts.flops_per_token is None
     assert mib["parameters"] == pytest.approx(table_mib)
     assert mib["gradients"] == pytest.approx(table_mib)
     assert mib["optimizer"] == pytest.approx(table_mib)
@@ -159,12 +160,13 @@ def test_the_race_times_peers_as_nocaps_own_and_reads_its_file(
     assert own["status"] == "measured"
     assert other["status"] == "measured"
     assert failed["status"] == "failed"
-    assert other["settings"] == {"model": "bigram"}
     assert other["kernel"] is None
     assert other["mfu"] == {"nominal": None, "measured": None}
     external = other["config"]["external"]
     assert external["file"] == "a_bigram.py"
     assert external["request"] == REQUEST
+    assert external["settings"] == {"model": "bigram"}
+    assert race.model_of(other) == "bigram"
     assert race.short(other) == "fp32, eager"
     assert race.speed_over(other, own).mid > 1  # a table against a transformer
 
@@ -200,7 +202,7 @@ def test_a_mistake_in_a_peers_file_fails_its_arm(
 def test_the_smallest_file_is_an_arm(peer_arm: ModuleType) -> None:
     arm = peer_arm.PeerArm("", nano(), "bigram")
     arm.warm(Clock.cpu)
-    assert arm.facts["settings"]["model"] == "bigrams"
+    assert arm.config["external"]["settings"]["model"] == "bigrams"
     arm.close()
 
 

@@ -20,11 +20,11 @@ from nocap.config.compose import compose
 from nocap.config.paths import conf_dir
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
-from nocap.measure import profile, profile_text, roofline, watch
+from nocap.measure import profile, profile_text, roofline
 from nocap.measure.parts import MARK, Ranges, busy_ms, profiler, read
+from nocap.measure.profiled import busy, measure_step
 from nocap.measure.roofline import OpWork, Peak, count
 from nocap.measure.timed import attention_ms, exponent, with_window
-from nocap.measure.watch import measure_step
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
 from nocap.model.language_model import Loss
@@ -314,7 +314,7 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     steps = {"plain": {"wall_ms": 20.0, "cpu_ms": 9.0}, "profiled": {"wall_ms": 50.0, "cpu_ms": 50.0}}
     measured = SimpleNamespace(between_ms=38.0, steps=steps, ranges=SimpleNamespace(run=run))
     assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
-    assert watch.busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
+    assert busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
 
 
 # --- the door -----------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from nocap.measure import profile_text, roofline, timed
 from nocap.measure.arms import compose_arms
 from nocap.measure.generation import Cached, Recompute
 from nocap.measure.groups import grouped
-from nocap.measure.kinds import Of, Subject
 from nocap.measure.largest import Typed, largest, replaced, without
 from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.parts import BACKWARD, MARK, Ranges, of_modules, profiler, read, read_moments
 from nocap.measure.profile import ProfileQuestion, profiles
 from nocap.measure.roofline import Peak, count
+from nocap.measure.subject import Of, Subject
 from nocap.model.gpt import build_model, count_parameters
 from tests.conftest import REPO
 from tests.fuzz.process import answer

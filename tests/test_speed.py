@@ -427,9 +427,9 @@ def test_a_block_of_soap_has_the_update_of_its_bases(monkeypatch):
     updates = []
     monkeypatch.setattr(soap, "_followed", lambda average, basis: updates.append(1) or basis.float())
     arm.block()
-    assert arm.facts["steps_per_block"] % 4 == 0
+    assert arm.facts.steps_per_block % 4 == 0
     matrices = sum(p.ndim == 2 for p in arm.built.model.blocks.parameters())
-    assert len(updates) == 2 * matrices * arm.facts["steps_per_block"] // 4
+    assert len(updates) == 2 * matrices * arm.facts.steps_per_block // 4
 
 
 def test_a_period_that_is_too_long_is_refused():

@@ -18,12 +18,12 @@ from nocap.launch.plan import RunResult
 from nocap.store.runs import Found, Record, load
 from nocap.study import command, pages
 from nocap.study.__main__ import main
+from nocap.study.collect import collect
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, measurements
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
 from nocap.study.result import StudyResult, to_json
-from nocap.study.results import results
 from nocap.study.tasks import Training
 from tests import test_equal_loss
 from tests.conftest import Door
@@ -85,7 +85,7 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     """The results of a study with these claims, M.equal by default."""
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
-    result = results(Done(part=plan, evidence=evidence, stands=stands), hardware=MACHINE, command="made")
+    result = collect(Done(part=plan, evidence=evidence, stands=stands), hardware=MACHINE, command="made")
     json.dumps(to_json(result), allow_nan=False)
     return result
 

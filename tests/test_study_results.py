@@ -20,6 +20,7 @@ from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import board, pages, schema, words
+from nocap.study.collect import collect
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.figures import SessionFile
@@ -28,7 +29,6 @@ from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma
 from nocap.study.registration import Provenance
 from nocap.study.result import StudyResult, read, to_json, write
-from nocap.study.results import results
 from nocap.study.spec import PLACE, Study
 from tests.studies import (
     LOSS,
@@ -65,7 +65,7 @@ def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STAN
         evidence=evidence,
         stands={claim.id: stands for claim in made_study.claims},
     )
-    result = results(done, hardware=MACHINE, command="made")
+    result = collect(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware
     return result
 
@@ -179,6 +179,23 @@ def test_results_fit_their_schema(tmp_path: Path) -> None:
     assert committed
     for path in [write(result, tmp_path), *committed]:
         validator.validate(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"claims": []}, "Object missing required field `schema_version`"),
+        ({"schema_version": 1, "kind": "search"}, "Invalid enum value 'search' - at `$.kind`"),
+    ],
+    ids=["half of a file", "a file of something else"],
+)
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: Json, why: str) -> None:
+    made_study = loaded(tmp_path / "made", study())
+    path = tmp_path / "results.cpu.x.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=re.escape(f"{path} must be results that nocap.study wrote")) as said:
+        read(path, made_study, StudyLog())
+    assert why in str(said.value)
 
 
 def test_a_declared_noise_reaches_the_verdict_and_its_sentence(tmp_path: Path):

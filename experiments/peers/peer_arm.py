@@ -29,6 +29,7 @@ from torch import Tensor
 from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.data.batches import microbatches, train_windows
+from nocap.measure.benched import Facts
 from nocap.measure.timed import DivergedError, TimedArm
 from nocap.training import memory
 from nocap.training.step import Trainee, fetch
@@ -81,6 +82,8 @@ class PeerArm(TimedArm):
         self.built = self.module.build(SimpleNamespace(**self.request))
         self.ahead = self._tokens()
         parameters = list(self.built.parameters)
+        settings = json.loads(json.dumps(dict(self.built.settings), allow_nan=False))
+        self.config["external"]["settings"] = settings
         before = [_bits(p) for p in parameters]
         counted: AbstractContextManager[dict[int, int]] = nullcontext({})
         if self.device.type == "cpu":
@@ -106,18 +109,17 @@ class PeerArm(TimedArm):
             raise DivergedError(f"a step must have a finite loss, got {mean!r} after {self.at} steps")
         return mean
 
-    def describe(self) -> dict[str, Any]:
-        """Return the facts that the peer's step gives of itself; its `settings` beside those of every arm."""
+    def describe(self) -> Facts:
+        """Return the facts that the peer's step gives of itself."""
         step = self.built
         flops = getattr(step, "flops_per_token", None)
         parameters = dict.fromkeys(step.parameters)
-        return {
-            "flops_per_token": flops,
-            "flops_basis": flops and "the file's own",
-            "params": sum(p.numel() for p in parameters),
-            "memory_mib": memory.parts_mib(parameters, getattr(step, "optimizers", ())),
-            "settings": json.loads(json.dumps(dict(step.settings), allow_nan=False)),
-        }
+        return Facts(
+            flops_per_token=flops,
+            flops_basis="the file's own" if flops else None,
+            params=sum(p.numel() for p in parameters),
+            memory_mib=memory.parts_mib(parameters, getattr(step, "optimizers", ())),
+        )
 
     def _tokens(self) -> Tensor:
         """Return the tokens of the next step, as nocap's own arms read them."""

@@ -26,8 +26,9 @@ from peer_arm import PeerArm
 from nocap.judge.cautious import of_pairs
 from nocap.judge.interval import Estimate
 from nocap.measure.arms import compose_arm, compose_arms
-from nocap.measure.bench import bench
-from nocap.measure.text import render_bench
+from nocap.measure.bench import carry_out
+from nocap.measure.bench_text import render_bench
+from nocap.measure.benched import Bench, written
 from nocap.measure.timed import TimedArm
 from nocap.store.record import write_json
 
@@ -67,16 +68,16 @@ def race(base: Sequence[str], settings_of: Mapping[str, Sequence[str]], file: Pa
     """Time nocap's arms and the peers', each of a peer's in a setting of its own, and write the result, which
     the file has after each round. Return 1 where an arm has failed."""
 
-    def keep(result: dict[str, Any]) -> None:
-        write_json(file, {"words": list(base), **result})
+    def keep(result: Bench) -> None:
+        write_json(file, {"words": list(base), **written(result)})
 
     print(f"{' '.join(base)}\nload before: {os.getloadavg()}")
-    result = bench(arms_of(base, settings_of), seconds=math.inf, rounds=rounds, keep=keep)
+    result = carry_out(arms_of(base, settings_of), seconds=math.inf, rounds=rounds, keep=keep)
     print(render_bench(result))
     own_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     compilers_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
     print(f"load after: {os.getloadavg()}; CPU {own_s:.0f} s, and {compilers_s:.0f} s of compilers")
-    return int(any(arm["status"] == "failed" for arm in result["arms"]))
+    return int(any(arm.status == "failed" for arm in result.arms))
 
 
 def arms_of(base: Sequence[str], settings_of: Mapping[str, Sequence[str]]) -> list[TimedArm]:
@@ -127,10 +128,17 @@ def rows(shape: str, sessions: list[dict[str, Any]]) -> list[str]:
             key=lambda i: speed[i],
         )
         ratios = [over(sessions, *pair) for pair in ((0, rival), (best, rival), (0, best))]
-        cells = [shape, str(len(sessions)), first[rival]["settings"]["model"], names[rival]]
+        cells = [shape, str(len(sessions)), model_of(first[rival]), names[rival]]
         cells += [*ratios[:2], names[0], ratios[2], control]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def model_of(arm: dict[str, Any]) -> str:
+    """Return the model that a peer's step says it trains; sessions before 2026-11-28 have it beside the
+    facts."""
+    settings = arm.get("settings") or arm["config"]["external"]["settings"]
+    return str(settings["model"])
 
 
 def over(sessions: list[dict[str, Any]], i: int, j: int) -> str:

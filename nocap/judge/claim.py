@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -164,6 +164,11 @@ class Claim:
     guards: list[Guard] = field(default_factory=list)
     mechanism: Mechanism
     seeds: list[int]
+
+    def bounded(self, bound: float | None) -> Claim:
+        """Return the claim with a mechanism that allows so much, however that was computed."""
+        mechanism = replace(self.mechanism, rule=Rule.given, parts=[], saved={}, bound=bound)
+        return replace(self, mechanism=mechanism)
 
     @property
     def metrics(self) -> list[Metric]:

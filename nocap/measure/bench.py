@@ -28,7 +28,7 @@ from nocap.config.trainer import Device
 from nocap.judge import speeds
 from nocap.judge.interval import LEAST_PAIRS
 from nocap.judge.losses import Difference
-from nocap.measure.benched import Bench, BenchedArm, Facts, FlopPeak, Mfu, written
+from nocap.measure.benched import Bench, BenchedArm, FlopPeak, Mfu, written
 from nocap.measure.roofline import matmul_flops
 from nocap.measure.timed import Clock, TimedArm
 from nocap.store.metrics import now
@@ -236,7 +236,7 @@ def _arm(
     peaks: dict[str, FlopPeak],
 ) -> BenchedArm:
     """Return an arm in the result. `times`: (rounds, 2)."""
-    facts = Facts(**arm.facts)
+    facts = arm.facts
     tokens_per_s = None
     rate = None  # FLOP/s
     by_flops = None
@@ -244,7 +244,7 @@ def _arm(
         tokens_per_s = math.exp(-np.log(times.mean(axis=1)).mean())
         if facts.flops_per_token:
             rate = facts.flops_per_token * tokens_per_s
-            base_flops = base.facts["flops_per_token"]
+            base_flops = base.facts.flops_per_token
             by_flops = base_flops / facts.flops_per_token if base_flops else None
     return BenchedArm(
         label=arm.label,

@@ -20,14 +20,14 @@ class Facts:
     """What is known of a step besides its times. None: it could not be built, or an arm from a file does not
     say."""
 
-    tokens_per_step: int | None
-    steps_per_block: int | None
-    warm_up_s: float | None
-    flops_per_token: float | None
-    flops_basis: str | None
-    params: int | None
-    kernel: str | None
-    memory_mib: Mapping[str, float] | None
+    tokens_per_step: int | None = None
+    steps_per_block: int | None = None
+    warm_up_s: float | None = None
+    flops_per_token: float | None = None
+    flops_basis: str | None = None
+    params: int | None = None
+    kernel: str | None = None
+    memory_mib: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

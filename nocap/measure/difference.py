@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import flat, require
-from nocap.measure.kinds import Of
+from nocap.measure.subject import Of
 from nocap.store.formats import count
 from nocap.store.record import Whole, check_shape, read_json
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nocap.config.keys import flat
 from nocap.measure.difference import ProfileSide
-from nocap.measure.kinds import Of
+from nocap.measure.subject import Of
 
 Json = Mapping[str, Any]
 

@@ -19,12 +19,12 @@ from nocap.config.trainer import Device
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure.groups import grouped, rated, summed
-from nocap.measure.kinds import Of, Subject
 from nocap.measure.mixing import FUSED
 from nocap.measure.parts import Key, of_modules
+from nocap.measure.profiled import Row, WatchedSteps, log, measure_forward, measure_step, measure_text
 from nocap.measure.roofline import Composer, Count, OpWork, Peak, count, measure_peak, options_ceilings
+from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock
-from nocap.measure.watch import Row, WatchedSteps, log, measure_forward, measure_step, measure_text
 from nocap.model.flops import flops_per_token
 from nocap.options.attention import kernel_name
 from nocap.store.metrics import HELD, PARTS, STEP_PARTS

@@ -8,8 +8,8 @@ from typing import Any
 
 from nocap.measure.difference import Change, ProfileDifference
 from nocap.measure.groups import GROUPS, title_of
-from nocap.measure.kinds import Of
 from nocap.measure.largest import between
+from nocap.measure.subject import Of
 from nocap.report.table import Column, Table
 from nocap.store.formats import MINUS, fixed, shorten, three_digits, whole
 from nocap.store.metrics import HELD, PARTS, part_title

@@ -26,9 +26,9 @@ from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.launch.plan import check_compiler
 from nocap.measure.generation import Cached, Engine, Recompute, UncachedError
-from nocap.measure.kinds import Of, Subject
 from nocap.measure.mixing import Call, Nodes
 from nocap.measure.parts import MIXER, STEP, Key, Ranges
+from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock
 from nocap.model.flops import NotCountedError, component_flops, op_flops, uncounted_explained
 from nocap.model.gpt import build_model

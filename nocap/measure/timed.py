@@ -23,6 +23,7 @@ from nocap.config.trainer import Device, Precision
 from nocap.data.shards import write_shard
 from nocap.data.tokens import Shard
 from nocap.measure.arms import step_config
+from nocap.measure.benched import Facts
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import count_parameters
 from nocap.options.attention import kernel_name
@@ -38,17 +39,6 @@ WARM_STEPS = 3  # the first makes the optimizer's state, the last sets the lengt
 # of one block; on a busy CPU many short blocks give narrower intervals than few long ones
 BLOCK_S = {Device.cpu: 0.05, Device.cuda: 0.3}
 LONGEST_PERIOD = 100  # steps of an optimizer's whole period: a block of more would take minutes
-# What is known of a step besides its times: null where it could not be built.
-FACTS = (
-    "tokens_per_step",
-    "steps_per_block",
-    "warm_up_s",
-    "flops_per_token",
-    "flops_basis",
-    "params",
-    "kernel",
-    "memory_mib",
-)
 
 
 class Clock(Enum):
@@ -140,7 +130,7 @@ class TimedArm:
         self.device = torch.device(run.trainer.device.value)
         self.status = "measured"  # or not measured, failed, does not fit
         self.reason: str | None = None
-        self.facts: dict[str, Any] = dict.fromkeys(FACTS)
+        self.facts = Facts()
         self.built: Any = None  # what holds its tensors
         self.at = self.steps = 0  # the next step; how many a block has
         self.unseen_mib = 0.0
@@ -172,24 +162,27 @@ class TimedArm:
             )
         return update.loss
 
-    def describe(self) -> dict[str, Any]:
-        """The facts that depend on what was built; MiB without the peak and the activations."""
-        run, model = self.run, self.built.model
+    def describe(self) -> Facts:
+        """Return the facts that depend on what was built; MiB without the peak and the activations."""
+        run = self.run
+        model = self.built.model
         flops, basis = flops_per_token(run, vocab_size=self.job.vocab_size)
-        return {
-            "flops_per_token": flops,
-            "flops_basis": basis,
-            "params": count_parameters(model)["total"],
-            "kernel": kernel_name(run, run.trainer.precision),
-            "memory_mib": memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around()),
-        }
+        return Facts(
+            flops_per_token=flops,
+            flops_basis=basis,
+            params=count_parameters(model)["total"],
+            kernel=kernel_name(run, run.trainer.precision),
+            memory_mib=memory.parts_mib(model.parameters(), self.built.optimizers, model.kept_around()),
+        )
 
     # --- what all have in common
 
     def warm(self, clock: Clock) -> None:
         """Build, take the first steps, and note the facts. The peak of memory is counted on the CPU, and
         measured on CUDA."""
-        self.clock, began, before = clock, time.perf_counter(), torch.cuda.memory_allocated()
+        self.clock = clock
+        began = time.perf_counter()
+        before = torch.cuda.memory_allocated()
         allocator.use(self.run.trainer.malloc)
         configure_numerics(self.run)
         with random_tokens(self.run) as self.job:
@@ -198,16 +191,17 @@ class TimedArm:
         self.steps = block_steps(
             BLOCK_S[self.run.trainer.device] / warm_s[-1], period=self.run.optimizer.period()
         )
-        self.held, known = torch.cuda.memory_allocated() - before, self.describe()
-        mib = {**known["memory_mib"], "activations": saved_mib}
+        self.held = torch.cuda.memory_allocated() - before
+        known = self.describe()
+        mib = {**(known.memory_mib or {}), "activations": saved_mib}
         mib["peak"] = 0.0 if self.device.type == "cuda" else sum(mib.values())
-        self.facts |= {
-            "tokens_per_step": self.run.trainer.batch_tokens,
-            "steps_per_block": self.steps,
-            "warm_up_s": time.perf_counter() - began,
-            **known,
-            "memory_mib": mib,
-        }
+        self.facts = replace(
+            known,
+            tokens_per_step=self.run.trainer.batch_tokens,
+            steps_per_block=self.steps,
+            warm_up_s=time.perf_counter() - began,
+            memory_mib=mib,
+        )
 
     def block(self) -> float:
         """Seconds a token over some steps. On CUDA a step before them does not count: the allocator takes
@@ -220,8 +214,9 @@ class TimedArm:
             self.step()
         seconds = self.clock.seconds(partial(repeat, self.step, self.steps))
         if on_cuda:
-            mib = self.facts["memory_mib"]
+            mib = dict(self.facts.memory_mib or {})
             mib["peak"] = max(mib["peak"], memory.peak_mib(self.device) - others_mib + self.unseen_mib)
+            self.facts = replace(self.facts, memory_mib=mib)
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def tried(self, work: Callable[[], float | None]) -> float:

@@ -116,7 +116,6 @@ QUIET = (
     "nocap.training.memory",
     "nocap.training.probe",
     "nocap.training.recorder",
-    "nocap.training.spikes",
     "nocap.training.state",
 )
 # Groups whose options compute no number but the tokens, whose content is hashed. The code that makes tokens

@@ -58,23 +58,6 @@ _DATA = (
     | _each(int, "vocab_size val_bytes")
     | {"source": dict}
 )
-_CLAIM = Whole(
-    _each(str, "id statement source arm metric scale bound_rule word hash")
-    | _each([str], "parts of failed diverged at_most")
-    | {
-        "n": int,
-        "bound": float,
-        "where": dict,
-        "missing": [dict],
-        "expected": [float],
-        "guards": [dict],
-        "notes": [str],
-    }
-)
-_ARM = Whole(
-    {"arm": str, "words": [str], "tuned": [str], "diverged": [int]}
-    | _each(float, "params flops_per_token tokens")
-)
 # A file's name → what its keys hold, wherever it is read.
 SHAPES: dict[str, Shape] = {
     "manifest.json": _each(str, "identity name arm")
@@ -97,10 +80,6 @@ SHAPES: dict[str, Shape] = {
     | _each(_NUMBERS, "clock_s step_ms memory_mib params")
     | {"spikes": [int], "kernel": _TEXTS, "hardware": _HARDWARE, "data": {"manifest": str}, "sha256": _TEXTS},
     "grid.json": {"name": str, "cells": [_each(str, "identity run arm") | {"seed": int, "asked": _ASKED}]},
-    "results.*.json": Whole(
-        _each(str, "kind study scale question date command baseline")
-        | {"hardware": _HARDWARE, "seeds": [int], "trials": [dict], "claims": [_CLAIM], "arms": [_ARM]}
-    ),
     "state.json": {"step": int, "run": str, "clock_s": _NUMBERS, "losses": [float], "optimizer": dict},
 }
 _WORDS = {
@@ -138,7 +117,7 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must hold a JSON object: {error}") from error
     require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
-    named = SHAPES.get(re.sub(r"(?<=^results\.).*(?=\.json$)", "*", path.name), dict)
+    named = SHAPES.get(path.name, dict)
     check_shape(content, named if shape is None else shape, path)
     check_shape(content, {"schema_version": int}, path)
     version = content.get("schema_version") or 0

@@ -16,7 +16,7 @@ from nocap.judge.claim import Claim
 from nocap.judge.interval import ROUNDING
 from nocap.judge.verdict import Verdict
 from nocap.store.metrics import Measurement, moment
-from nocap.study.evidence import FIGURE, PLACE_OF
+from nocap.study.figures import PLACES, place_of
 from nocap.study.log import RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, more, prepare
 from nocap.study.registration import content_of, registrations
@@ -56,13 +56,14 @@ def otherwise(verdict: Verdict, rows: Iterable[Measurement], log: StudyLog, *, s
     used = {gain.metric: len(gain.least) for gain in (verdict.primary, *verdict.guards)}
     names = dict[str, None]()
     for row in rows:
-        kind = row.metric.made_by
-        if FIGURE.get(kind) != row.metric.name or row.repeat > used.get(row.metric, 0):
+        name = place_of(row.metric)
+        place = PLACES.get(name)
+        if place is None or place.logged != row.metric.name or row.repeat > used.get(row.metric, 0):
             continue
-        held = log.of(SessionLine, scale=scale, place=PLACE_OF[kind])
+        held = log.of(SessionLine, scale=scale, place=name)
         lines = [line for line in held if _is_from(line, row)]
         if lines and not _tells(lines, row):
-            names[f"{PLACE_OF[kind]} session {lines[0].number}"] = None
+            names[f"{name} session {lines[0].number}"] = None
     return [*names]
 
 

@@ -21,7 +21,8 @@ from nocap.judge.schema import to_json as answer_json
 from nocap.store import lease
 from nocap.store.files import write_file
 from nocap.study import board as leaderboard
-from nocap.study import conduct, log, pages, preview, results, spec
+from nocap.study import conduct, log, pages, preview, spec
+from nocap.study.collect import collect
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.propose import AnswerJson, answer, of_commands, of_overrides
 from nocap.study.result import to_json
@@ -40,10 +41,10 @@ class Options:
 
 def board(folder: Path) -> int:
     """Write the leaderboard of a folder; name what was not worked out again. Return the exit code."""
-    studies, results = leaderboard.found(folder)
+    known, results = leaderboard.found(folder)
     for line in leaderboard.unchecked(chain(*results.values())):
         print(f"nocap: {line}", file=sys.stderr)
-    for path in pages.write_all(leaderboard.drawn(folder, studies, results)):
+    for path in pages.write_all(leaderboard.drawn(folder, known, results)):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 
@@ -122,7 +123,7 @@ def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, optio
     done = conduct.carry_out(plan, run=run)
     steps = "" if options.steps is None else f" steps={options.steps}"
     allowed = " --allow-code" if plan.study.config_dir else ""
-    result = results.results(
+    result = collect(
         done,
         hardware=hardware.describe(plan.trainer.device, plan.trainer.threads),
         command=f"python -m nocap.study {folder} scale={plan.scale}{steps}{allowed}",

@@ -23,8 +23,8 @@ from nocap.launch.plan import DAMAGED, RunResult
 from nocap.store.formats import duration
 from nocap.store.record import ENDED
 from nocap.store.runs import Record, number
-from nocap.study.evidence import FIGURE, Evidence, places, verdict_of
-from nocap.study.figures import SessionFile
+from nocap.study.evidence import Evidence, places, verdict_of
+from nocap.study.figures import PLACES, TRAIN, SessionFile
 from nocap.study.log import (
     FILE,
     AnalysisLine,
@@ -42,7 +42,6 @@ from nocap.study.schema import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
 from nocap.study.tasks import (
-    KIND,
     Session,
     Training,
     length_trainings,
@@ -94,7 +93,7 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         open_claims = list[str]()
         for claim in part.study.claims:
             # more seeds say nothing of what is timed
-            may_go_on = "train" in places(claim) and numbers[claim.id] < most
+            may_go_on = TRAIN in places(claim) and numbers[claim.id] < most
             if may_go_on and verdicts[claim.id].is_open and _has_all(evidence, claim, part.study):
                 open_claims.append(claim.id)
         further = bool(open_claims)
@@ -144,7 +143,7 @@ def seeds_of(study: Study) -> dict[int, list[str]]:
     for seed in study.seeds:
         arms = set[str]()
         for claim in study.claims:
-            if "train" in places(claim) and seed in claim.seeds:
+            if TRAIN in places(claim) and seed in claim.seeds:
                 arms.update(study.sides(claim))
         if arms:
             needed[seed] = [arm for arm in study.arms if arm in arms]
@@ -349,7 +348,7 @@ class _Conductor:
         for run, record in get([run for run in wanted if (run.arm, run.seed) in shorts]):
             shorts[run.arm, run.seed][run.short] = record
         self._hold(plan, asked, wait=True)
-        files: dict[str, list[SessionFile]] = {place: [] for place in KIND}
+        files: dict[str, list[SessionFile]] = {place: [] for place in PLACES}
         for session in asked:
             files[session.place] += session.results(plan.folder)
         lines = list[SessionLine]()
@@ -357,10 +356,10 @@ class _Conductor:
             lines += [self._session_line(file, arms) for file in some]
         self._add(lines, once=("key", "number", "started"))
         composed = dict[str, dict[str, list[Composed]]]()
-        for place in KIND:
-            of_place = arms if place == "pace" else plan.bench
+        for place in PLACES:
+            of_place = arms if PLACES[place].as_trained else plan.bench
             composed[place] = {name: [arm] for name, arm in of_place.items()}
-        composed["train"] = {name: [arm, *short.get(name, ())] for name, arm in arms.items()}
+        composed[TRAIN] = {name: [arm, *short.get(name, ())] for name, arm in arms.items()}
         return Evidence(
             runs=runs,
             shorter=shorts,
@@ -403,13 +402,13 @@ class _Conductor:
 
     def _session_line(self, file: SessionFile, train: Mapping[str, Composed]) -> SessionLine:
         """Return the log's line of a session."""
-        arms = train if file.place == "pace" else self.plan.bench
-        figure = FIGURE[file.kind]
+        place = PLACES[file.place]
+        arms = train if place.as_trained else self.plan.bench
         return SessionLine(
             place=file.place,
             number=file.number,
             key=file.key,
             contents={name: content_of(self.plan, arms[name], file.place) for name in file.arms},
             started=file.started,
-            measured={name: number(getattr(row, figure)) for name, row in file.figures.items()},
+            measured={name: number(getattr(row, place.logged)) for name, row in file.figures.items()},
         )

@@ -21,19 +21,10 @@ from nocap.judge.verdict import Verdict, judge
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record
 from nocap.store.runs import measurements as of_run
-from nocap.study.figures import Figures, PartFigures, SessionFile, StepFigures
+from nocap.study.figures import PACE, TRAIN, Figures, PartFigures, SessionFile, StepFigures, place_of
 from nocap.study.spec import Study
 
 Steps = tuple[float | None, Ending]
-# what makes a metric → where
-PLACE_OF = {"train": "train", "steps": "bench", "parts": "parts", "lengths": "curve", "decoding": "decoding"}
-# of a kind of session, what the log keeps of each arm
-FIGURE = {
-    "steps": "tokens_per_s",
-    "parts": "step_ms",
-    "lengths": "exponent",
-    "decoding": "decode_tokens_per_s",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +59,7 @@ class Evidence:
 
     def whole(self, arm: str, seed: int) -> bool:
         """Say whether all its shorter runs are there: one that is missing might have been the one."""
-        composed = self.arms.get("train", {}).get(arm, ())
+        composed = self.arms.get(TRAIN, {}).get(arm, ())
         runs = self.shorter.get((arm, seed), {})
         return all(short.run.trainer.steps in runs for short in composed[1:])
 
@@ -79,7 +70,7 @@ class Evidence:
     def used(self, claim: Claim, study: Study) -> Iterator[Used]:
         """Yield each run and session that a claim rests on."""
         sides = study.sides(claim)
-        if "train" in places(claim):
+        if TRAIN in places(claim):
             for (arm, seed), run in self.runs.items():
                 if arm in sides and seed in claim.seeds:
                     yield Used(f"{arm}, seed {seed}", arm, run.started)
@@ -111,18 +102,16 @@ def _shorter(arm: str, seed: int, runs: Mapping[tuple[str, int], Mapping[int, Re
 
 def places(claim: Claim) -> set[str]:
     """Return where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
-    made = {PLACE_OF[metric.made_by] for metric in claim.metrics}
+    made = {place_of(metric) for metric in claim.metrics}
     if any(metric.name == "time_to_target_s" for metric in claim.metrics):
-        made.add("pace")
+        made.add(PACE)
     return made
 
 
 def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """Judge a claim, with its bound as it was computed."""
-    limit = bound(claim, study, evidence)
-    mechanism = replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=limit)
     return judge(
-        replace(claim, mechanism=mechanism),
+        claim.bounded(bound(claim, study, evidence)),
         measurements(claim, study, evidence),
         against=study.against(claim),
         at=scale,
@@ -157,7 +146,7 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
     elif evidence.sessions.get("bench"):
         place = "bench"
     else:
-        place = "pace"
+        place = PACE
     before = _counted_first(rule, claim, evidence.of_arm(place, base))
     after = _counted_first(rule, claim, evidence.of_arm(place, claim.arm))
     if before is None or not after:
@@ -226,8 +215,8 @@ def measurements(claim: Claim, study: Study, evidence: Evidence) -> list[Measure
 def _of_metric(
     claim: Claim, metric: Metric, sides: Sequence[str], study: Study, evidence: Evidence
 ) -> list[Measurement]:
-    if metric.made_by != "train":
-        return _timed(claim, metric, sides, evidence, place=PLACE_OF[metric.made_by])
+    if metric.made_by != TRAIN:
+        return _timed(claim, metric, sides, evidence, place=place_of(metric))
     if metric.name == AT_EQUAL_LOSS:
         return times_at_equal_loss(claim, study, evidence)
     if metric.name in TO_TARGET:
@@ -339,7 +328,7 @@ def _times(
     Both are dealt in turns into as many groups as there are of the fewer. Their means make independent
     pairs, whose spread has the noise of both.
     """
-    step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place="pace")
+    step_ms = _timed(claim, METRICS["step_ms"], sides, evidence, place=PACE)
     paces = {arm: [row for row in step_ms if row.arm == arm] for arm in sides}
     groups = min(len(claim.seeds), *map(len, paces.values()))
     rows = list[Measurement]()

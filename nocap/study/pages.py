@@ -20,8 +20,9 @@ from nocap.store.files import write_file
 from nocap.store.formats import count, loss, whole
 from nocap.store.metrics import METRICS, Scale
 from nocap.study import log
-from nocap.study import result as results
 from nocap.study.result import StudyResult
+from nocap.study.result import read as read_result
+from nocap.study.result import write as write_result
 from nocap.study.schema import ArmFacts, Speed, TuningTrial
 from nocap.study.spec import Study
 from nocap.study.words import Row, counted, expected, is_known, rows
@@ -135,7 +136,7 @@ def _notes(result: StudyResult) -> list[str]:
 
 def write(study: Study, folder: Path, result: StudyResult) -> list[Path]:
     """Write a result, and what is told of all that there are; return the paths."""
-    path = results.write(result, folder)
+    path = write_result(result, folder)
     return [path, *write_all(told(study, folder, all_results(study, folder)))]
 
 
@@ -159,7 +160,7 @@ def all_results(study: Study, folder: Path) -> list[StudyResult]:
         ValueError: one that nocap did not write, or that was changed; its file is named.
     """
     known = log.read(folder / log.FILE)
-    found = [results.read(path, study, known) for path in sorted(folder.glob("results.*.json"))]
+    found = [read_result(path, study, known) for path in sorted(folder.glob("results.*.json"))]
     return [result for result in found if result is not None]
 
 

@@ -31,7 +31,7 @@ from nocap.store.formats import BYTES, duration, size, three_digits
 from nocap.store.metrics import METRICS
 from nocap.store.runs import Record
 from nocap.study.conduct import seeds_of, up_to
-from nocap.study.figures import StepFigures
+from nocap.study.figures import PACE, StepFigures
 from nocap.study.foresight import foreseen, records_in
 from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
@@ -103,7 +103,7 @@ def _timed(first: dict[str, Cell], folder: Path) -> dict[str, StepFigures]:
     }
     if not arms:
         return {}
-    figures = Session(place="pace", arms=arms, how={"rounds": 1}).run(folder).figures
+    figures = Session(place=PACE, arms=arms, how={"rounds": 1}).run(folder).figures
     return {name: row for name, row in figures.items() if isinstance(row, StepFigures)}
 
 

@@ -14,6 +14,7 @@ from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
+from nocap.study.figures import PACE, TRAIN
 from nocap.study.log import AnalysisLine, LogLine, RegistrationLine, RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
@@ -58,15 +59,19 @@ def _registration(plan: StudyPlan, claim: Claim) -> Registration:
     return Registration(hash=digest([subject, _plain(decides)]), subject=digest(subject))
 
 
+AS_TRAINED = {TRAIN, PACE}
+
+
 def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
-    """An arm where it is trained, with its search, and where it is timed."""
-    tune, side = plan.study.tune, list[Any]()
-    if arm in plan.train and used & {"train", "pace"}:
+    """Return an arm where it is trained, with its search, and where it is timed."""
+    tune = plan.study.tune
+    side = list[Any]()
+    if arm in plan.train and used & AS_TRAINED:
         side.append(plan.content(plan.train[arm], "identity"))
         if tune.trials:
             trials = compose_trials(plan.study, {arm: plan.train[arm]})
             side.append([tune.seeds, [plan.content(made, "identity") for made in trials.values()]])
-    if arm in plan.bench and used - {"train", "pace"}:
+    if arm in plan.bench and used - AS_TRAINED:
         side.append(plan.content(plan.bench[arm], "step"))
         side.append(engine_of(plan.study, plan.at, arm) if "decoding" in used else None)
     return side

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -237,15 +237,13 @@ def _noise_json(declared: Declared) -> NoiseJson:
 
 
 def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
-    """Return what a file's measurements say of the claims that the study asks now; `None`: the file is of
-    something else, or of a scale that the study has no more.
+    """Return what a file's measurements say of the claims that the study asks now; `None`: it is of a scale
+    that the study has no more.
 
     Errors:
         ValueError: a file that nocap did not write, or a measurement that the study's log has otherwise.
     """
     plain = redact(read_json(path) or {})
-    if plain.get("kind") != KIND:
-        return None
     try:
         file = msgspec.convert(plain, StudyFile)
         rows: dict[str, list[Measurement]] = {}
@@ -319,7 +317,7 @@ def _claim(
     """Judge a claim. `hash`: of what it asks now."""
     at = study.scales[file.scale]
     bound = claim.mechanism.bound if claim.mechanism.rule is Rule.given else stored.bound
-    verdict = judge(bounded(claim, bound), rows, against=study.against(claim), at=file.scale, noise=at.noise)
+    verdict = judge(claim.bounded(bound), rows, against=study.against(claim), at=file.scale, noise=at.noise)
     said = log.of(AnalysisLine, hash=hash, machine=file.hardware["fingerprint"])
     label: str | None = stored.exploratory or "not in its study's log"
     if said:
@@ -339,9 +337,3 @@ def _claim(
         lengths=stored.lengths,
         damaged=frozenset(damaged),
     )
-
-
-def bounded(claim: Claim, bound: float | None) -> Claim:
-    """Return a claim whose mechanism allows so much, however that was computed."""
-    mechanism = replace(claim.mechanism, rule=Rule.given, parts=[], saved={}, bound=bound)
-    return replace(claim, mechanism=mechanism)

@@ -19,6 +19,7 @@ from nocap.judge.cautious import Declared
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS
 from nocap.store.metrics import Better, Metric
+from nocap.study.figures import setting_of
 
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed
@@ -26,8 +27,6 @@ CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.") 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
-# Kind of a task → the key of a scale with its settings there.
-KEY_OF = {"train": "train", "steps": "bench", "parts": "bench", "lengths": "curve", "decoding": "decode"}
 
 # whether it holds, the place in the file, the rule, and what is there
 Check = tuple[object, str, str, object]
@@ -376,18 +375,19 @@ def _rules_of_propose(study: Study) -> list[Check]:
 
 
 def _rules_of_scales(study: Study) -> list[Check]:
-    """What a claim needs of each scale that it is about."""
+    """List what a claim needs of each scale that it is about."""
     rules: list[Check] = []
+    three = "be at least 3 lengths, in tokens"
     for name, at in study.scales.items():
-        place, three = f"scales.{name}", "be at least 3 lengths, in tokens"
+        place = f"scales.{name}"
         rules.append((not at.curve or len({*at.curve}) >= 3, f"{place}.curve", three, at.curve))
         for claim in select_claims(study, name).claims:
-            needed = {KEY_OF[metric.made_by]: f", about {metric.name}" for metric in claim.metrics}
-            needed |= {"lengths": ": the shortest schedule that ends there"} if claim.races else {}
-            rules += [
-                (getattr(at, setting), f"{place}.{setting}", f"be given for claim {claim.id}{why}", "none")
-                for setting, why in needed.items()
-            ]
+            needed = {setting_of(metric): f", about {metric.name}" for metric in claim.metrics}
+            if claim.races:
+                needed["lengths"] = ": the shortest schedule that ends there"
+            for setting, why in needed.items():
+                rule = f"be given for claim {claim.id}{why}"
+                rules.append((getattr(at, setting), f"{place}.{setting}", rule, "none"))
             for guard in claim.guards:
                 guard.margin(name)
     return rules

@@ -35,22 +35,13 @@ from nocap.store.identity import digest, source_hashes
 from nocap.store.metrics import now
 from nocap.store.record import read_ended
 from nocap.store.runs import Record, read
-from nocap.study.figures import AskedSession, SessionFile
+from nocap.study.figures import PACE, PLACES, AskedSession, SessionFile
 from nocap.study.figures import read as read_session
 from nocap.study.plan import StudyPlan, other_lengths
 from nocap.study.spec import engine_of
 
 WORKER = "nocap.study.session"
 PROFILE_REPEATS = 2  # of a step, in each session
-# place of a session → of what
-KIND = {
-    "pace": "steps",
-    "bench": "steps",
-    "rounds": "rounds",
-    "parts": "parts",
-    "curve": "lengths",
-    "decoding": "decoding",
-}
 
 
 # --- runs ---------------------------------------------------------------------------------------------------
@@ -194,7 +185,7 @@ class Session:
     """A measurement in a process of its own, all its arms interleaved; it may be repeated, under numbers from
     1."""
 
-    place: str  # a key of KIND: the field of the evidence that it fills
+    place: str  # a key of PLACES
     arms: Mapping[str, Composed]
     how: Mapping[str, object] = field(default_factory=dict)
 
@@ -205,7 +196,7 @@ class Session:
         t = next(iter(runs.values())).trainer
         return digest(
             {
-                "kind": KIND[self.place],
+                "kind": PLACES[self.place].kind,
                 "how": dict(self.how),
                 "arms": {name: run.that_count("step", to_plain(run)) for name, run in runs.items()},
                 "source": {name: source_hashes(run, of="step") for name, run in runs.items()},
@@ -246,7 +237,7 @@ class Session:
             if (result := read_session(path)) is not None:  # maybe another command's, while this one waited
                 return result
             asked = AskedSession(
-                kind=KIND[self.place],
+                kind=PLACES[self.place].kind,
                 place=self.place,
                 key=self.key,
                 number=number,
@@ -301,7 +292,7 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     if at.decode:
         text = {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}}
     racing = study.needing(lambda metric: metric.name == "time_to_target_s")
-    asked = [_session("pace", arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
+    asked = [_session(PACE, arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
     for arm in profiled:
         asked.append(_session("parts", bench, [arm], {"repeats": PROFILE_REPEATS}))
     asked.append(_session("curve", bench, of("lengths"), {"T": at.curve}))

@@ -222,6 +222,6 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
         patch("nocap.study.tasks.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.head.git_state", lambda: None),
-        patch("nocap.study.results.git_state", lambda: None),
+        patch("nocap.study.collect.git_state", lambda: None),
     ):
         yield

@@ -19,8 +19,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
 from nocap.measure.generation import Cached, Engine, engine_for
-from nocap.measure.kinds import Of, Subject
 from nocap.measure.parts import BETWEEN, MARK, STEP, Moments, Ranges, busy_ms, profiler, read_moments
+from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock, TimedArm, random_tokens
 from nocap.model.gpt import build_model
 from nocap.store.metrics import HELD
@@ -171,8 +171,9 @@ def measure_step(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
     arm.ledger = _Marks(started=arm.job.started)
     with ranges.around(model), memory.saved_for_backward(model.parameters(), on_save=ranges.keep):
         arm.step()
+    memory_mib = arm.facts.memory_mib or {}
     watched = watch(_step(arm), ranges, partial(ranges.around, model), repeats=repeats, trace=trace)
-    held = {part: arm.facts["memory_mib"][part] for part in HELD}
+    held = {part: memory_mib[part] for part in HELD}
     del model
     arm.close()
     steps = {"plain": watched.plain, "profiled": watched.profiled}

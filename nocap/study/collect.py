@@ -17,13 +17,13 @@ from nocap.store.identity import git_state
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
-from nocap.study.figures import DecodingFigures, Figures, LengthFigures, StepFigures
+from nocap.study.figures import PACE, DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.study.plan import StudyPlan
 from nocap.study.result import JudgedClaim, StudyResult, compared_with
 from nocap.study.schema import ArmFacts, FinalLosses, Shape, Speed
 
 
-def results(done: Done, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
+def collect(done: Done, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
     """Return everything that a report shows. No name of a machine is in it."""
     plan = done.part
     study = plan.study
@@ -138,7 +138,7 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> ArmFacts:
         tokens=runs[0].number("tokens") if runs else None,
         val_loss=FinalLosses(mean=fmean(ends), all=ends) if ends else None,
         diverged=[run.seed for run in runs if run.status == "diverged"],
-        pace=_speed(evidence.steps_of_arm("pace", name)),
+        pace=_speed(evidence.steps_of_arm(PACE, name)),
         bench=_speed(evidence.steps_of_arm("bench", name)),
         runs=[run.identity for run in runs],
     )
@@ -146,7 +146,7 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> ArmFacts:
 
 def _counted(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigures:
     """Return what is counted of an arm: of the one that is trained, else of the one that is timed."""
-    places = ["pace", "curve", "decoding"] if runs else ["pace", "bench", "curve", "decoding"]
+    places = [PACE, "curve", "decoding"] if runs else [PACE, "bench", "curve", "decoding"]
     found = StepFigures()
     for place in places:
         rows = evidence.of_arm(place, name)
