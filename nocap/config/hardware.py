@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -169,12 +170,12 @@ def _is_one_word(path: str) -> bool:
 
 def native_bf16() -> bool:
     """Return whether the CPU multiplies bf16 natively."""
-    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu()[1])
+    return bool({"avx512_bf16", "amx_bf16", "bf16"} & _cpu().flags)
 
 
 def has_amx() -> bool:
     """Return whether the CPU has a matrix unit for bf16 (AMX)."""
-    return "amx_bf16" in _cpu()[1]
+    return "amx_bf16" in _cpu().flags
 
 
 @cache
@@ -195,24 +196,32 @@ def check_malloc(malloc: Malloc) -> None:
 def device_name(device: Device) -> str:
     if (machine := _TARGET.get()) is not None:
         return machine[0]
-    return cuda_devices()[0] if device is Device.cuda else _cpu()[0]
+    return cuda_devices()[0] if device is Device.cuda else _cpu().name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cpu:
+    """The CPU of this machine."""
+
+    name: str
+    flags: frozenset[str] = frozenset()
+    kind: str = ""  # family, model and stepping: in a cloud several kinds have one name
 
 
 @cache
-def _cpu() -> tuple[str, frozenset[str], str]:
-    """The CPU's model name, feature flags, and family, model and stepping: in a cloud several kinds have one
-    name. Off Linux the platform's name for it."""
+def _cpu() -> Cpu:
+    """Describe this machine's CPU; off Linux by the platform's name for it."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return platform.processor() or platform.machine(), frozenset(), ""
+        return Cpu(name=platform.processor() or platform.machine())
     name = re.search(r"^model name\s*: (.*)$", text, re.M)
     flags = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.M)
     kind = re.findall(r"^(?:cpu family|model|stepping)\s*: (\d+)$", text, re.M)[:3]
-    return (
-        name[1] if name else platform.machine(),
-        frozenset(flags[1].split() if flags else ()),
-        ".".join(kind),
+    return Cpu(
+        name=name[1] if name else platform.machine(),
+        flags=frozenset(flags[1].split()) if flags else frozenset(),
+        kind=".".join(kind),
     )
 
 
@@ -222,8 +231,8 @@ def describe(device: Device, threads: int) -> dict[str, Fact]:
     facts: dict[str, Fact] = {
         "device": device.value,
         "name": device_name(device),
-        "cpu": _cpu()[0],
-        "cpu_kind": _cpu()[2],
+        "cpu": _cpu().name,
+        "cpu_kind": _cpu().kind,
         "cores": os.cpu_count(),
         "threads": threads,
         "host": platform.node(),

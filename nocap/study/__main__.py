@@ -41,13 +41,13 @@ def _study(asked: argparse.Namespace) -> int:
         judged or not asked.json, "--json", "be given where a study is judged, and only there", asked.json
     )
     require(bool(asked.overrides) or not asked.allow_code, "--allow-code", "be left out beside --board", "it")
-    from nocap.study import command as carry_out
+    from nocap.study import command
 
-    return (
-        carry_out.board(asked.board)
-        if asked.board
-        else (carry_out.studies if asked.propose is None else carry_out.propose)(asked)
-    )
+    if asked.board:
+        return command.board(asked.board)
+    if asked.propose is not None:
+        return command.propose(asked)
+    return command.studies(asked)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -55,11 +55,13 @@ def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
     return folders, from_overrides(Options, [word for word in asked.overrides if "=" in word])
 
 
-def _scales(study: Study, options: Options) -> list[str]:
-    """Those that are asked for."""
-    on_gpu = defaults.device() is Device.cuda and spec.GPU in study.scales
-    usual = spec.GPU if on_gpu else "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
-    return [options.scale or usual]
+def _scale(study: Study, options: Options) -> str:
+    """Return the scale that is asked for, else the usual one of this machine."""
+    if options.scale:
+        return options.scale
+    if defaults.device() is Device.cuda and spec.GPU in study.scales:
+        return spec.GPU
+    return "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
 
 
 def studies(asked: argparse.Namespace) -> int:
@@ -71,7 +73,7 @@ def studies(asked: argparse.Namespace) -> int:
     folders, options = _given(asked)
     known = [(folder, spec.load(folder)) for folder in folders]
     _use_options([study for _, study in known], allow_code=asked.allow_code)
-    plans = [(folder, plan) for folder, study in known for plan in _prepared(folder, study, options)]
+    plans = [(folder, _prepared(folder, study, options)) for folder, study in known]
     code = EXIT_CODES["finished"]
     for folder, plan in plans:
         if asked.plan:
@@ -101,16 +103,16 @@ def _use_options(known: Sequence[Study], *, allow_code: bool) -> None:
     outside.use(place for study in brought for place in spec.options_of(study))
 
 
-def _prepared(folder: Path, study: Study, options: Options) -> list[StudyPlan]:
+def _prepared(folder: Path, study: Study, options: Options) -> StudyPlan:
     pages.check_readme(folder)
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
-    scales = _scales(study, options)
+    asked = _scale(study, options)
     if (more := options.sessions) is not None:
         for scale, at in study.scales.items():
             rule = f"be more than the {at.sessions} that scale {scale} has"
-            require(scale not in scales or more > at.sessions, "sessions", rule, more)
+            require(scale != asked or more > at.sessions, "sessions", rule, more)
             at.sessions = max(more, at.sessions)
-    return [prepare(study, scale, output_dir=options.output_dir, steps=options.steps) for scale in scales]
+    return prepare(study, asked, output_dir=options.output_dir, steps=options.steps)
 
 
 def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, options: Options) -> int:
@@ -162,7 +164,7 @@ def propose(asked: argparse.Namespace) -> int:
                 study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo
             )
         else:
-            (scale,) = _scales(study, options)
+            scale = _scale(study, options)
             questions = of_overrides(
                 study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps
             )

@@ -96,8 +96,7 @@ def leaves_quality_open(gain: Gain, margin: float) -> bool:
     shown = gain.shown()
     if shown is None or gain.metric.name not in QUALITY or not is_known(gain):
         return False
-    worst = 1 / margin if gain.scale is Scale.ratio else -margin
-    return shown.low < worst <= shown.high
+    return shown.low < _worst(gain, margin) <= shown.high
 
 
 def noise(declared: Declared | None) -> str:
