@@ -306,6 +306,33 @@ def test_the_cautious_interval_is_there_for_who_asks(tmp_path, capsys):
         assert (shown["low"], shown["high"]) == pytest.approx((mid - half, mid + half))
 
 
+def test_another_optimizer_has_the_cautious_interval(tmp_path):
+    """Its pairs erred more often than a normal sample's: experiments/seed_noise."""
+    rng = np.random.default_rng(5)
+    for n, (optimizer, mlp) in enumerate(itertools.product(["adamw", "muon"], ["gelu4x", "swiglu"])):
+        for seed in range(4):
+            write_run(
+                tmp_path,
+                words=f"{optimizer}-{mlp}",
+                seed=seed,
+                loss=3.3 + rng.normal(0, SD),
+                config={"optimizer.kind": optimizer, "mlp.activation": mlp},
+                options={"optimizer": optimizer, "mlp": mlp},
+                started=f"2026-01-01T0{n}",
+            )
+    content = told(tmp_path)
+    _, swiglu, muon, both = [arm["difference"] for arm in content["arms"]]
+    assert swiglu["method"] == "pairs, all arms together"
+    assert muon["method"] in ("pairs, cautious", "pairs, noise declared")
+    assert both["method"] in ("pairs, cautious", "pairs, noise declared")
+    levels = {factor["key"]: factor["levels"][0]["difference"] for factor in content["by_factor"]["factors"]}
+    assert levels["mlp"]["method"] == "pairs (Student)"
+    assert levels["optimizer"]["method"] == "pairs, cautious"
+    level = levels["optimizer"]
+    half = (1 + 3.3 / math.sqrt(4)) * stats.t.isf(0.05, 3) * level["sd"] / math.sqrt(4)
+    assert level["high"] - level["mean"] == pytest.approx(half)
+
+
 @pytest.mark.slow
 def test_false_alarms_are_as_rare_as_said(tmp_path):
     """Of two hundred tables of six arms without an effect at most one in twenty has a word, and chance."""

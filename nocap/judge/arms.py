@@ -103,6 +103,16 @@ def _variant(arm: Arm, arms: Sequence[Arm]) -> list[str]:
     ]
 
 
+# Groups whose change errs more often than pairs of a normal sample do, so that its losses have the cautious
+# interval: experiments/seed_noise.
+NOISY = ("optimizer",)
+
+
+def is_noisy(arm: Arm, base: Arm) -> bool:
+    """Say whether two arms differ in an option whose change has the cautious interval."""
+    return any(chosen(arm, group) != chosen(base, group) for group in NOISY)
+
+
 def setting(config: Config, key: str) -> str:
     """A config's value as text; the key may belong to an option that this config does not have."""
     return spell(config.get(key, ABSENT))

@@ -20,6 +20,7 @@ from nocap.judge.arms import (
     declared,
     declaring,
     equal_time,
+    is_noisy,
     kernel_control,
     kernels,
     labelled,
@@ -198,8 +199,8 @@ def compare(
     others = [arm for arm in arms if arm is not base]
     pairs = {arm.id: pair_of(arm, bases.get(arm.id, base), metric) for arm in others}
     table = together([*pairs.values()])
-    if cautious:
-        table = _cautious(table, pairs)
+    wide = {name for name, pair in pairs.items() if cautious or is_noisy(pair.arm, pair.base)}
+    table = _cautious(table, pairs, wide)
     paces = Paces.of(arms, runs.timings)
     worth = _worth(base, ends, table, metric, paces)
     at_equal_loss = _at_equal_loss(worth, others)
@@ -418,11 +419,13 @@ def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Di
     return replace(gap, outcome=Outcome.confounded, reason=", ".join(spoilt)) if spoilt else gap
 
 
-def _cautious(table: Differences, pairs: Mapping[str, Pair]) -> Differences:
-    """Return the table with the cautious interval for each of its arms."""
+def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[str]) -> Differences:
+    """Return the table with the cautious interval for these of its arms."""
     others = [pair.arm for pair in pairs.values()]
     judged = dict(table.differences)
     for name in table.members:
+        if name not in wide:
+            continue
         pair = pairs[name]
         estimate = _gain(pair.arm, pair.base, others, pair.metric, log=False)
         if estimate is not None:

@@ -17,11 +17,12 @@ from itertools import combinations
 from statistics import fmean
 
 from nocap.judge import cautious
-from nocap.judge.arms import Arm, chosen, confounders, setting, short_keys, swept_keys, typed_keys
+from nocap.judge.arms import Arm, chosen, confounders, is_noisy, setting, short_keys, swept_keys, typed_keys
 from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judged, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
 from nocap.judge.losses import Difference, Differences, Outcome, difference
 from nocap.judge.pace import PACE, Paces, less
+from nocap.store.metrics import METRICS, Kind
 
 Place = tuple[str, ...]  # of an arm in the crossing: a level of each factor
 
@@ -177,8 +178,8 @@ class _Reader:
         size = max(abs(x) for row in values.values() for x in row)
         self.floor = ROUNDING * size
 
-    def estimates(self, rows: Sequence[Sequence[float]]) -> list[Estimate]:
-        if self.wide:
+    def estimates(self, rows: Sequence[Sequence[float]], *, wide: bool) -> list[Estimate]:
+        if wide or self.wide:
             return [cautious.of_pairs(row, analysis=self.look, comparisons=len(rows)) for row in rows]
         return of_arms(rows, look=self.look)
 
@@ -194,13 +195,23 @@ class _Reader:
         _, *levels = self.crossed.levels(axis)
         effects = [self.effects(axis, level) for level in levels]
         means = [[fmean(seed) for seed in zip(*rows, strict=True)] for rows in effects]
-        return dict(zip(levels, self.estimates(means), strict=True))
+        return dict(zip(levels, self.estimates(means, wide=self.is_noisy(axis)), strict=True))
+
+    def is_noisy(self, axis: int) -> bool:
+        """Say whether a key changes an option whose losses have the cautious interval."""
+        if METRICS[self.metric].kind is not Kind.seed:
+            return False
+        arms = self.crossed.arms
+        base = arms[self.crossed.base]
+        singles = [self.crossed.single(self.crossed.base, axis, place) for place in arms]
+        return any(is_noisy(arms[place], base) for place in singles)
 
     def interactions(self) -> list[Interaction]:
         """List what each arm that changes several keys ends at beyond the sum of its single changes."""
         changed = {place: self._changed(place) for place in self.crossed.arms}
         several = [place for place, axes in changed.items() if len(axes) > 1]
-        estimates = self.estimates([self._beyond(place, changed[place]) for place in several])
+        wide = any(self.is_noisy(axis) for axis in range(len(self.crossed.keys)))
+        estimates = self.estimates([self._beyond(place, changed[place]) for place in several], wide=wide)
         return [
             Interaction(
                 arm=self.crossed.arms[place].label,
