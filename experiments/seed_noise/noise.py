@@ -71,11 +71,11 @@ GRIDS = {
             ["model.d_model=64,96"],
         ],
         keys=["optimizer", "schedule", "ideas", "model.d_model"],
-        baseline=("adamw", "cosine", "", "64"),
+        baseline=("adamw", "wsd", "none", "64"),
         seeds=100,
     ),
     "diverging": Grid(
-        commands=[["optimizer.lr=0.003,30"]],
+        commands=[["optimizer.lr=0.003,21.3"]],
         keys=["optimizer.lr"],
         baseline=("0.003",),
         seeds=40,
@@ -93,7 +93,12 @@ def run(name: str) -> None:
     for swept in grid.commands:
         words = [*swept, *MODEL, f"seed=range({grid.seeds})", f"output_dir={place}", *POOL]
         subprocess.run([sys.executable, "-m", "nocap.train", "--multirun", *words], check=True)
-    records = api.load(place)
+    write_rows(name, place)
+
+
+def write_rows(name: str, place: Path) -> None:
+    """Write the rows of a grid's runs."""
+    grid = GRIDS[name]
     rows = [
         {
             **{key: _setting(record.manifest["options"], record.config, key) for key in grid.keys},
@@ -102,7 +107,7 @@ def run(name: str) -> None:
             "val_loss": record.val_loss,
             "train_s": round(record.train_s or 0.0, 3),
         }
-        for record in records
+        for record in api.load(place)
     ]
     rows.sort(key=lambda row: [*(str(row[key]) for key in grid.keys), row["seed"]])
     with (HERE / f"{name}.csv").open("w", newline="") as file:
