@@ -49,7 +49,9 @@ def _compare(words: list[str], options: argparse.Namespace) -> int:
         against=options.against,
         cautious=options.cautious,
     )
-    logged = Logged(format=options.format, columns=options.columns, hardware=options.hardware)
+    logged = Logged(
+        format=options.format, columns=options.columns, names=options.names, hardware=options.hardware
+    )
     answer = compared(options.paths, typed, group=options.group, logged=logged)
     print(render(answer.comparison))
     if answer.lines:
@@ -116,6 +118,12 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="KEY=NAME,…",
         help="names in the log, as in step=iter,train_s=time_ms/1000",
+    )
+    logs.add_argument(
+        "--names",
+        default="",
+        metavar="TEMPLATE",
+        help="how paths name arm and seed, as in '{arm}/{seed}' or '{arm}_{seed}/*'",
     )
     logs.add_argument(
         "--hardware",
