@@ -325,8 +325,8 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
     if len(apart) > 1:
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time: they may be {len(apart)} arms or {len(apart)} "
-            f"runs of one, which is the guess; {FLAGS}"
+            f"{names} differ only by a number, a hash or a time: they may be {len(apart)} arms or "
+            f"{len(apart)} runs of one, which is the guess; {FLAGS}"
         )
 
 
