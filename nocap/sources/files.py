@@ -20,6 +20,7 @@ from nocap.store.formats import plural, shorten
 
 BUILT_IN = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 MOST_SEEN = 4  # files that a refusal names
+LONGEST_SUFFIX = 8  # of a name: what is longer after a dot is a part of it
 PRINTED = (".log", ".txt", ".out")
 
 
@@ -33,6 +34,7 @@ class Format:
     recognises: Callable[[Sample], bool] | None
     run_of: Callable[[Path], str]
     is_general: bool
+    is_sure: bool  # by its name
     is_remote: bool
 
     def takes(self, path: Path) -> bool:
@@ -69,7 +71,8 @@ class LogFile:
         if self.place.is_dir():
             return ""
         name = self.place.name.removesuffix(".gz")
-        return Path(name).stem if Path(name).suffix.isascii() and len(Path(name).suffix) < 8 else name
+        is_form = len(Path(name).suffix) < LONGEST_SUFFIX and not name.endswith(".wandb")
+        return Path(name).stem if is_form else name
 
     @property
     def shown(self) -> str:
@@ -138,6 +141,7 @@ def _defined(name: str, defined: dict[str, Any]) -> Format:
         recognises=defined.get("recognises"),
         run_of=defined.get("run_of", str),
         is_general=bool(defined.get("GENERAL")),
+        is_sure=bool(defined.get("SURE")),
         is_remote=bool(defined.get("REMOTE")),
     )
 
@@ -187,7 +191,7 @@ def _format_of(file: Path, known: Sequence[Format], *, given: bool) -> Format | 
         is_there = given or form in by_name or not form.is_general or file.suffix in PRINTED
         if is_there and form.recognises and form.recognises(content):
             return form
-    return next((form for form in by_name if form.is_general or not form.recognises), None)
+    return next((form for form in by_name if form.is_sure or not form.recognises), None)
 
 
 def _without_shadowed(found: Sequence[tuple[Path, Format]]) -> list[tuple[Path, Format]]:

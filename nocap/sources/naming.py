@@ -20,7 +20,7 @@ OF_THE_SEED = re.compile(SEED, re.IGNORECASE)
 NEVER = re.compile(
     r"version_\d+|lightning_logs|logs?|csv(?:_logs)?|tb(?:_logs)?|tensorboard|runs?|checkpoint-\d+|checkpoints?|"
     r"wandb|mlruns|mlflow|multirun|outputs?|out|results?|metrics|train(?:ing)?|main|trainer_state|history|"
-    r"stdout|console|events\.out\.tfevents.*|meta|(?:offline-)?run-(?:\d.*|[0-9a-z]{8})|export|files|artifacts|"
+    r"stdout|console|events\.out\.tfevents.*|meta|(?:offline-)?run-\d.*|run-.*\.wandb|export|files|artifacts|"
     r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*",
     re.IGNORECASE,
 )
@@ -59,6 +59,7 @@ class NamedRun:
     seed_from: str | None = None
     path: str = ""  # the whole, for --names
     loose: list[str] = field(default_factory=list)  # numbers, hashes and times in its names
+    numbered: bool = False  # one of its names is never an arm, and has a number
     labels: dict[str, str] = field(
         default_factory=dict
     )  # of folders, file and log: what is left of the names
@@ -131,8 +132,11 @@ def _read_names(run: NamedRun) -> None:
                 if not run.seed or run.seed_from in places:
                     run.seed = seed[1]
                     run.seed_from = place
+            run.numbered |= bool(VERSION.search(part))
             part = VERSION.sub("", part)
-            if part and not NEVER.fullmatch(part) and not INDEX.fullmatch(part):
+            if NEVER.fullmatch(part) or INDEX.fullmatch(part):
+                run.numbered |= bool(re.search(r"\d", part))
+            elif part:
                 left.append(part)
         run.labels[place] = "/".join(left)
 
@@ -321,7 +325,7 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
     unnamed = [run for run in runs if not run.seed]
     if told or len(unnamed) < LEAST:
         return
-    apart = [run for run in unnamed if run.loose]
+    apart = [run for run in unnamed if run.loose or run.numbered]
     if len(apart) > 1:
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(

@@ -7,6 +7,7 @@ and may define
 
     recognises(sample)   says whether a file is such a log, by a `Sample` of what is in it
     run_of(path)         names what a file is a piece of; `read` then takes all pieces of that: read(*paths)
+    SURE = True          a file of such a name is such a log, and named where it cannot be read
     GENERAL = True       a file that another format recognises is that format's
     REMOTE = True        a path that is no file is a name on a server
 
@@ -90,7 +91,10 @@ def opened(path: Path) -> IO[bytes]:
     file = path.open("rb")
     packed = file.read(len(GZIP)) == GZIP
     file.seek(0)
-    return gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[return-value]
+    if not packed:
+        return file
+    file.close()
+    return gzip.open(path)  # type: ignore[return-value]
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:

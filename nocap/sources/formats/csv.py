@@ -16,6 +16,7 @@ from nocap.sources.formats import CutError, Row, Sample, lines
 
 PATTERN = "*.csv *.tsv *.csv.gz *.tsv.gz"
 GENERAL = True
+SURE = True
 DECIMAL = re.compile(r"([+-]?\d+),(\d+)")
 
 

@@ -12,6 +12,7 @@ from nocap.sources.formats import CutError, Row, Sample, lines
 
 PATTERN = "*.jsonl *.ndjson *.jsonl.gz *.ndjson.gz"
 GENERAL = True
+SURE = True
 
 
 def recognises(sample: Sample) -> bool:

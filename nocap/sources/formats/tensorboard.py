@@ -14,6 +14,7 @@ from nocap.config.keys import require
 from nocap.sources.formats import CutError, Row, Sample, opened
 
 PATTERN = "*tfevents*"
+SURE = True
 
 # of a protocol buffer: how long what follows a tag is
 VARINT, EIGHT, BYTES, FOUR = 0, 1, 2, 5

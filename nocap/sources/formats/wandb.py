@@ -22,6 +22,7 @@ from nocap.config.keys import flat, require
 from nocap.sources.formats import Row, Sample
 
 PATTERN = "run-*.wandb"
+SURE = True
 REMOTE = True  # a path that is no file is a name on the server
 # LevelDB's log format: blocks of parts, each with its checksum
 HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")
