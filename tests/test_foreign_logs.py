@@ -6,7 +6,9 @@ import csv
 import io
 import json
 import re
+import runpy
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -702,3 +704,21 @@ def test_a_refusal_names_the_files_that_were_seen(tmp_path, capsys):
     crossed(tmp_path / "runs", "{arm}/seed{seed}.csv")
     said = refusal([tmp_path / "runs", "--format", "hf"], capsys)
     assert "which --format csv reads" in said
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
+    """On the logs that its script writes; W&B's own folder is read above."""
+    page = (REPO / "docs" / "logs.md").read_text()
+    typed = re.findall(r"\| `python -m nocap.compare (runs/\S+)` \|$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sample_logs.py", "runs"])
+    runpy.run_path(str(REPO / "docs" / "sample_logs.py"), run_name="__main__")
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {name.partition("/")[2] for name in typed}
+    for name in typed:
+        assert door.main([name]) == 0
+        said = capsys.readouterr().out
+        assert "idea better by 0.0480" in said, name
+        assert "2 arms from 6 runs" in said, name

@@ -38,7 +38,8 @@ def _of_print(path: Path) -> Iterator[Row]:
     batches = 1.0  # micro-batches of a step
     for number, line in printed(path):
         if match := STEP.match(line):
-            batches = int(match[1]) / max(int(match[2]), 1)
+            if int(match[2]):
+                batches = int(match[1]) / int(match[2])
             yield {"line": number, "step": int(match[2])}
         elif BEGINS.match(line):
             match = whole(VALIDATION.match(line), number, line)
