@@ -159,8 +159,8 @@ def compare(
     is compared, or that with the id `group`; `problems` names each other one. `against="previous"`
     compares each arm with the one before it in time. `cautious` gives losses the
     wide interval. A path can also be a log of another trainer, or a folder of such, as `format`, `columns`
-    (`"step=iter,arm=attention+mlp"`), `names` and `hardware` say. Or it is such a file: its records are compared as it
-    asks, but for what is given here, and `problems` names what it says and they do not.
+    (`"step=iter,arm=attention+mlp"`), `names` and `hardware` say. Or it is such a file: its records are
+    compared as it asks, but for what is given here, and `problems` names what it says and they do not.
 
     Errors:
         ValueError: a path holds no run and no log, no arm is the baseline, there is no such group, or two

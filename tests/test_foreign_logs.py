@@ -389,7 +389,8 @@ def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "template", ["lr_{seed}.csv", "{seed}/log.csv", "0130f24{seed}/log.csv", "run{seed}/log.csv"]
+    "template",
+    ["lr_{seed}.csv", "{seed}/log.csv", "0130f24{seed}/log.csv", "run{seed}/log.csv", "exp{seed}.csv"],
 )
 def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path, capsys, template):
     for seed in range(3):
@@ -536,6 +537,37 @@ def test_a_time_has_the_unit_of_its_name(tmp_path, name, columns):
 def test_a_state_is_read_in_any_case(tmp_path, state, status):
     (tmp_path / "t.csv").write_text(f"arm,seed,status,val_loss\na,0,{state},3\n")
     assert the_run(tmp_path / "t.csv").status == status
+
+
+def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
+    """Of both arms, the newest first; one crashed and was run again."""
+    rows = ["idea-seed1,finished,2026-11-03,1,2.9", "idea-seed1,crashed,2026-11-02,1,3.9"]
+    rows += ["base-seed1,finished,2026-11-01,1,3.0"]
+    (tmp_path / "t.csv").write_text("\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n")
+    found = logs.load([str(tmp_path / "t.csv")])
+    assert [(run.arm, run.status, run.val_loss) for run in found.records] == [
+        ("base", "finished", 3.0),
+        ("idea", "crashed", 3.9),
+        ("idea", "finished", 2.9),
+    ]
+
+
+def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
+    """With the epochs at which they ended."""
+    for number, (arm, end) in enumerate((("base", 3), ("idea", 5))):
+        for seed in range(3):
+            path = tmp_path / "logs" / arm / f"seed{seed}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = [f"{at},1,{4 - at / 10 - number / 10 + seed / 100}\n" for at in range(end)]
+            path.write_text(f"epoch,loss,val_loss\n{''.join(rows)}")
+    result = tmp_path / "result.json"
+    assert door.main([str(tmp_path / "logs"), "--json", str(result)]) == 0
+    first = capsys.readouterr().out
+    assert door.main([str(result)]) == 0
+    again = capsys.readouterr().out
+    assert "confounded (steps)" in first
+    assert "confounded (steps)" in again
+    assert "arms from folder names, seeds from file names" in again
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ LOGS: dict[str, tuple[str, list[dict[str, Any]]]] = {  # a format, a log of its 
                 "line": 17,
                 "run": 2,
                 "step": 100,
-                "total": 100,
+                "total_steps": 100,
                 "val_loss": 3.25,
                 "train_s": 5.0,
                 "hardware": "2 × Some GPU 80GB",

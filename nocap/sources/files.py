@@ -173,7 +173,10 @@ def _files(place: Path) -> Iterator[Path]:
         return
     for folder, folders, files in os.walk(place):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in sorted(files) if not name.startswith("."))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.startswith(".") and path.is_file():
+                yield path
 
 
 def _format_of(file: Path, known: Sequence[Format], *, given: bool) -> Format | None:
@@ -185,7 +188,7 @@ def _format_of(file: Path, known: Sequence[Format], *, given: bool) -> Format | 
     by_name = [form for form in known if form.takes(file)]
     try:
         content = sample(file)
-    except (OSError, EOFError):
+    except OSError:
         content = Sample(path=file, head=b"")
     for form in sorted(known, key=lambda form: form.is_general):
         is_there = given or form in by_name or not form.is_general or file.suffix in PRINTED

@@ -34,6 +34,7 @@ from nocap.store.record import digest
 from nocap.store.runs import Curve, Found, Record
 
 SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
+TIME = "time"  # a budget
 ENDS = ("finished", "diverged")  # of runs that are compared
 EQUAL_TIME = 0.01  # by how much times may differ that one budget ended
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
@@ -257,7 +258,7 @@ def _status(run: LoggedRun) -> str:
     total = run.now.get("total")
     reached = run.reached.get("step")
     is_short = total is not None and reached is not None and reached < total - 1
-    if ended == "finished" and is_short and "budget" not in run.facts:
+    if ended == "finished" and is_short and run.facts.get("budget") != TIME:
         return f"unfinished: {reached:,.0f} of {total:,.0f} steps"
     return ended
 
@@ -266,7 +267,7 @@ def _settle_lengths(every: Sequence[_Run]) -> None:
     """Call runs unfinished whose last loss stands before that of the longest run of their arm."""
     by_arm: dict[tuple[str, str | None], list[_Run]] = {}
     for each in every:
-        if each.status == "finished" and "budget" not in each.run.facts and each.end is not None:
+        if each.status == "finished" and each.run.facts.get("budget") != TIME and each.end is not None:
             by_arm.setdefault((each.named.arm, each.run.axis), []).append(each)
     for (_, axis), members in by_arm.items():
         ends = [each.end or 0.0 for each in members]
@@ -337,7 +338,7 @@ def _record(each: _Run, hardware: str | None) -> Record:
     lost = each.status == "diverged"
     loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
     steps, tokens = run.last("step"), run.last("tokens")
-    seconds = run.now.get("train_s") if run.clock else None
+    seconds = _seconds(run)
     imported = Imported(
         format=log.format,
         arm=named.arm_from,
@@ -371,6 +372,15 @@ def _record(each: _Run, hardware: str | None) -> Record:
         summary=summary,
         curve=_curve(run),
     )
+
+
+def _seconds(run: LoggedRun) -> float | None:
+    """Return its time of training; where a budget of time ended it, that is said after its last loss."""
+    if not run.clock or not run.points:
+        return None
+    if run.facts.get("budget") == TIME:
+        return run.now.get("train_s")
+    return run.points[-1].get("train_s")
 
 
 def _curve(run: LoggedRun) -> Curve:

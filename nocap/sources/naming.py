@@ -114,7 +114,8 @@ def _by_template(runs: Sequence[NamedRun], template: str) -> None:
 
 def _seeds_of_config(runs: Sequence[NamedRun]) -> None:
     for run in runs:
-        keys = sorted((key for key in run.config if SEEDS.search(key)), key=len)
+        known = [key for key, value in run.config.items() if SEEDS.search(key) and value.isdecimal()]
+        keys = sorted(known, key=len)
         if keys and not run.seed:
             run.seed = run.config[keys[0]]
             run.seed_from = run.config_name
@@ -323,15 +324,23 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
         ValueError: runs without a seed differ only by numbers, hashes or times, and nothing names an arm.
     """
     unnamed = [run for run in runs if not run.seed]
-    if told or len(unnamed) < LEAST:
+    if len(unnamed) < LEAST or (told and not _differ_by_numbers(runs, told)):
         return
-    apart = [run for run in unnamed if run.loose or run.numbered]
+    apart = [run for run in unnamed if told or run.loose or run.numbered]
     if len(apart) > 1:
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(
             f"{names} differ only by a number, a hash or a time: they may be {len(apart)} arms or "
             f"{len(apart)} runs of one, which is the guess; {FLAGS}"
         )
+
+
+def _differ_by_numbers(runs: Sequence[NamedRun], told: Mapping[str, object]) -> bool:
+    """Say whether each run is an arm of its own, and the names of these differ in nothing but digits."""
+    names = {*told} <= {"folder names", "file names", "names of runs"}
+    arms = [run.arm for run in runs]
+    bare = {re.sub(r"\d+", "", arm) for arm in arms}
+    return names and len({*arms}) == len(arms) and len(bare) == 1
 
 
 def common_parts(every: Sequence[Sequence[str]]) -> int:

@@ -55,7 +55,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "run": ("run", "run_id", "run_name"),  # where a file holds several
     "hardware": ("hardware", "gpu", "gpu_name"),
     "ended": ("ended", "state", "status", "State"),  # "finished", or what happened to it instead
-    "total": ("total", "max_steps", "total_steps"),  # steps that it was to train
+    "total": ("total_steps", "max_steps"),  # steps that it was to train
     "budget": ("budget",),  # "time", where a limit of time ended it
     "started": ("started", "Created", "start_time"),  # sorts runs
     "epoch": ("epoch", "train/epoch"),  # how far it is, where it has no steps
@@ -102,7 +102,7 @@ class Column:
 Columns = Mapping[str, Column]  # by key
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class LoggedRun:
     """What a log says of one run."""
 
@@ -275,6 +275,8 @@ class _Reading:
             del facts["ended"]
         numbers = _numbers(values, self.columns, where)
         run = self._run_of(facts, numbers)
+        if run.rows == 0:
+            self.runs.append(run)
         _keep_common(run, row, self.columns)
         run.facts |= facts
         run.levels |= _levels(row, self.columns)
@@ -282,8 +284,6 @@ class _Reading:
         for key in row:
             if str(key).startswith(FINAL):
                 run.finals[key[len(FINAL) :]] = _number("val_bpb", row[key], {}, where)
-        if run not in self.by_name.values():
-            self.runs.append(run)
         self.by_name[_name_of(run.facts)] = run
         self.current = run
         if "call" in numbers:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,12 +75,16 @@ class Sample:
 
 
 def sample(path: Path) -> Sample:
-    """
+    """Read a sample; an empty one of a file whose packing is damaged.
+
     Errors:
         OSError: it cannot be read.
     """
     with opened(path) as file:
-        head = file.read(HEAD)
+        try:
+            head = file.read(HEAD)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            return Sample(path=path, head=b"")
         if len(head) < HEAD or isinstance(file, gzip.GzipFile):
             return Sample(path=path, head=head)
         file.seek(max(HEAD, path.stat().st_size - TAIL))

@@ -29,7 +29,7 @@ def run_of(path: Path) -> str:
 def read(*paths: Path) -> Iterator[Row]:
     states = [_state(path) for path in paths]
     state = max(states, key=lambda each: each["global_step"])
-    yield {"total": state["max_steps"]}
+    yield {"total_steps": state["max_steps"]}
     for row in state["log_history"]:
         yield {key: value for key, value in row.items() if key not in ("train_loss", "train_runtime")}
     yield {"step": state["global_step"]}

@@ -29,7 +29,7 @@ def read(path: Path) -> Iterator[Row]:
         row: dict[str, object] = {"line": number}
         if match := STEP.match(line):
             done, total = map(int, match.group(1, 2))
-            yield row | {"step": done, "total": total}
+            yield row | {"step": done, "total_steps": total}
         elif BEGINS.match(line):
             match = VALIDATION.match(line) or whole(LOGGED.match(line), number, line, "row")
             if match.re is VALIDATION:

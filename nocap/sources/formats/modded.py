@@ -55,10 +55,10 @@ def read(path: Path) -> Iterator[Row]:
                 "line": number,
                 "run": run,
                 "step": step,
-                "total": total,
+                "total_steps": total,
                 **losses,
                 "train_s": train_s,
                 **facts,
             }
         elif match := TRAINING.match(line):
-            yield {"line": number, "step": int(match[1]), "total": int(match[2])}
+            yield {"line": number, "step": int(match[1]), "total_steps": int(match[2])}

@@ -33,7 +33,7 @@ def read(path: Path) -> Iterator[Row]:
             tokens[bool(match[1])] = int(match[2].replace(",", ""))
         elif match := STEP.match(line):
             train_s = 60 * float(match[3])
-            yield {"line": number, "step": int(match[1]), "total": int(match[2])}
+            yield {"line": number, "step": int(match[1]), "total_steps": int(match[2])}
         elif BEGINS.match(line):
             match = whole(VALIDATION.match(line), number, line)
             row: dict[str, Any] = {

@@ -36,11 +36,11 @@ def read(path: Path) -> Iterator[Row]:
             row["seed"] = match[1]
         elif BEGINS.match(line):
             match = whole(VALIDATION.match(line), number, line)
-            row |= {"step": int(match[1]), "total": int(match[2]), "val_bpb": match[4]}
+            row |= {"step": int(match[1]), "total_steps": int(match[2]), "val_bpb": match[4]}
             if match[5]:
                 row["train_s"] = int(match[5]) / 1000
         elif match := TRAINING.match(line):
-            row |= {"step": int(match[1]), "total": int(match[2])}
+            row |= {"step": int(match[1]), "total_steps": int(match[2])}
         elif match := STOPPED.match(line):
             row |= {"step": int(match[2]), "budget": "time", "train_s": int(match[1]) / 1000}
         elif match := FINAL.match(line):
