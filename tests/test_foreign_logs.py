@@ -390,13 +390,20 @@ def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "template",
-    ["lr_{seed}.csv", "{seed}/log.csv", "0130f24{seed}/log.csv", "run{seed}/log.csv", "exp{seed}.csv"],
+    [
+        "lr_{seed}.csv",
+        "{seed}/log.csv",
+        "0130f24{seed}/log.csv",
+        "run{seed}/log.csv",
+        "exp{seed}.csv",
+        "1/lr_{seed}.csv",
+    ],
 )
 def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path, capsys, template):
     for seed in range(3):
         curve(tmp_path / template.format(seed=seed), 3 - 0.01 * seed)
     said = refusal([tmp_path], capsys)
-    assert "may be 3 arms or 3 runs of one, which is the guess" in said
+    assert "may name 3 arms, or runs of one arm, which is the guess" in said
     assert "--names '{arm}/{seed}'" in said
     names = template.format(seed="{seed}").rpartition(".")[0]
     assert {run.seed for run in logs.load([str(tmp_path)], names=names).records} <= {0, 1, 2}

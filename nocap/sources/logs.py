@@ -153,9 +153,10 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
         inside = "" if alone else f":{title(run.facts)}"
         named = NamedRun(
             shown=f"{short}{inside}",
+            numbered=own.isdecimal() and not alone,
             folders=log.folders[root:],
             file=log.stem,
-            own=own,
+            own="" if own.isdecimal() else own,
             home=log.stem if log.given and not alone else _home(log),
             config=run.config or settings,
             config_name="settings in the logs" if run.config else config_name,

@@ -59,6 +59,7 @@ class NamedRun:
     seed_from: str | None = None
     path: str = ""  # the whole, for --names
     loose: list[str] = field(default_factory=list)  # numbers, hashes and times in its names
+    has_number: bool = False  # that is in no other name, and was taken out
     numbered: bool = False  # one of its names is never an arm, and has a number
     labels: dict[str, str] = field(
         default_factory=dict
@@ -194,9 +195,14 @@ def _keep_shared(runs: Sequence[NamedRun], *, counted: bool) -> None:
     for run in runs:
         rest: dict[str, str] = {}
         taken = list[str]()
+        numbers = list[str]()
         for place, label in run.labels.items():
-            parts = [_without_ids(part, taken, numbers=not counted) for part in label.split("/")]
+            parts = [_without_ids(part, taken) for part in label.split("/")]
+            if not counted:
+                parts = [_without_number(part, numbers) for part in parts]
             rest[place] = "/".join(filter(None, parts))
+        run.has_number = bool(numbers)
+        taken += numbers
         plain.append(rest)
         loose.append("/".join(taken))
     groups: dict[str, list[str]] = {}
@@ -204,25 +210,33 @@ def _keep_shared(runs: Sequence[NamedRun], *, counted: bool) -> None:
         groups.setdefault(repr(rest), []).append(taken_of)
     for run, rest, taken_of in zip(runs, plain, loose, strict=True):
         among = groups[repr(rest)]
-        if len({*among}) == len(among):  # each run has its own
+        if len({*among}) < len(among):
+            run.has_number = False
+        else:  # each run has its own
             run.labels = rest
             run.loose = [taken_of] if taken_of and len(among) > 1 else []
+            run.has_number &= bool(run.loose)
             if len(among) == 1 and taken_of and not any(rest.values()):
                 run.labels = {**rest, "file names": taken_of}
 
 
-def _without_ids(part: str, taken: list[str], *, numbers: bool) -> str:
-    """Return a name without times and hashes, and without the number at its end."""
+def _without_ids(part: str, taken: list[str]) -> str:
+    """Return a name without times and hashes."""
     for pattern in (WHEN, HASH):
         match = re.search(rf"(?:^|[_-])({pattern.pattern})(?:$|(?=[_-]))", part)
         if match:
             taken.append(match[1])
             part = f"{part[: match.start()]}{part[match.end() :]}".strip("_-")
-    match = NUMBER.fullmatch(part) if numbers else None
-    if match:
-        taken.append(match[2])
-        return match[1] or ""
     return part
+
+
+def _without_number(part: str, taken: list[str]) -> str:
+    """Return a name without the number at its end."""
+    match = NUMBER.fullmatch(part)
+    if match is None:
+        return part
+    taken.append(match[2])
+    return match[1] or ""
 
 
 def _by_labels(runs: Sequence[NamedRun]) -> None:
@@ -324,14 +338,14 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
         ValueError: runs without a seed differ only by numbers, hashes or times, and nothing names an arm.
     """
     unnamed = [run for run in runs if not run.seed]
-    if len(unnamed) < LEAST or (told and not _differ_by_numbers(runs, told)):
-        return
-    apart = [run for run in unnamed if told or run.loose or run.numbered]
+    apart = [run for run in unnamed if run.has_number or (not told and (run.loose or run.numbered))]
+    if told and _differ_by_numbers(runs, told):
+        apart = unnamed
     if len(apart) > 1:
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time: they may be {len(apart)} arms or "
-            f"{len(apart)} runs of one, which is the guess; {FLAGS}"
+            f"{names} differ only by a number, a hash or a time, which may name {len(apart)} arms, or runs of "
+            f"one arm, which is the guess; {FLAGS}"
         )
 
 
