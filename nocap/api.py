@@ -147,6 +147,7 @@ def compare(
     cautious: bool | None = None,
     format: str | None = None,
     columns: str = "",
+    names: str = "",
     hardware: str | None = None,
 ) -> dict[str, Any]:
     """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes, without the
@@ -158,8 +159,8 @@ def compare(
     is compared, or that with the id `group`; `problems` names each other one. `against="previous"`
     compares each arm with the one before it in time. `cautious` gives losses the
     wide interval. A path can also be a log of another trainer, or a folder of such, as `format`, `columns`
-    (`"step=iter,arm=attention+mlp"`) and `hardware` say. Or it is such a file: its records are compared as it
-    asks, but for what is given here, and `problems` names what it says and they do not.
+    (`"step=iter,arm=attention+mlp"`), `names` and `hardware` say. Or it is such a file: its records are
+    compared as it asks, but for what is given here, and `problems` names what it says and they do not.
 
     Errors:
         ValueError: a path holds no run and no log, no arm is the baseline, there is no such group, or two
@@ -181,7 +182,7 @@ def compare(
             cautious=cautious,
         ),
         group=group,
-        logged=Logged(format=format, columns=columns, hardware=hardware),
+        logged=Logged(format=format, columns=columns, names=names, hardware=hardware),
     )
     result = result_of(answer.comparison)
     if answer.edited:

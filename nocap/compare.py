@@ -24,8 +24,9 @@ given; a run counts once. Runs are compared where their losses measure the same:
 vocabulary and settings. Of several such groups the largest is compared, and a line for each other says how to
 compare that.
 
-A PATH can also be a log of another trainer, or a folder of such: JSON lines, CSV, W&B, modded-nanogpt, or a
---format of your own. Each folder that holds logs is an arm (docs/logs.md).
+A PATH can also be a log of another trainer, or a folder of such: of Hugging Face, Lightning, TensorBoard,
+W&B, MLflow, Keras, nanoGPT, nanochat, modded-nanogpt, parameter-golf, llm.c, torchtitan or litgpt; JSON
+lines, CSV, or a --format of your own. A line says what named arms and seeds (docs/logs.md).
 
 Or it is a FILE.json that --json wrote: its records are judged again, as the question in it asks, and a line
 says whether what it says follows from them (exit code 1: it does not). Several are joined
@@ -49,7 +50,9 @@ def _compare(words: list[str], options: argparse.Namespace) -> int:
         against=options.against,
         cautious=options.cautious,
     )
-    logged = Logged(format=options.format, columns=options.columns, hardware=options.hardware)
+    logged = Logged(
+        format=options.format, columns=options.columns, names=options.names, hardware=options.hardware
+    )
     answer = compared(options.paths, typed, group=options.group, logged=logged)
     print(render(answer.comparison))
     if answer.lines:
@@ -109,13 +112,19 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     logs.add_argument(
         "--format",
         metavar="NAME",
-        help="which format, or a Python file with one of your own (default: by the files' names)",
+        help="which format, or a Python file with one of your own (default: by what is in the files)",
     )
     logs.add_argument(
         "--columns",
         default="",
         metavar="KEY=NAME,…",
         help="names in the log, as in step=iter,train_s=time_ms/1000",
+    )
+    logs.add_argument(
+        "--names",
+        default="",
+        metavar="TEMPLATE",
+        help="how paths name arm and seed, as in '{arm}/{seed}' or '{arm}_{seed}/*'",
     )
     logs.add_argument(
         "--hardware",

@@ -92,7 +92,8 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
     add(
         "--file",
         "FILE",
-        "JSON, JSON lines or CSV that the command writes; the metrics are its names",
+        "JSON, JSON lines or CSV that the command writes; the metrics are its names. It may hold {seed}, or "
+        "be a glob, of which the file counts that was written last",
         default="",
     )
     of_metric("--guard", "'METRIC MARGIN'", "a metric that may be worse by MARGIN at most")
@@ -228,7 +229,8 @@ def _arms(
     from nocap.sources import arms
 
     # what a race makes is no part of an arm
-    apart = [asked.output_dir, *([Path(asked.file)] if asked.file else [])]
+    written = [Path(asked.file.replace("{seed}", "*"))] if asked.file else []
+    apart = [asked.output_dir, *written]
     if not asked.ref:
         named = [
             (name, arms.split(text, f"arm {name}"))

@@ -75,7 +75,7 @@ def test_seeds_of_the_names_make_pairs(tmp_path):
         (pairs.mean(), pairs.mean() - half, pairs.mean() + half)
     )
     assert (gap["n"], gap["method"], gap["outcome"]) == (4, "pairs (Student)", "better")
-    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {"name"}
+    assert {run["imported"]["seed"] for run in to_json(result_of(comparison))["runs"]} == {"file names"}
 
 
 def test_runs_without_seeds_are_two_samples(tmp_path):
@@ -185,14 +185,14 @@ def test_the_one_before_is_no_baseline(tmp_path, capsys):
 # --- arms, runs and seeds -----------------------------------------------------------------------------------
 
 LAYOUTS = {
-    "a folder a path": ("{arm}/{seed}.jsonl", ["base", "idea"], False),
+    "a folder a path": ("{arm}/{seed}.jsonl", ["base", "idea"], True),
     "a folder of folders": ("{arm}/seed={seed}.jsonl", ["."], True),
     "a folder a repeat": ("{arm}/s{seed}/log.jsonl", ["."], True),
     "a folder a repeat, by arm": ("{arm}/seed_{seed}/log.jsonl", ["base", "idea"], True),
     "a folder a time": ("{arm}/2026-11-24/12-00-0{seed}/log.jsonl", ["."], False),
-    "a folder a number": ("{arm}/24/{seed}.jsonl", ["."], False),
-    "a dated folder an arm": ("2026-04-29_{arm}/{seed}.jsonl", ["."], False),
-    "a step that looks like a seed": ("record/{arm}-s1440/s1440_{seed}.jsonl", ["."], False),
+    "a folder a number": ("{arm}/24/{seed}.jsonl", ["."], True),
+    "a dated folder an arm": ("2026-04-29_{arm}/{seed}.jsonl", ["."], True),
+    "a step that looks like a seed": ("record/{arm}-s1440/s1440_{seed}.jsonl", ["."], True),
     "the same names in two places": ("{arm}/runs/x-s{seed}.jsonl", ["base/runs", "idea/runs"], True),
 }
 
@@ -244,12 +244,6 @@ TABLES = {  # a table, its options, of each arm its seeds and mean loss, and wha
         "",
     ),
     "one run": ("step,val_loss,train_loss\n0,4,\n1,3.5,2\n2,,2\n", "", {"arms": ([-1], 3.5)}, ""),
-    "several losses of a step": (
-        "step,val_loss,split\n0,5,a\n0,6,b\n",
-        "",
-        {"arms": ([-1], 6)},
-        "a step has several losses",
-    ),
     "rows without a step": (
         "arm,val_loss\na,3.1\na,3.2\nb,3.0\nb,3.3\n",
         "",
@@ -408,7 +402,7 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
     said, html = capsys.readouterr().out, outs["html"].read_text()
     for line in (
         "imported: logs of another trainer (jsonl), exploratory",
-        "its runs end at steps 60 to 100;",
+        "unfinished: 60 of 100 steps, as others of its arm have",
     ):
         assert (line in said, line in html) == (True, True)
     assert "confirmed" not in html
@@ -421,12 +415,8 @@ def test_every_page_says_that_it_is_imported(tmp_path, capsys):
 # --- bad input ----------------------------------------------------------------------------------------------
 
 BAD = {  # the content of one log beside six good ones, and why it is left out
-    "cut in a line": (
-        b'{"iter": 0, "val": {"loss": 4}}\n{"iter": 20, "val": {"lo',
-        r'line 2 must be a JSON object, got \'{"iter": 20',
-    ),
     "no object": (b"[1, 2]\n", r"line 1 must be a JSON object, got '\[1, 2\]'"),
-    "another encoding": ('{"iter": 0}\n'.encode("utf-16"), r"line 1 must be UTF-8 text, got byte 0xff"),
+    "another encoding": ('{"é": 0}\n'.encode("latin-1"), r"line 1 must be UTF-8 text, got byte 0xe9"),
     "binary": (b'{"iter": 0}\n\x00\x93NUMPY\n', r"line 2 must be UTF-8 text, got byte 0x93"),
     "empty": (b"", r"it must hold rows, got none"),
     "no loss": (
@@ -465,7 +455,6 @@ def test_what_cannot_be_read_is_named_with_its_line_and_left_out(tmp_path, conte
 
 CELLS = {
     "a torn line": ("step,val_loss\n1,3\n2\n3,3\n", "line 3 must have 2 cells, as the first line has, got 1"),
-    "a number that may be cut": ("step,val_loss\n1,3.3\n2,3.", "line 3 must end with a newline"),
     "two columns of one name": (
         "step,val_loss,val_loss\n1,3.3,3.2\n",
         "line 1 must name a column once, got val_loss",
@@ -516,8 +505,6 @@ def test_losses_that_are_empty_from_a_row_on_diverged(tmp_path, empty):
     "losses",
     [
         ["4", "", "3", "", "3", ""],  # a validation in some rows only
-        ["", "4", "3", "2", "", ""],
-        ["4", "3", "2", "2", "2", ""],  # a last row of another kind
         ["4", "", "", "", "", ""],
     ],
 )
@@ -565,11 +552,11 @@ def test_short_logs_of_equal_text_are_runs_of_their_own(tmp_path):
 REFUSALS = {
     "no log": (
         lambda root: [root / "empty"],
-        r"empty must hold runs of nocap's own, or logs \(csv, jsonl, .*\), got none",
+        r"empty must hold runs of nocap's own, or logs that it reads, got no file",
     ),
     "no log of a format": (
         lambda root: [root / "empty", "--format", "csv"],
-        r"empty must hold logs of csv, got none",
+        r"empty must hold logs of csv, got no file",
     ),
     "nothing of that name": (
         lambda root: [root / "x", "--format", "csv"],
@@ -577,7 +564,7 @@ REFUSALS = {
     ),
     "an unknown format": (
         lambda root: [root, "--format", "xml"],
-        r"--format must be one of csv, .*wandb, or a Python file, got xml",
+        r"--format must be one of csv, .*wandb, .*or a Python file, got xml",
     ),
     "two formats": (
         lambda root: [root / "two"],
@@ -758,7 +745,8 @@ for group in ("base", "idea"):
     }
     assert [status for _, status in comparison.not_compared] == ["failed"]
     assert to_json(result_of(comparison))["runs"][0]["train_s"] == 25
-    assert set(arms(compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr")))) == {"0.1"}
+    with pytest.raises(ValueError, match=r"arm 0.1, seed \d has two runs with other losses"):
+        compared(tmp_path / "wandb", columns=columns_of("arm=config/optimizer/lr"))
     first = sorted(tmp_path.rglob("run-*.wandb"))[0]
     whole = first.read_bytes()
     for content, status in (

@@ -1,6 +1,7 @@
 """Races of commands that are not nocap's, by a script that takes a fraction of a second."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -215,7 +216,11 @@ def test_commands_that_ignore_the_seed_count_once(repo, raced):
     answer = raced(*arms(base="train.py", idea="train.py 5"), *METRIC, "--jobs", "2")
     assert (verdict(answer), answer["paired"], "n=1" in answer["said"]) == (("no verdict", 1), False, True)
     shown = text_of(page_of(answer))
-    for line in ("Unpaired (Welch)", "no verdict (n=1: repeats are", "Runs shared the machine (--jobs 2)"):
+    for line in (
+        "Unpaired (Welch)",
+        "no verdict (n=1: all repeats are",
+        "Runs shared the machine (--jobs 2)",
+    ):
         assert line in shown
     assert "<svg" not in page_of(answer)
 
@@ -315,6 +320,12 @@ def test_a_target_that_a_run_begins_at_has_no_ratio(repo, raced):
         ("result.json", '{"val_loss": 2.5}', 2.5),  # as nocap's own is called
         ("out.jsonl", '{"step": 0, "val_loss": 3}\n{"step": 1, "val_loss": 2.75}\n', 2.75),
         ("out.csv", "step,val_loss\n0,3\n1,2.25\n", 2.25),
+        # the state of Hugging Face's Trainer
+        (
+            "s.json",
+            '{"log_history": [{"step": 1, "val_loss": 3}, {"step": 2, "val_loss": 2.5}, {"step": 2}]}',
+            2.5,
+        ),
     ],
 )
 def test_a_metric_in_a_file(repo, raced, name, text, value):
@@ -323,6 +334,28 @@ def test_a_metric_in_a_file(repo, raced, name, text, value):
     answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "1")
     assert {row["val_loss"] for row in answer["measurements"]} == {value}
     assert not (repo / name).exists()
+
+
+@pytest.mark.parametrize("name", ["out/{seed}/log.csv", "out/**/log-*.csv", "seed{seed}.csv"])
+def test_a_file_may_be_named_by_the_seed_or_a_glob(repo, raced, name):
+    """Of a glob the file counts that the run wrote last; an old one is not read."""
+    (repo / "write.py").write_text(
+        "import sys, pathlib, os\nseed, loss = sys.argv[1:]\n"
+        f"place = pathlib.Path({name!r}.replace('{{seed}}', seed).replace('**', seed).replace('*', '1'))\n"
+        "place.parent.mkdir(parents=True, exist_ok=True)\n"
+        "if '-1' in place.name:\n"
+        "    place.with_name('log-0.csv').write_text('val_loss\\n9\\n')\n"
+        "    os.utime(place.with_name('log-0.csv'), (1, 1))\n"
+        "place.write_text(f'val_loss\\n{loss}.5\\n')\n"
+    )
+    old = repo / "out" / "old" / "log-9.csv"
+    old.parent.mkdir(parents=True)
+    old.write_text("val_loss\n7\n")
+    os.utime(old, (2**32, 2**32))
+    both = arms(base="write.py {seed} 2", idea="write.py {seed} 1")
+    answer = raced(*both, "--metric", "val_loss", "--file", name, "--pairs", "2")
+    assert [row["val_loss"] for row in answer["measurements"]] == [2.5, 2.5, 1.5, 1.5]
+    assert "Wall-clock includes start-up" in answer["said"]
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.sources.formats import modded
+from nocap.sources.formats import modded, nanochat, nanogpt
 from tests.conftest import REPO
 
 HERE = REPO / "experiments" / "speedrun_records"
+OWN = {"modded": modded, "nanochat": nanochat, "nanogpt": nanogpt}  # the others are formats from outside
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +68,11 @@ LOGS: dict[str, tuple[str, list[dict[str, Any]]]] = {  # a format, a log of its 
                 "line": 17,
                 "run": 2,
                 "step": 100,
+                "total_steps": 100,
                 "val_loss": 3.25,
                 "train_s": 5.0,
-                "seed": 7,
                 "hardware": "2 × Some GPU 80GB",
+                "seed": 7,
             }
         ],
     ),
@@ -113,7 +115,9 @@ DAMAGED = {  # a format → lines that are cut or damaged, in a log after two go
 
 
 def read(name: str, path: Path) -> list[dict[str, Any]]:
-    return list((modded if name == "modded" else importlib.import_module(name)).read(path))
+    """List the rows with a loss."""
+    form = OWN.get(name) or importlib.import_module(name)
+    return [row for row in form.read(path) if row.keys() & {"val_loss", "val_bpb"}]
 
 
 @pytest.mark.parametrize("name", LOGS)

@@ -108,8 +108,19 @@ def test_equal_arms_show_no_difference():
     assert only({LOSS: {"base": made["base"], "idea": made["base"]}}, question(3)).word is Outcome.unclear
 
 
-def test_a_command_that_ignores_its_seed_counts_once():
-    made = {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.5, 2.2]}
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.5, 2.2]},  # one arm ties in the digits that it prints
+        {"base": [3.0, 3.0], "idea": [2.0, 2.0]},  # a third repeat decides
+    ],
+)
+def test_a_tie_does_not_show_that_commands_ignore_their_seed(made: dict[str, list[float]]):
+    assert not judge(rows({LOSS: made}), question(3)).ignores_seed
+
+
+def test_commands_that_ignore_their_seed_count_once():
+    made = {"base": [3.0, 3.0, 3.0], "idea": [2.0, 2.0, 2.0]}
     result = judge(rows({LOSS: made}), question(3))
     (arm,) = result.arms
     assert result.ignores_seed

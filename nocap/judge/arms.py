@@ -285,7 +285,7 @@ def value_of(record: Record, key: str) -> str:
 # Where these differ, the difference cannot be put down to the change: confounded, unless declared.
 CONFOUNDERS = ("kernel", "data", "source", "torch", "steps")
 _KERNEL_KEYS = {"attention.kernel", "attention.local_kernel"}
-EQUAL_TIME = 0.01  # by how much times may differ that one budget ended
+EQUAL_TIME = 0.01  # by how much times, or epochs of a log, may differ that one budget ended
 
 
 def covers(allowed: str, key: str) -> bool:
@@ -344,7 +344,15 @@ def _is_swept(key: str, group: str, arm: Arm, base: Arm) -> bool:
 def lengths_differ(arm: Arm, base: Arm) -> bool:
     """Say whether runs ended at other lengths: neither after as many steps or tokens, nor after as much
     time. Logs count their last step from 0 or from 1."""
-    return not (steps_alike(arm, base) or _within(arm, base, "tokens", most=0.0) or equal_time(arm, base))
+    alike = steps_alike(arm, base) and _logged_alike(arm, base)
+    return not (alike or _within(arm, base, "tokens", most=0.0) or equal_time(arm, base))
+
+
+def _logged_alike(arm: Arm, base: Arm) -> bool:
+    """Say whether logs that have no steps end alike, by their epochs or tokens."""
+    lengths = [run.imported.get("length") for run in (*arm.runs, *base.runs)]
+    known = [length for length in lengths if length is not None]
+    return not known or max(known) - min(known) <= EQUAL_TIME * max(known)
 
 
 def equal_time(arm: Arm, base: Arm) -> bool:

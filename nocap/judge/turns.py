@@ -90,9 +90,10 @@ class RaceRows:
         return [_number(each) for each in self.measurements if each.arm == arm and each.metric.name == name]
 
     def ignores_seed(self, question: RaceQuestion) -> bool:
-        """Say whether an arm's repeats are equal to rounding: its command takes no seed, and more of them
-        would say nothing."""
-        return any(alike(self.values(arm, question.metrics[0])) for arm in question.arms)
+        """Say whether the repeats of all arms are equal to rounding: the commands take no seed, and more of
+        them would say nothing. Two may be equal in the digits that were printed, so a third decides."""
+        repeats = [self.values(arm, question.metrics[0]) for arm in question.arms]
+        return all(len(values) >= LEAST_PAIRS and alike(values) for values in repeats)
 
 
 def _number(measurement: Measurement) -> float:

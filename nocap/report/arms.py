@@ -17,14 +17,13 @@ from nocap.judge.pace import PACE
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import counted, extent, gains, ratio, values
-from nocap.store.formats import NONE, count, listed, percent, plural, shorten
+from nocap.store.formats import count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Scale
 from nocap.store.timing import Timing
 
 ARM = Column(title="arm")
 NAMED = 3  # findings in a headline; the others are counted
 # of imported runs
-SEEDS = {"log": "from the logs", "name": "from the names of files", NONE: "none named, so nothing is paired"}
 ERRORS = (
     "Each key's table has a false word in 5% of grids, and so has the arms' table. Of grids with two keys "
     "some 11% have one somewhere."
@@ -128,17 +127,24 @@ def compared(comparison: Comparison) -> list[str]:
 def _imported(comparison: Comparison) -> str:
     """What nobody can check, on every page."""
     logs = comparison.imported
-    formats, seeds = (
-        listed(dict.fromkeys(str(log[key]) for log in logs if log[key])) for key in ("format", "seed")
-    )
+    formats = listed(dict.fromkeys(str(log["format"]) for log in logs))
+    arms = [f"arms from {source}" for source in _sources(logs, "arm")]
+    unnamed = "no seeds are named, so nothing is paired"
+    seeds = [f"seeds from {source}" for source in _sources(logs, "seed")] or [unnamed]
     said = {record.machine_name for record in comparison.records if record.imported["hardware"]}
     parts = [
         f"imported: logs of another trainer ({formats}), exploratory: nocap has seen neither "
         "code, data nor settings",
-        f"seeds: {SEEDS.get(seeds, 'from the logs and the names of files')}",
+        ", ".join([*arms, *seeds]),
         *(f"--hardware says that they ran on {name}" for name in said),
     ]
     return "; ".join(parts)
+
+
+def _sources(logs: Sequence[Mapping[str, object]], key: str) -> list[str]:
+    """List what named the arms, or the seeds, of these logs."""
+    named = dict.fromkeys(str(log[key]) for log in logs if log.get(key))
+    return [" and ".join(named)] if named else []
 
 
 def all_tables(comparison: Comparison) -> Iterator[Table]:

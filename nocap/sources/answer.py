@@ -24,7 +24,8 @@ from nocap.report.words import measured, values
 from nocap.sources.race import Race, Raced
 from nocap.store.metrics import METRICS, Measurement, Metric, Scale
 
-IGNORES_SEED = "n=1: repeats are equal to rounding, the command ignores its seed"
+START_UP = "Wall-clock includes start-up."
+IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
 # what the page shows of a registration
 REGISTERED = (
     "metrics",
@@ -208,8 +209,8 @@ def _of_times(race: Race) -> str:
     if race.sessions > 1:
         sessions = f"{race.sessions} sessions, {race.apart_s:g} s apart"
     if race.question.has_verdict(METRICS["wall_s"]):
-        return f"Times and memory are of {sessions}."
-    return f"Times and memory are of {sessions}: no verdict; --sessions 3 makes one."
+        return f"Times and memory are of {sessions}. {START_UP}"
+    return f"Times and memory are of {sessions}: no verdict; --sessions 3 makes one. {START_UP}"
 
 
 # --- as a page ----------------------------------------------------------------------------------------------

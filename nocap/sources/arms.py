@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from functools import cache, partial
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -377,7 +378,8 @@ def _inside(apart: Sequence[Path], top: Path) -> list[str]:
         for path in apart
         if path.resolve().is_relative_to(top.resolve())
     ]
-    return [":(glob)**/__pycache__/**", *(f":(literal){path.as_posix()}" for path in inside)]
+    named = [f":({'glob' if has_magic(str(path)) else 'literal'}){path.as_posix()}" for path in inside]
+    return [":(glob)**/__pycache__/**", *named]
 
 
 def _but(apart: Sequence[Path], top: Path) -> list[str]:

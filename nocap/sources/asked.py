@@ -14,6 +14,7 @@ from nocap.judge.question import Question
 from nocap.report import result
 from nocap.report.result import JudgedFile
 from nocap.sources import logs
+from nocap.sources.formats import hf, sample
 from nocap.sources.rows import columns_of
 from nocap.store.formats import shorten
 from nocap.store.runs import Found
@@ -25,12 +26,13 @@ class Logged:
 
     format: str | None = None
     columns: str = ""
+    names: str = ""
     hardware: str | None = None
 
     @property
     def said(self) -> list[str]:
         """List the options that were typed."""
-        return [name for name in ("format", "columns", "hardware") if getattr(self, name)]
+        return [name for name in ("format", "columns", "names", "hardware") if getattr(self, name)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +77,7 @@ def compared(
     files = [path for path in paths if _is_result(path) and not logged.format]
     others = [path for path in paths if path not in files]
     if not files:
-        return Answer(comparison=ask(_load(others, logged), question, group=group))
+        return Answer(comparison=ask(_load(others, logged, question), question, group=group))
     require(
         not logged.said or bool(others),
         ", ".join(f"--{name}" for name in logged.said),
@@ -92,18 +94,26 @@ def compared(
     for each in results:
         sides.append(Side(name=str(each.path), found=each.comparison.found, question=each.question))
     if others:
-        sides.append(Side(name=shorten(others), found=_load(others, logged)))
+        sides.append(Side(name=shorten(others), found=_load(others, logged, question)))
     whole = agreed(sides, question)
     found = joined(sides, allow=whole.allow or ())
     return Answer(comparison=ask(found, whole, group=group), results=results, typed=typed)
 
 
-def _load(paths: Sequence[str], logged: Logged) -> Found:
-    columns = columns_of(logged.columns)
-    return logs.load(paths, format=logged.format, columns=columns, hardware=logged.hardware)
+def _load(paths: Sequence[str], logged: Logged, question: Question) -> Found:
+    return logs.load(
+        paths,
+        format=logged.format,
+        columns=columns_of(logged.columns),
+        hardware=logged.hardware,
+        names=logged.names,
+        lengths="steps" not in (question.allow or ()),
+    )
 
 
 def _is_result(path: str) -> bool:
-    """Say whether a path is a file that only a result can be: no log that nocap reads is called so."""
+    """Say whether a path is a file that only a result can be, and no log."""
     place = expanded(path)
-    return place.suffix == ".json" and place.exists() and not place.is_dir()
+    if place.suffix != ".json" or not place.exists() or place.is_dir():
+        return False
+    return not hf.recognises(sample(place))

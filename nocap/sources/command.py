@@ -19,9 +19,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,6 +46,7 @@ CUT = "cut: more output than is kept"
 # a sign counts where it does not join two words, as in 1-2
 NUMBER = re.compile(r"(?:(?<![\w.])[+-])?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 NOT_FINITE = re.compile(r"[+-]?\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+NO_NAME = re.compile(r"[*?{}\[\]]")  # what a glob or {seed} has and a name should not
 TAIL = 5  # lines of a failed run's output that are shown
 COSTS = [name for name, metric in METRICS.items() if metric.made_by == "command"]  # of every run
 
@@ -230,8 +232,8 @@ def lines(folder: Path) -> Iterator[tuple[float, str]]:
 
 
 def _kept(folder: Path, name: str) -> Path:
-    """The copy of a file that the command wrote, beside nocap's own."""
-    return folder / f"kept-{Path(name).name}"
+    """The copy of a file that the command wrote, beside nocap's own. `name`: as it was typed, with {seed}."""
+    return folder / f"kept-{NO_NAME.sub('_', Path(name).name)}"
 
 
 def _of_file(folder: Path, file: str, name: str) -> list[tuple[float | None, float]]:
@@ -262,6 +264,10 @@ def _rows(path: Path) -> list[Row]:
         return list(tables.read(path, cut=False))
     with suppress(ValueError):
         whole = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(whole, dict) and isinstance(
+            whole.get("log_history"), list
+        ):  # of Hugging Face's Trainer
+            return [row for row in whole["log_history"] if isinstance(row, dict)]
         return [dict(flat(whole, "/"))] if isinstance(whole, dict) else []
     return list(jsonl.read(path))
 
@@ -324,8 +330,16 @@ def run(
     Errors:
         FailedError: it did not end well, or its output cannot be written; the output stays.
     """
-    files = [command.cwd / name for name in keep]
+    files = dict[Path, Path]()  # that it writes → where its copy is kept
+    globs = dict[str, Path]()
+    for name in keep:
+        path = command.cwd / name.replace("{seed}", str(seed))
+        if has_magic(str(path)):
+            globs[str(path)] = _kept(folder, name)
+        else:
+            files[path] = _kept(folder, name)
     _put_back(files, folder)  # a run that was cut off left it
+    there = _stamps(globs)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     began, started, cpu_s = time.monotonic(), now(), _children_s()
@@ -336,33 +350,49 @@ def run(
         ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
         last = [text for _, text in lines(folder)][-TAIL:]
         raise FailedError("\n".join([f"{ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
+    for pattern, kept in globs.items():
+        _keep_last(pattern, kept, there)
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
     made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
 
 
 @contextmanager
-def _written_anew(files: Sequence[Path], folder: Path) -> Iterator[None]:
+def _written_anew(files: Mapping[Path, Path], folder: Path) -> Iterator[None]:
     """Set somebody's own files aside for the block: an old one would be read as this run's. Those that are
-    written inside the block go to `folder`."""
+    written inside the block are kept."""
     for file in files:
         if os.path.lexists(file):
             shutil.move(file, _theirs(folder, file))
     try:
         yield
     finally:
-        for file in files:
+        for file, kept in files.items():
             if file.is_file():
-                shutil.move(file, _kept(folder, file.name))
+                shutil.move(file, kept)
         _put_back(files, folder)
 
 
-def _put_back(files: Sequence[Path], folder: Path) -> None:
+def _put_back(files: Iterable[Path], folder: Path) -> None:
     """Put somebody's own files where they were."""
     for file in files:
         if os.path.lexists(theirs := _theirs(folder, file)):
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(theirs, file)
+
+
+def _stamps(patterns: Iterable[str]) -> dict[Path, tuple[int, int]]:
+    """Stamp the files that match, so that an old one is not read as a run's."""
+    found = [Path(path) for pattern in patterns for path in glob(pattern, recursive=True)]
+    stats = {path: path.stat() for path in found if path.is_file()}
+    return {path: (stat.st_mtime_ns, stat.st_size) for path, stat in stats.items()}
+
+
+def _keep_last(pattern: str, kept: Path, before: Mapping[Path, tuple[int, int]]) -> None:
+    """Copy the file that was written last of those that match, and that a run wrote."""
+    written = {path: stamp for path, stamp in _stamps([pattern]).items() if before.get(path) != stamp}
+    if written:
+        shutil.copyfile(max(written, key=lambda path: (written[path][0], path)), kept)
 
 
 def _theirs(folder: Path, file: Path) -> Path:

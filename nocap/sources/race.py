@@ -27,7 +27,6 @@ from nocap.store.record import Whole, digest, read_json, write_json
 
 FILE = "race.json"
 MEASURED = (*COSTS, *TO_TARGET)  # whatever the command prints
-LOOKS_AT_SEEDS = 2  # repeats that show whether a command ignores its seed
 NEVER = "it never came to the target"
 _REGISTERED = Whole({"at": str, "exploratory": str, "arms": dict})  # what is read of a registration
 
@@ -186,11 +185,11 @@ class Race:
         return Raced(registration=registration, result=self.judged(begun))
 
     def _stops(self) -> Sequence[int]:
-        """List after how many repeats it looks: at the analyses, at the end, and where it may turn out that a
-        command ignores its seed. With several sessions it may have to wait before each repeat."""
+        """List after how many repeats it looks: at the analyses, the first of which shows whether commands
+        ignore their seed, and at the end. With several sessions it may have to wait before each repeat."""
         if self.sessions > 1:
             return range(1, self.pairs + 1)
-        return sorted(n for n in {LOOKS_AT_SEEDS, *analyses(), self.pairs} if n <= self.pairs)
+        return sorted(n for n in {*analyses(), self.pairs} if n <= self.pairs)
 
     def _is_over(self, n: int) -> bool:
         if self.rows(n).ignores_seed(self.question):

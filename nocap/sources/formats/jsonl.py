@@ -1,4 +1,5 @@
-"""JSON lines: an object a line. What is nested is joined by slashes: `val/loss` of {"val": {"loss": 3.2}}."""
+"""JSON lines: an object a line. What is nested is joined by slashes: `val/loss` of {"val": {"loss":
+3.2}}."""
 
 from __future__ import annotations
 
@@ -7,12 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nocap.config.keys import flat, require
-from nocap.sources.formats import Row, lines
+from nocap.sources.formats import CutError, Row, Sample, lines
 
-PATTERN = "*.jsonl *.ndjson"
+PATTERN = "*.jsonl *.ndjson *.jsonl.gz *.ndjson.gz"
+GENERAL = True
+SURE = True
+
+
+def recognises(sample: Sample) -> bool:
+    first = sample.first.strip()
+    return first.startswith('{"') and (first.endswith("}") or len(first) > 1000)
 
 
 def read(path: Path) -> Iterator[Row]:
+    """
+    Errors:
+        CutError: the last line is cut, and was left out.
+    """
     for number, text in lines(path):
         if text.strip():
             try:
@@ -20,5 +32,8 @@ def read(path: Path) -> Iterator[Row]:
                 require(isinstance(row, dict), "it", "be an object", type(row).__name__)
                 row = dict(flat(row, "/"))
             except (ValueError, RecursionError):
-                raise ValueError(f"line {number} must be a JSON object, got {text.strip()[:60]!r}") from None
+                shown = repr(text.strip()[:60])
+                if number > 1 and not text.endswith("\n"):
+                    raise CutError(f"line {number} is cut, and is left out: {shown}") from None
+                raise ValueError(f"line {number} must be a JSON object, got {shown}") from None
             yield {**row, "line": number}

@@ -1,11 +1,12 @@
-"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server by
-wandb's public API.
+"""W&B's runs: the file of a run that was written offline or online, or a project's runs from the server
+by wandb's public API.
 
     python -m nocap.compare --format wandb ENTITY/PROJECT           an arm a group
     python -m nocap.compare --format wandb ENTITY/PROJECT/GROUP     an arm a job type
 
-A run without a group, or job type, is an arm of its own name. Keys of its config are columns too, as in
---columns arm=config/optimizer.
+A run on the server without a group, or job type, is an arm of its own name. Keys of its config are
+columns too, as in --columns arm=config/optimizer. Files of one id are pieces of a run that was resumed.
+`_step` counts calls of `log`, unless the program gave its own.
 """
 
 from __future__ import annotations
@@ -18,17 +19,28 @@ from typing import Any
 from zlib import crc32
 
 from nocap.config.keys import flat, require
-from nocap.sources.formats import Row
+from nocap.sources.formats import Row, Sample
 
 PATTERN = "run-*.wandb"
+SURE = True
 REMOTE = True  # a path that is no file is a name on the server
 # LevelDB's log format: blocks of parts, each with its checksum
 HEAD, BLOCK, PART = b":W&B\xe1\xbe\x00", 2**15, struct.Struct("<IHB")
 ENDS = (1, 4)  # kinds of parts: whole records, and last parts
 
 
-def read(path: Path) -> Iterator[Row]:
-    yield from _of_file(path) if path.is_file() else _of_server(str(path))
+def recognises(sample: Sample) -> bool:
+    return sample.head.startswith(HEAD)
+
+
+def run_of(path: Path) -> str:
+    """Name the run by its id, beside the folders of the same project."""
+    return str(path.parents[1] / path.name)
+
+
+def read(*paths: Path) -> Iterator[Row]:
+    for path in sorted(paths, key=lambda path: path.parent.name):  # which begins with a time
+        yield from _of_file(path) if path.is_file() else _of_server(str(path))
 
 
 def _of_server(place: str) -> Iterator[Row]:
@@ -63,10 +75,9 @@ def _of_file(path: Path) -> Iterator[Row]:
         record = Record.FromString(content)
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            yield {
-                **({"arm": record.run.run_group} if record.run.run_group else {}),
-                **_config(_items(record.run.config.update)),
-            }
+            group = {"arm": record.run.run_group} if record.run.run_group else {}
+            told = {"run": record.run.display_name, "started": record.run.start_time.seconds, **group}
+            yield {**told, **_config(_items(record.run.config.update))}
         elif kind == "config":
             yield _config(_items(record.config.update))
         elif kind == "environment" and record.environment.gpu_type:

@@ -1,0 +1,20 @@
+"""The table of Keras's CSVLogger: a row an epoch, from 0. It has no step, and its `loss` is the mean over
+the epoch that trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nocap.sources.formats import Row, Sample, csv
+
+PATTERN = csv.PATTERN
+
+
+def recognises(sample: Sample) -> bool:
+    names = csv.names_of(sample)
+    return names[:1] == ["epoch"] and {"loss", "val_loss"} <= {*names} and "step" not in names
+
+
+def read(path: Path) -> Iterator[Row]:
+    yield from csv.read(path)

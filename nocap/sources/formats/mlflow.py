@@ -1,0 +1,94 @@
+"""MLflow's runs: of the file store (`mlruns/EXPERIMENT/RUN/meta.yaml` and the folders beside it), of its
+sqlite database, or of `search_runs().to_csv()`, which has last values only. Parameters are settings. A
+run that was deleted is left out."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import yaml
+
+from nocap.config.keys import require
+from nocap.sources.formats import Row, Sample, csv, lines
+from nocap.sources.formats import sample as sampled
+
+PATTERN = "meta.yaml *.db *.sqlite *.csv"
+SQLITE = b"SQLite format 3\0"
+STATES = {1: "running", 2: "scheduled", 3: "finished", 4: "failed", 5: "killed"}
+NAME = "mlflow.runName"
+
+
+def recognises(sample: Sample) -> bool:
+    if sample.head.startswith(SQLITE):
+        return b"run_uuid" in sample.head and b"is_nan" in sample.head
+    is_run = sample.path.name == "meta.yaml" and re.search(r"^run_(?:uu)?id:", sample.text, re.MULTILINE)
+    return bool(is_run) or {"run_id", "experiment_id", "artifact_uri"} <= {*csv.names_of(sample)}
+
+
+def read(path: Path) -> Iterator[Row]:
+    if path.name == "meta.yaml":
+        yield from _of_folder(path.parent)
+    elif sampled(path).head.startswith(SQLITE):
+        yield from _of_database(path)
+    else:
+        yield from _of_export(path)
+
+
+def _of_folder(run: Path) -> Iterator[Row]:
+    meta = yaml.safe_load((run / "meta.yaml").read_text())
+    require(isinstance(meta, dict), "meta.yaml", "be a mapping", type(meta).__name__)
+    if meta.get("lifecycle_stage") == "deleted":
+        return
+    state = STATES.get(meta.get("status"), "unknown")
+    told = {"run": meta.get("run_name") or run.name, "started": meta.get("start_time")}
+    yield {**told, "ended": state, **_settings(run / "params")}
+    rows = list[tuple[int, str, str]]()
+    folder = run / "metrics"
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        metric = file.relative_to(folder).as_posix()
+        for number, text in lines(file):
+            cells = text.split()
+            require(
+                len(cells) in (2, 3), f"{metric}, line {number}", "be time, value and step", repr(text[:60])
+            )
+            rows.append((int(cells[2]) if len(cells) == 3 else 0, metric, cells[1]))
+    for step, metric, value in sorted(rows, key=lambda row: row[0]):
+        yield {"step": step, metric: value}
+
+
+def _settings(folder: Path) -> Row:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {f"config/{file.relative_to(folder).as_posix()}": file.read_text().strip() for file in files}
+
+
+def _of_database(path: Path) -> Iterator[Row]:
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as base:
+        every = base.execute(
+            "SELECT run_uuid, name, status, start_time FROM runs "
+            "WHERE lifecycle_stage = 'active' ORDER BY start_time"
+        )
+        for run, name, state, started in every.fetchall():
+            told = {"run": f"{name} {run}", "started": started}
+            settings = base.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run,))
+            yield {**told, "ended": state, **{f"config/{key}": value for key, value in settings}}
+            metrics = base.execute(
+                "SELECT step, key, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY step, timestamp",
+                (run,),
+            )
+            for step, metric, value, is_nan in metrics:
+                yield {**told, "step": step, metric: "nan" if is_nan else value}
+
+
+def _of_export(path: Path) -> Iterator[Row]:
+    for row in csv.read(path):
+        told = {key: row[key] for key in ("line", "start_time") if key in row}
+        told |= {"run": row.get(f"tags.{NAME}") or row["run_id"], "ended": row["status"]}
+        named = {re.sub(r"^metrics\.", "", key): x for key, x in row.items() if key.startswith("metrics.")}
+        settings = {
+            re.sub(r"^params\.", "config/", key): x for key, x in row.items() if key.startswith("params.")
+        }
+        yield told | named | settings

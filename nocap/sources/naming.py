@@ -1,0 +1,363 @@
+"""What arm and seed a run of somebody's log is: what the log says, then the settings beside it, then the
+names of folders, files and runs. Two runs are never taken for one: what is not known is refused, with
+what settles it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from nocap.config.keys import require
+from nocap.store.formats import shorten
+
+SEED = r"(?<![a-z0-9])(?:seed|s(?=[=_-]?\d{1,3}(?!\d)))[=_-]?(\d{1,18})(?![a-z0-9])"
+# s1440 are steps
+OF_THE_SEED = re.compile(SEED, re.IGNORECASE)
+# parts of names that are never an arm
+NEVER = re.compile(
+    r"version_\d+|lightning_logs|logs?|csv(?:_logs)?|tb(?:_logs)?|tensorboard|runs?|checkpoint-\d+|checkpoints?|"
+    r"wandb|mlruns|mlflow|multirun|outputs?|out|results?|metrics|train(?:ing)?|main|trainer_state|history|"
+    r"stdout|console|events\.out\.tfevents.*|meta|(?:offline-)?run-\d.*|run-.*\.wandb|export|files|artifacts|"
+    r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*",
+    re.IGNORECASE,
+)
+INDEX = re.compile(r"(?:run|trial|rep|repeat|try|attempt|job)s?[=_-]?\d*", re.IGNORECASE)
+WHEN = re.compile(r"\d{4}-?\d\d-?\d\d(?:[T_ -]\d\d[-:]?\d\d(?:[-:]?\d\d)?)?|\d\d[-:]\d\d[-:]\d\d")
+HASH = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,}")
+NUMBER = re.compile(r"(?:(.*?)[_-])?(\d{1,6})")
+VERSION = re.compile(r"[_-]version_\d+$")
+# settings that name a run or a place, and change no number
+PLACES = re.compile(
+    r"(?:^|[._/])(?:\w*name|\w*dir|\w*path|\w*_?id|file\w*|folder|host\w*|time\w*|date|version|group|notes|tags|"
+    r"desc\w*|project|entity|resume\w*)$",
+    re.IGNORECASE,
+)
+SEEDS = re.compile(r"(?:^|[._/])(?:\w*_)?seed$", re.IGNORECASE)
+LEAST = 2  # runs of an arm, of which numbers may be the seeds
+FLAGS = (
+    "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what in the log does"
+)
+
+
+@dataclass(kw_only=True)
+class NamedRun:
+    """A run whose arm and seed are asked for, and what is known of it."""
+
+    shown: str  # its name in messages
+    folders: Sequence[str]  # that it lies in, from the first on in which runs differ
+    file: str  # without its ending; "" where the name says nothing
+    own: str  # its name in the log
+    home: str  # the folder or file that is its arm where names say nothing
+    config: Mapping[str, str]  # its settings
+    config_name: str  # where these stand
+    arm: str = ""
+    seed: str = ""
+    arm_from: str | None = None
+    seed_from: str | None = None
+    path: str = ""  # the whole, for --names
+    loose: list[str] = field(default_factory=list)  # numbers, hashes and times in its names
+    has_number: bool = False  # that is in no other name, and was taken out
+    numbered: bool = False  # one of its names is never an arm, and has a number
+    labels: dict[str, str] = field(
+        default_factory=dict
+    )  # of folders, file and log: what is left of the names
+
+
+def name(runs: Sequence[NamedRun], template: str = "") -> None:
+    """Fill in arm and seed of each run, and what they are from.
+
+    Errors:
+        ValueError: the names do not say which runs are of one arm.
+    """
+    if template:
+        _by_template(runs, template)
+    _seeds_of_config(runs)
+    for run in runs:
+        _read_names(run)
+    open_ = [run for run in runs if not run.arm]
+    if not open_:
+        return
+    counted = not any(run.seed for run in runs) and _numbers_are_seeds(open_)
+    _keep_shared(open_, counted=counted)
+    _by_labels(open_)
+
+
+def _by_template(runs: Sequence[NamedRun], template: str) -> None:
+    """Take arm and seed from the places that the user names."""
+    known = {"{arm}": r"(?P<arm>[^/]+?)", "{seed}": r"(?P<seed>\d+)", "*": "[^/]*"}
+    pieces = re.split(r"(\{\w*\}|\*)", template)
+    require(
+        "{arm}" in pieces or "{seed}" in pieces,
+        "--names",
+        "hold {arm} or {seed}, as in '{arm}/{seed}'",
+        template,
+    )
+    fields = [piece for piece in pieces if piece.startswith("{")]
+    for piece in fields:
+        require(piece in known, "--names", "hold {arm}, {seed} and * alone", piece)
+        require(fields.count(piece) == 1, "--names", "hold each once", piece)
+    pattern = "".join(known.get(piece, re.escape(piece)) for piece in pieces)
+    for run in runs:
+        match = re.search(rf"(?:^|/){pattern}(?:\.[a-z][\w.]*)?$", run.path, re.IGNORECASE)
+        require(match is not None, "--names", f"fit each path, as {run.path}", template)
+        assert match
+        found = match.groupdict()
+        if "arm" in found:
+            run.arm = found["arm"]
+            run.arm_from = "--names"
+        if "seed" in found:
+            run.seed = found["seed"]
+            run.seed_from = "--names"
+
+
+def _seeds_of_config(runs: Sequence[NamedRun]) -> None:
+    for run in runs:
+        known = [key for key, value in run.config.items() if SEEDS.search(key) and value.isdecimal()]
+        keys = sorted(known, key=len)
+        if keys and not run.seed:
+            run.seed = run.config[keys[0]]
+            run.seed_from = run.config_name
+
+
+def _read_names(run: NamedRun) -> None:
+    """Take the seed out of its names, and what is never an arm."""
+    places = {"folder names": run.folders, "file names": [run.file], "names of runs": [run.own]}
+    for place, parts in places.items():
+        left = list[str]()
+        for part in parts:
+            seed = OF_THE_SEED.search(part)
+            if seed:
+                part = f"{part[: seed.start()].rstrip('=_- .')}{part[seed.end() :]}".strip("=_- .")
+                if not run.seed or run.seed_from in places:
+                    run.seed = seed[1]
+                    run.seed_from = place
+            run.numbered |= bool(VERSION.search(part))
+            part = VERSION.sub("", part)
+            if NEVER.fullmatch(part) or INDEX.fullmatch(part):
+                run.numbered |= bool(re.search(r"\d", part))
+            elif part:
+                left.append(part)
+        run.labels[place] = "/".join(left)
+
+
+def _numbers_are_seeds(runs: Sequence[NamedRun]) -> bool:
+    """Take the last number in the names of each run as its seed, where arms of several runs count alike from
+    0 or 1."""
+    stems, numbers = list[str](), list[str]()
+    for run in runs:
+        found = _last_number(run)
+        if found is None:
+            return False
+        place, stem, number = found
+        stems.append("/".join(filter(None, ({**run.labels, place: stem}).values())))
+        numbers.append(number)
+    by_stem: dict[str, list[int]] = {}
+    for stem, number in zip(stems, numbers, strict=True):
+        by_stem.setdefault(stem, []).append(int(number))
+    counts = [sorted(found) for found in by_stem.values()]
+    alike = all(found == counts[0] for found in counts)
+    if (
+        len(counts) < LEAST
+        or not alike
+        or counts[0] not in _counting(len(counts[0]))
+        or len(counts[0]) < LEAST
+    ):
+        return False
+    for run, number in zip(runs, numbers, strict=True):
+        place, stem, _ = _last_number(run) or ("", "", "")
+        run.labels[place] = stem
+        run.seed = number
+        run.seed_from = f"numbers in {place}"
+    return True
+
+
+def _counting(n: int) -> list[list[int]]:
+    return [[*range(n)], [*range(1, n + 1)]]
+
+
+def _last_number(run: NamedRun) -> tuple[str, str, str] | None:
+    """Find the place, what is left there, and the number of the last name that ends with one."""
+    for place in reversed(run.labels):
+        head, slash, last = run.labels[place].rpartition("/")
+        match = NUMBER.fullmatch(last)
+        if match and not WHEN.search(last):
+            return place, f"{head}{slash}{match[1] or ''}".strip("/"), match[2]
+    return None
+
+
+def _keep_shared(runs: Sequence[NamedRun], *, counted: bool) -> None:
+    """Take numbers, hashes and times out of the names of runs, unless several runs share them."""
+    plain = list[dict[str, str]]()
+    loose = list[str]()
+    for run in runs:
+        rest: dict[str, str] = {}
+        taken = list[str]()
+        numbers = list[str]()
+        for place, label in run.labels.items():
+            parts = [_without_ids(part, taken) for part in label.split("/")]
+            if not counted:
+                parts = [_without_number(part, numbers) for part in parts]
+            rest[place] = "/".join(filter(None, parts))
+        run.has_number = bool(numbers)
+        taken += numbers
+        plain.append(rest)
+        loose.append("/".join(taken))
+    groups: dict[str, list[str]] = {}
+    for rest, taken_of in zip(plain, loose, strict=True):
+        groups.setdefault(repr(rest), []).append(taken_of)
+    for run, rest, taken_of in zip(runs, plain, loose, strict=True):
+        among = groups[repr(rest)]
+        if len({*among}) < len(among):
+            run.has_number = False
+        else:  # each run has its own
+            run.labels = rest
+            run.loose = [taken_of] if taken_of and len(among) > 1 else []
+            run.has_number &= bool(run.loose)
+            if len(among) == 1 and taken_of and not any(rest.values()):
+                run.labels = {**rest, "file names": taken_of}
+
+
+def _without_ids(part: str, taken: list[str]) -> str:
+    """Return a name without times and hashes."""
+    for pattern in (WHEN, HASH):
+        match = re.search(rf"(?:^|[_-])({pattern.pattern})(?:$|(?=[_-]))", part)
+        if match:
+            taken.append(match[1])
+            part = f"{part[: match.start()]}{part[match.end() :]}".strip("_-")
+    return part
+
+
+def _without_number(part: str, taken: list[str]) -> str:
+    """Return a name without the number at its end."""
+    match = NUMBER.fullmatch(part)
+    if match is None:
+        return part
+    taken.append(match[2])
+    return match[1] or ""
+
+
+def _by_labels(runs: Sequence[NamedRun]) -> None:
+    """Name the arms by folders; by files where there is one folder, or it has several runs of a seed; by
+    settings that vary; by the names that logs give to runs where nothing else tells them apart."""
+    folders = [run.labels["folder names"] for run in runs]
+    files = [run.labels["file names"] for run in runs]
+    told: dict[str, list[str]] = {}
+    if len({*folders}) > 1:
+        told["folder names"] = folders
+        _check_crossing(runs)
+    if len({*files}) > 1 and (not told or _collide(runs, told)):
+        told["file names"] = files
+    varying = _varying(runs)
+    if varying:
+        settings = [_settings(run, varying) for run in runs]
+        sources = [run.config_name for run in runs if run.config_name]
+        told[sources[0]] = settings
+    owns = [run.labels["names of runs"] for run in runs]
+    if len({*owns}) > 1 and (not told or _collide(runs, told)):
+        told["names of runs"] = owns
+    told = _least(told)
+    for index, run in enumerate(runs):
+        parts = dict.fromkeys(filter(None, (part[index] for part in told.values())))
+        run.arm = " ".join(parts) or run.home
+        run.arm_from = " and ".join(told) if told else None
+    _check_loose(runs, told)
+
+
+def _least(told: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Drop what the others tell already, the last first."""
+    for name_ in reversed(list(told)):
+        others = {other: labels for other, labels in told.items() if other != name_}
+        whole = len({*zip(*told.values(), strict=True)})
+        if others and len({*zip(*others.values(), strict=True)}) == whole:
+            told = others
+    return told
+
+
+def _collide(runs: Sequence[NamedRun], told: Mapping[str, Sequence[str]]) -> bool:
+    """Say whether two runs have one arm and seed."""
+    named = [(*labels, run.seed) for run, *labels in zip(runs, *told.values(), strict=True) if run.seed]
+    return len({*named}) < len(named)
+
+
+def _varying(runs: Sequence[NamedRun]) -> list[str]:
+    """List the settings that vary, without the seed, what is a function of it, and names of places."""
+    known = [run for run in runs if run.config]
+    keys = dict.fromkeys(key for run in known for key in run.config)
+    varying = list[str]()
+    for key in keys:
+        values = {run.config.get(key, "") for run in known}
+        if (
+            len(values) > 1
+            and not SEEDS.search(key)
+            and not PLACES.search(key)
+            and not _is_of_seed(known, key)
+        ):
+            varying.append(key)
+    return varying
+
+
+def _is_of_seed(runs: Sequence[NamedRun], key: str) -> bool:
+    """Say whether a setting follows from the seed, which several runs have: that of the data's order."""
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        values.setdefault(run.seed, set()).add(run.config.get(key, ""))
+    often = Counter(run.seed for run in runs)
+    return "" not in often and max(often.values()) > 1 and all(len(found) == 1 for found in values.values())
+
+
+def _settings(run: NamedRun, keys: Sequence[str]) -> str:
+    last = [re.split(r"[./]", key)[-1] for key in keys]
+    shown = [short if last.count(short) == 1 else key for short, key in zip(last, keys, strict=True)]
+    return " ".join(f"{short}={run.config.get(key, '–')}" for short, key in zip(shown, keys, strict=True))
+
+
+def _check_crossing(runs: Sequence[NamedRun]) -> None:
+    """
+    Errors:
+        ValueError: the same names of files stand in several folders, and either may be the arms.
+    """
+    files: dict[str, set[str]] = {}
+    for run in runs:
+        if run.labels["file names"] and not run.seed:
+            files.setdefault(run.labels["folder names"], set()).add(run.labels["file names"])
+    shared = Counter(frozenset(names) for names in files.values())
+    twice = [names for names, often in shared.items() if often > 1 and len(names) > 1]
+    if twice:
+        raise ValueError(
+            f"the arms may be the folders ({shorten(files)}) or the files in them "
+            f"({shorten(sorted(twice[0]))}): --names '{{arm}}/*' or --names '*/{{arm}}' says which"
+        )
+
+
+def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
+    """
+    Errors:
+        ValueError: runs without a seed differ only by numbers, hashes or times, and nothing names an arm.
+    """
+    unnamed = [run for run in runs if not run.seed]
+    apart = [run for run in unnamed if run.has_number or (not told and (run.loose or run.numbered))]
+    if told and _differ_by_numbers(runs, told):
+        apart = unnamed
+    if len(apart) > 1:
+        names = shorten((run.shown for run in apart), most=4)
+        raise ValueError(
+            f"{names} differ only by a number, a hash or a time, which may name {len(apart)} arms, or runs of "
+            f"one arm, which is the guess; {FLAGS}"
+        )
+
+
+def _differ_by_numbers(runs: Sequence[NamedRun], told: Mapping[str, object]) -> bool:
+    """Say whether each run is an arm of its own, and the names of these differ in nothing but digits."""
+    names = {*told} <= {"folder names", "file names", "names of runs"}
+    arms = [run.arm for run in runs]
+    bare = {re.sub(r"\d+", "", arm) for arm in arms}
+    return names and len({*arms}) == len(arms) and len(bare) == 1
+
+
+def common_parts(every: Sequence[Sequence[str]]) -> int:
+    """Count the parts that all paths begin with."""
+    pairs = zip(*every, strict=False)
+    return len(list(takewhile(lambda parts: len({*parts}) == 1, pairs)))

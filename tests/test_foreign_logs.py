@@ -1,0 +1,763 @@
+"""Logs of other programs, as these wrote them: each gives the word and the difference that nocap's own table
+of the same losses gives. The losses are read a second time here, by the last number of a pattern or by the
+library that wrote them."""
+
+import csv
+import io
+import json
+import re
+import runpy
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nocap import compare as door
+from nocap.judge.compare import compare
+from nocap.sources import logs
+from nocap.sources.rows import columns_of
+from tests.conftest import REPO
+from tests.test_compare import refusal
+from tests.test_logs import _child, arms
+
+SAMPLES = REPO.parent / "shared" / "foreign_logs"
+VARIANTS = SAMPLES / "csv_jsonl_variants"
+needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="needs ../shared/foreign_logs")
+Losses = dict[tuple[str, str], float]  # arm and run → the loss at its end
+SEED = re.compile(r"seed[=_-]?(\d+)")
+
+
+def last(pattern: str, group: int = 1):
+    """Read the last match in each file, whose path names arm and seed."""
+
+    def read(folder: Path) -> Losses:
+        losses = {}
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                (arm,) = path.relative_to(folder).parts[:1]
+                seed = SEED.search(str(path.relative_to(folder)))
+                name = seed[1] if seed else f"{path.parent.name} {path.name}"
+                losses[arm, name] = float(re.findall(pattern, path.read_text(), re.MULTILINE)[-1])
+        return losses
+
+    return read
+
+
+def cells(name, *, arm, run):
+    """Read the last cell of a column that is not empty. `arm` and `run` take a path and a row."""
+
+    def read(folder: Path) -> Losses:
+        losses = {}
+        for path in sorted(folder.rglob("*.csv")):
+            for row in csv.DictReader(io.StringIO(path.read_text())):
+                if row.get(name):
+                    losses[arm(path, row), run(path, row)] = float(row[name])
+        return losses
+
+    return read
+
+
+def state(folder: Path) -> Losses:
+    losses = {}
+    for path in folder.rglob("trainer_state.json"):
+        rows = [row for row in json.loads(path.read_text())["log_history"] if "eval_loss" in row]
+        losses[path.parts[-3], path.parts[-2].removeprefix("seed")] = rows[-1]["eval_loss"]
+    return losses
+
+
+def events(tag):
+    """Read by tensorboard itself."""
+
+    def read(folder: Path) -> Losses:
+        accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        losses = {}
+        for run in sorted({path.parent for path in folder.rglob("events.*")}):
+            reader = accumulator.EventAccumulator(str(run))
+            reader.Reload()
+            scalars = sorted(reader.Scalars(tag), key=lambda scalar: (scalar.step, scalar.wall_time))
+            losses[run.parent.name, run.name.removeprefix("seed").removeprefix("version_")] = scalars[
+                -1
+            ].value
+        return losses
+
+    return read
+
+
+def of_name(path, row):
+    return path.stem.split("-")[0]
+
+
+def seed_of_name(path, row):
+    return SEED.search(str(path))[1]
+
+
+def of_tag(folder: Path) -> Losses:
+    read = cells("Value", arm=lambda path, row: path.name[4:11], run=lambda path, row: path.name)
+    return {key: loss for key, loss in read(folder).items() if "tag-val" in key[1]}
+
+
+def hparams(path, row):
+    return (path.parent / "hparams.yaml").read_text().split("seed: ")[1].split()[0]
+
+
+def panel(folder: Path) -> Losses:
+    (path,) = folder.iterdir()
+    row = list(csv.DictReader(io.StringIO(path.read_text())))[-1]
+    return {(arm, "0"): float(row[f"{arm}-seed0 - val/loss"]) for arm in ("width64", "width32")}
+
+
+def store(folder: Path) -> Losses:
+    losses = {}
+    for run in folder.glob("mlruns/*/*/params"):
+        loss = (run.parent / "metrics" / "val_loss").read_text().split()[-2]
+        width, seed = ((run / key).read_text() for key in ("width", "seed"))
+        losses[f"width={width}", seed] = float(loss)
+    return losses
+
+
+PAIRED = {
+    "hf_stdout": last(r"'eval_loss': '?([\d.]+)"),
+    "hf_trainer_state": state,
+    "hf_tb": events("eval/loss"),
+    "keras_csvlogger": last(r"([\d.]+)$"),
+    "lightning_csv": cells("val_loss", arm=lambda path, row: path.parts[-3], run=hparams),
+    "lightning_tb": events("val_loss"),
+    "litgpt_csv": cells("val_loss", arm=lambda path, row: path.parts[-6], run=seed_of_name),
+    "litgpt_stdout": last(r"iter \d+: val loss ([\d.]+)"),
+    "llmc_mainlog": last(r"tel:([\d.]+)"),
+    "llmc_stdout": last(r"val loss ([\d.]+)"),
+    "mlflow_csv": cells(
+        "metrics.val_loss",
+        arm=lambda path, row: f"width={row['params.width']}",
+        run=lambda path, row: row["params.seed"],
+    ),
+    "mlflow_filestore": store,
+    "nanogpt_stdout": last(r"val loss ([\d.]+)"),
+    "parameter_golf_logs/colons": last(r"roundtrip_exact .*val_bpb:([\d.]+)"),
+    "parameter_golf_logs/spaced": last(r"sliding_window .*val_bpb:([\d.]+)"),
+    "nanochat_stdout": last(r"^Step \d+ \| Validation bpb: ([\d.]+)"),
+    "torchtitan_stdout": last(r"validate step: 250 .*?loss:  ([\d.]+)"),
+    "wandb_history_csv": cells("val/loss", arm=of_name, run=seed_of_name),
+    "wandb_panel_csv": panel,
+    "wandb_table_csv": cells(
+        "val/loss", arm=lambda path, row: row["Name"].split("-")[0], run=lambda path, row: row["seed"]
+    ),
+    **{
+        f"csv_jsonl_variants/{name}": last(r"^\"?(?:2,000|200)\"?[,;][\d.]+[,;]([\d.]+)")
+        for name in ("bom", "crlf", "plain", "resume", "reheader", "thousands")
+    },
+    "csv_jsonl_variants/keras": last(r"([\d.]+)$"),
+    "csv_jsonl_variants/split": last(r"^200,val,([\d.]+)"),
+    "csv_jsonl_variants/ms": last(r"^200,([\d.]+)"),
+    "csv_jsonl_variants/units": last(r"^200,([\d.]+)"),
+    "csv_jsonl_variants/jsonl": last(r'"step": 200, .*"val/loss": ([\d.]+)'),
+    "csv_jsonl_variants/jsonl_nonewline": last(r'"step": 200, .*"val_loss": ([\d.]+)'),
+    "csv_jsonl_variants/cutline": last(r"^150,[\d.]+,([\d.]+)"),
+    "csv_jsonl_variants/cutrow": last(r"^150,[\d.]+,([\d.]+)"),
+    "csv_jsonl_variants/jsonl_cut": last(r'"step": 150, .*"val_loss": ([\d.]+)'),
+}
+UNPAIRED = {
+    "modded": last(r"val_loss:([\d.]+)"),
+    "tensorboard_csv": of_tag,
+    "csv_jsonl_variants/hash": last(r"^200,[\d.]+,([\d.]+)"),
+}
+PLAIN = last(r"^200,[\d.]+,([\d.]+)")(VARIANTS / "plain") if VARIANTS.is_dir() else {}
+# what the plain sample's numbers look like in another coat
+COATS = {
+    "armname_flat": "",
+    "armname_folder": "",
+    "armname_under": "",
+    "decimalcomma": "",
+    "gzip": "",
+    "utf16": "",
+    "bits": "val_loss=val_loss_bits/1.442695",
+    "perplexity": "val_loss=log(val_ppl)",
+    "lossonly": "val_loss=loss",
+}
+
+
+def judged(path, **options):
+    return compare(logs.load([str(path)], **options))
+
+
+def words(comparison):
+    """Return arm → what is said of it, and by how much it differs; and all arms, the baseline first."""
+    by_label = arms(comparison)
+    gaps = {label: arm["difference"] for label, arm in by_label.items() if arm["difference"]}
+    told = {label: (gap["verdict"], gap["method"], gap["n"]) for label, gap in gaps.items()}
+    figures = {label: [gap[key] for key in ("mean", "low", "high")] for label, gap in gaps.items()}
+    return told, figures, list(by_label)
+
+
+def own_table(path, losses, *, metric="val_loss", paired=True):
+    """Write losses as a table that nocap defines."""
+    rows = [f"{arm},{run},{loss!r}\n" for (arm, run), loss in losses.items()]
+    path.write_text(f"arm,{'seed' if paired else 'run'},{metric}\n{''.join(rows)}")
+    return path
+
+
+def check(comparison, table, *, most=1e-6):
+    told, figures, labels = words(comparison)
+    wanted, numbers, _ = words(judged(table))
+    assert told == wanted
+    for label, figure in figures.items():
+        assert figure == pytest.approx(numbers[label], abs=most)
+    assert len(labels) == len(wanted) + 1
+    return told
+
+
+@needs_samples
+@pytest.mark.parametrize("name", [*PAIRED, *UNPAIRED])
+def test_a_sample_has_the_word_of_the_same_losses(tmp_path, name):
+    read = {**PAIRED, **UNPAIRED}[name]
+    losses = read(SAMPLES / name)
+    metric = "val_bpb" if "nanochat" in name or "golf" in name else "val_loss"
+    if name != "wandb_panel_csv":
+        losses = dict(sorted(losses.items()))  # the baseline first
+    comparison = judged(SAMPLES / name)
+    table = own_table(tmp_path / "own.csv", losses, metric=metric, paired=name in PAIRED)
+    told = check(comparison, table)
+    verdict = next(iter(told.values()))[0]
+    assert verdict == ("no verdict (n=1)" if name == "wandb_panel_csv" else "better")
+
+
+@needs_samples
+@pytest.mark.parametrize("name", COATS)
+def test_a_coat_has_the_word_of_the_plain_sample(tmp_path, name):
+    comparison = judged(VARIANTS / name, columns=columns_of(COATS[name]))
+    check(comparison, own_table(tmp_path / "own.csv", PLAIN), most=1e-4)  # as many digits as it has
+
+
+# --- one run in several pieces, and what is no run ----------------------------------------------------------
+
+
+def the_run(path, **options):
+    """Return the one record of a path."""
+    (record,) = logs.load([str(path)], **options).records
+    return record
+
+
+@needs_samples
+def test_a_run_that_was_resumed_is_one(tmp_path):
+    """Three event files, a log that goes on, a program that printed on: the later piece wins."""
+    overlap = the_run(SAMPLES / "hf_tb_resumed_overlap")
+    assert overlap.curve.step == [50, 100, 150, 200]
+    whole = the_run(SAMPLES / "llmc_mainlog_resumed_overlap")
+    assert whole.curve.step == [0, 50, 100, 150, 200, 250]
+    assert whole.val_loss == 1.6434
+    assert the_run(SAMPLES / "hf_stdout_resumed").val_loss == 1.797135829925537
+
+
+@needs_samples
+def test_two_runs_in_a_file_are_two(tmp_path):
+    found = logs.load([str(VARIANTS / "tworuns")])
+    assert sorted((run.arm, run.val_loss) for run in found.records) == [
+        ("base", 3.1975),
+        ("base", 3.2105),
+        ("idea", 2.1975),
+        ("idea", 2.2105),
+    ]
+    assert {run.seed for run in found.records} == {-1, -2, -3, -4}
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["nan", "nanempty", "jsonl_nan", "jsonl_null"])
+def test_an_arm_that_diverged_never_wins(name):
+    """Whether its NaN is a NaN, null or an empty cell, and whichever arm is the baseline."""
+    assert words(judged(VARIANTS / name))[0]["idea"][0] == "diverged (3 of 3 seeds)"
+    turned = compare(logs.load([str(VARIANTS / name)]), baseline="idea")
+    assert words(turned)[0]["base"][0] == "diverged (3 of 3 seeds of idea)"
+
+
+@needs_samples
+def test_a_log_without_a_loss_is_refused_with_what_turns_its_unit(capsys):
+    said = refusal([VARIANTS / "perplexity"], capsys)
+    assert "a perplexity is turned by --columns 'val_loss=log(val_ppl)'" in said
+    assert "val_loss_bits/1.442695" in refusal([VARIANTS / "bits"], capsys)
+    assert "train_loss (--columns KEY=NAME)" in refusal([VARIANTS / "trainonly"], capsys)
+    words = [VARIANTS / "perplexity", "--columns", "val_loss=val_ppl"]
+    assert "as in val_loss=log(val_ppl)" in refusal(words, capsys)
+
+
+@needs_samples
+def test_a_board_s_records_are_told_apart(capsys):
+    """28 scores as a table: seeds repeat, and its other column tells records apart."""
+    board = SAMPLES / "parameter_golf_board.csv"
+    assert "they differ in record, so --columns arm=record" in refusal([board], capsys)
+    found = logs.load([str(board)], columns=columns_of("arm=record"))
+    rows = list(csv.DictReader(io.StringIO(board.read_text())))
+    assert len(found.records) == len(rows)
+    assert {run.arm for run in found.records} == {row["record"] for row in rows}
+
+
+@needs_samples
+def test_a_budget_of_time_ends_a_run_that_is_finished():
+    """Its siblings have other steps, and it is short of its own total; only a score that all have counts."""
+    golf = SAMPLES / "parameter_golf_logs"
+    found = logs.load([str(golf / "colons")])
+    assert {run.status for run in found.records} == {"finished"}
+    assert len({run.summary["steps"] for run in found.records}) == 6
+    assert "compared: final_int8_zlib_roundtrip_exact, the last score that all runs have" in found.problems[0]
+
+
+@needs_samples
+def test_only_a_score_that_all_runs_have_is_compared(tmp_path):
+    for number, path in enumerate(sorted((SAMPLES / "parameter_golf_logs" / "spaced").rglob("*.log"))):
+        copy = tmp_path / path.parent.name / path.name
+        copy.parent.mkdir(exist_ok=True)
+        lines = path.read_text().splitlines(keepends=True)
+        copy.write_text("".join(lines[:-1] if number == 0 else lines))
+    found = logs.load([str(tmp_path)])
+    assert "compared: final_int6_roundtrip" in found.problems[0]
+    assert "not all have final_int6_sliding_window" in found.problems[0]
+    first = min(found.records, key=lambda run: run.name)
+    score = re.search(r"int6_roundtrip .*val_bpb:([\d.]+)", first.folder.read_text())
+    assert first.value("val_bpb") == float(score[1])
+
+
+# --- arms and seeds -----------------------------------------------------------------------------------------
+
+
+def curve(path, loss, *, steps=200, every=50, **cells):
+    """Write a log of which each step lowers the loss to `loss`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = ["step", "val_loss", *cells]
+    rows = [
+        [step, f"{loss + (steps - step) / 100:.4f}", *cells.values()] for step in range(0, steps + 1, every)
+    ]
+    path.write_text("".join(",".join(map(str, row)) + "\n" for row in [names, *rows]))
+
+
+def crossed(root, template, *, seeds=(0, 1, 2)):
+    for number, arm in enumerate(("base", "idea")):
+        for seed in seeds:
+            curve(root / template.format(arm=arm, seed=seed), 3 - 0.05 * number + 0.003 * seed * (1 + number))
+
+
+@pytest.mark.parametrize(
+    ("template", "arm_from", "seed_from"),
+    [
+        ("{arm}-seed{seed}/log.csv", "folder names", "folder names"),
+        ("{arm}/{seed}/log.csv", "folder names", "numbers in folder names"),
+        ("{arm}_{seed}/metrics.csv", "folder names", "numbers in folder names"),
+        ("{arm}_s{seed}.csv", "file names", "file names"),
+        ("lightning_logs/{arm}/version_{seed}/metrics.csv", "folder names", None),
+        ("2026-11-2{seed}/12-00-00/{arm}/log.csv", "folder names", None),
+        ("seed{seed}/{arm}.csv", "file names", "folder names"),
+    ],
+)
+def test_names_say_arm_and_seed(tmp_path, template, arm_from, seed_from):
+    crossed(tmp_path, template)
+    found = logs.load([str(tmp_path)])
+    assert [run.arm for run in found.records].count("base") == 3
+    assert [run.arm for run in found.records].count("idea") == 3
+    assert {run.imported["arm"] for run in found.records} == {arm_from}
+    assert {run.imported["seed"] for run in found.records} == {seed_from}
+
+
+def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
+    """Lightning's versions in one folder, and Hydra's jobs: what varies is the arm, and no number is."""
+    for number in range(6):
+        width, seed = 32 * (1 + number // 3), number % 3
+        version = tmp_path / "lightning" / f"version_{number}"
+        curve(version / "metrics.csv", 3 - width / 100 + 0.003 * seed)
+        (version / "hparams.yaml").write_text(
+            f"seed: {seed}\nwidth: {width}\ndata_seed: {seed + 7}\noutput_dir: o/{number}\n"
+        )
+        job = tmp_path / "multirun" / "2026-11-29" / str(number)
+        curve(job / "log.csv", 3 - width / 100 + 0.003 * seed)
+        (job / ".hydra").mkdir()
+        (job / ".hydra" / "overrides.yaml").write_text(f"- model.width={width}\n- seed={seed}\n")
+    for place, source in (("lightning", "hparams.yaml"), ("multirun", ".hydra/overrides.yaml")):
+        found = logs.load([str(tmp_path / place)])
+        assert {(run.arm, run.seed) for run in found.records} == {
+            (f"width={width}", seed) for width in (32, 64) for seed in range(3)
+        }
+        assert {run.imported["arm"] for run in found.records} == {source}
+        assert {run.imported["seed"] for run in found.records} == {source}
+
+
+def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):
+    crossed(tmp_path, "{arm}/version_{seed}/metrics.csv")
+    for path in tmp_path.rglob("metrics.csv"):
+        (path.parent / "hparams.yaml").write_text(f"seed: {path.parent.name[-1]}\n")
+    assert door.main([str(tmp_path)]) == 0
+    before, _, _ = capsys.readouterr().out.partition("Verdicts")
+    assert "arms from folder names, seeds from hparams.yaml" in before
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "lr_{seed}.csv",
+        "{seed}/log.csv",
+        "0130f24{seed}/log.csv",
+        "run{seed}/log.csv",
+        "exp{seed}.csv",
+        "1/lr_{seed}.csv",
+    ],
+)
+def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path, capsys, template):
+    for seed in range(3):
+        curve(tmp_path / template.format(seed=seed), 3 - 0.01 * seed)
+    said = refusal([tmp_path], capsys)
+    assert "may name 3 arms, or runs of one arm, which is the guess" in said
+    assert "--names '{arm}/{seed}'" in said
+    names = template.format(seed="{seed}").rpartition(".")[0]
+    assert {run.seed for run in logs.load([str(tmp_path)], names=names).records} <= {0, 1, 2}
+    apart = logs.load([str(tmp_path)], names=names.replace("{seed}", "{arm}"))
+    assert len({run.arm for run in apart.records}) == 3
+
+
+def test_files_that_are_given_are_arms(tmp_path):
+    for number, arm in enumerate(("base", "idea")):
+        curve(tmp_path / f"{arm}.csv", 3 - number)
+    told, _, labels = words(compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])))
+    assert labels == ["base", "idea"]
+    assert told["idea"][0] == "no verdict (n=1)"
+
+
+def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
+    for number, repeat in enumerate(("first", "second", "third")):
+        for arm, loss in (("base", 3.0), ("idea", 2.9)):
+            curve(tmp_path / repeat / f"{arm}.csv", loss + number / 100)
+    said = refusal([tmp_path], capsys)
+    assert "--names '{arm}/*' or --names '*/{arm}' says which" in said
+    found = logs.load([str(tmp_path)], names="*/{arm}")
+    assert {run.arm for run in found.records} == {"base", "idea"}
+
+
+TWICE = {  # two runs of one arm and seed, and what is said of them
+    "finals": ("method,seed,val_loss\na,0,3.1\na,1,3.2\nb,0,3.0\nb,1,3.3\n", "they differ in method"),
+    "runs with their settings": (
+        "lr,seed,step,val_loss\n1,0,0,4\n1,0,50,3.1\n2,0,0,4\n2,0,50,3.0\n",
+        "they differ in lr, so --columns arm=lr",
+    ),
+    "a step with two losses": (
+        "step,val_loss,part\n0,4,a\n0,5,b\n50,3,a\n50,4,b\n",
+        "must have one loss a step, got several that differ",
+    ),
+}
+
+
+@pytest.mark.parametrize(("table", "said"), TWICE.values(), ids=TWICE)
+def test_two_runs_of_one_seed_are_never_one(tmp_path, capsys, table, said):
+    (tmp_path / "t.csv").write_text(table)
+    assert said in refusal([tmp_path / "t.csv"], capsys)
+
+
+def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
+    """Of a folder without a state of its own the furthest counts; short of its steps a run is unfinished."""
+    for step in (100, 200):
+        folder = tmp_path / "base" / "seed0" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        rows = [{"eval_loss": 4 - at / 100, "step": at, "epoch": at / 100} for at in range(50, step + 1, 50)]
+        state = {"best_metric": None, "global_step": step, "max_steps": 200, "log_history": rows}
+        (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
+    run = the_run(tmp_path)
+    assert (run.val_loss, run.status) == (2.0, "finished")
+    (tmp_path / "base" / "seed0" / "checkpoint-200" / "trainer_state.json").unlink()
+    assert the_run(tmp_path).status == "unfinished: 100 of 200 steps"
+
+
+# --- ends, steps, units -------------------------------------------------------------------------------------
+
+
+def test_a_run_short_of_its_own_total_is_unfinished(tmp_path, capsys):
+    for seed in range(3):
+        for arm, end in (("base", 250), ("idea", 100)):
+            path = tmp_path / arm / f"seed{seed}.txt"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(
+                "".join(
+                    f"step:{step}/250 val_loss:{4 - step / 250 + seed / 100:.4f} "
+                    f"train_time:{step}ms step_avg:1.00ms\n"
+                    for step in range(0, end + 1, 50)
+                )
+            )
+    assert door.main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "found: one arm" in said
+    assert "idea/seed0.txt (unfinished: 100 of 250 steps)" in said
+
+
+def test_a_run_shorter_than_the_others_of_its_arm_is_unfinished(tmp_path):
+    crossed(tmp_path, "{arm}/seed{seed}.csv")
+    curve(tmp_path / "idea" / "seed1.csv", 2.9, steps=100)
+    found = logs.load([str(tmp_path)])
+    statuses = {run.name: run.status for run in found.records if run.status != "finished"}
+    assert statuses == {"idea/seed1.csv": "unfinished: 100 of 200 steps, as others of its arm have"}
+    every = logs.load([str(tmp_path)], lengths=False)
+    assert {run.status for run in every.records} == {"finished"}
+
+
+def test_arms_of_other_lengths_have_no_word(tmp_path):
+    """Of steps as of epochs."""
+    for column in ("step", "epoch"):
+        for number, (arm, end) in enumerate((("base", 3), ("idea", 5))):
+            for seed in range(3):
+                path = tmp_path / column / arm / f"seed{seed}.csv"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                rows = [f"{at},{4 - at / 10 - number / 10 + seed / 100},1\n" for at in range(end)]
+                path.write_text(f"{column},val_loss,loss\n{''.join(rows)}")
+        told, _, _ = words(judged(tmp_path / column))
+        assert told["idea"][0] == "confounded (steps)"
+
+
+def test_calls_of_log_are_no_steps(tmp_path):
+    """Two arms that log at other rates; a program that gives its own steps."""
+    for arm, rate in (("base", 10), ("idea", 25)):
+        for seed in range(3):
+            path = tmp_path / "calls" / arm / f"seed{seed}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = [
+                f"{call},{call},1.5,{3 - step / 400 + seed / 100 if step % 50 == 0 else ''},{step}\n"
+                for call, step in enumerate(range(0, 201, rate))
+            ]
+            path.write_text(f",_step,_timestamp,eval/loss,train/global_step\n{''.join(rows)}")
+    found = logs.load([str(tmp_path / "calls")])
+    assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
+    own = tmp_path / "own.csv"
+    own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,50,1.5,3.5\n2,100,1.5,3\n")
+    assert the_run(own).curve.step == [0, 50, 100]
+    own.write_text(",_step,_timestamp,val/loss\n0,0,1.5,4\n1,1,1.5,3.5\n2,2,1.5,3\n")
+    assert the_run(own).curve.step == []
+    assert the_run(own, columns=columns_of("step=_step")).curve.step == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [("train_time_ms", ""), ("ms_of_it", "train_s=ms_of_it/1000"), ("clock_ms", "train_s=clock_ms")],
+)
+def test_a_time_has_the_unit_of_its_name(tmp_path, name, columns):
+    rows = "".join(f"{step},{4 - step / 100},{10 * step}\n" for step in range(0, 201, 50))
+    (tmp_path / "t.csv").write_text(f"step,val_loss,{name}\n{rows}")
+    assert the_run(tmp_path / "t.csv", columns=columns_of(columns)).train_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [("FINISHED", "finished"), ("Finished", "finished"), ("CRASHED", "crashed"), ("killed", "killed")],
+)
+def test_a_state_is_read_in_any_case(tmp_path, state, status):
+    (tmp_path / "t.csv").write_text(f"arm,seed,status,val_loss\na,0,{state},3\n")
+    assert the_run(tmp_path / "t.csv").status == status
+
+
+def test_wandb_s_table_counts_the_runs_that_finished(tmp_path):
+    """Of both arms, the newest first; one crashed and was run again."""
+    rows = ["idea-seed1,finished,2026-11-03,1,2.9", "idea-seed1,crashed,2026-11-02,1,3.9"]
+    rows += ["base-seed1,finished,2026-11-01,1,3.0"]
+    (tmp_path / "t.csv").write_text("\n".join(["Name,State,Created,seed,val/loss", *rows]) + "\n")
+    found = logs.load([str(tmp_path / "t.csv")])
+    assert [(run.arm, run.status, run.val_loss) for run in found.records] == [
+        ("base", "finished", 3.0),
+        ("idea", "crashed", 3.9),
+        ("idea", "finished", 2.9),
+    ]
+
+
+def test_a_result_of_logs_is_judged_again(tmp_path, capsys):
+    """With the epochs at which they ended."""
+    for number, (arm, end) in enumerate((("base", 3), ("idea", 5))):
+        for seed in range(3):
+            path = tmp_path / "logs" / arm / f"seed{seed}.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            rows = [f"{at},1,{4 - at / 10 - number / 10 + seed / 100}\n" for at in range(end)]
+            path.write_text(f"epoch,loss,val_loss\n{''.join(rows)}")
+    result = tmp_path / "result.json"
+    assert door.main([str(tmp_path / "logs"), "--json", str(result)]) == 0
+    first = capsys.readouterr().out
+    assert door.main([str(result)]) == 0
+    again = capsys.readouterr().out
+    assert "confounded (steps)" in first
+    assert "confounded (steps)" in again
+    assert "arms from folder names, seeds from file names" in again
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        ["4", "3", "2", "2", "2", ""],
+        ["", "4", "3", "2", "", ""],  # none before training
+        ["4", "", "3", "", "2", "", ""],  # a row between validations is empty, and one that was due is
+    ],
+)
+def test_an_empty_cell_where_a_loss_was_due_is_a_divergence(tmp_path, losses):
+    table = "".join(f"{100 * row},{loss}\n" for row, loss in enumerate(losses))
+    (tmp_path / "t.csv").write_text(f"step,val_loss\n{table}")
+    assert the_run(tmp_path / "t.csv").status == "diverged"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    ["step,val_loss\n0,4\n50,3\n100,2.", "step,val_loss\n0,4\n50,3\n100\n"],
+    ids=["without an end", "without its cells"],
+)
+def test_a_last_line_that_is_cut_is_left_out_with_a_note(tmp_path, cut):
+    (tmp_path / "t.csv").write_text(cut)
+    found = logs.load([str(tmp_path / "t.csv")])
+    assert found.records[0].val_loss == 3
+    assert "line 4 is cut" in found.problems[0]
+
+
+# --- what libraries write -----------------------------------------------------------------------------------
+
+
+def test_event_files_are_read_as_tensorboard_reads_them(tmp_path):
+    """Scalars of torch's writer and of TensorFlow's shape, a text, and a file that was cut."""
+    board = pytest.importorskip("tensorboard.compat.proto")
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    assert board
+    path = tmp_path / "events.out.tfevents.1795803088.vm.1.0"
+    with path.open("wb") as file:
+        writer = RecordWriter(file)
+        written = [Event(wall_time=1, file_version="brain.Event:2")]
+        for step in (0, 50, 100):
+            number = Summary.Value(tag="train/loss", simple_value=5 - step / 100)
+            tensor = TensorProto(dtype=1, float_val=[4 - step / 100])
+            scalar = Summary.Value(tag="val/loss", tensor=tensor)
+            words = Summary.Value(tag="note", tensor=TensorProto(dtype=7, string_val=[b"x"]))
+            written.append(Event(wall_time=2, step=step, summary=Summary(value=[number, scalar, words])))
+        for event in written:
+            writer.write(event.SerializeToString())
+    run = the_run(path)
+    assert (run.curve.step, run.curve.val_loss) == ([0, 50, 100], [4, 3.5, 3])
+    path.write_bytes(path.read_bytes()[:-9])
+    found = logs.load([str(path)])
+    assert found.records[0].curve.step == [0, 50]
+    assert "its last event is cut" in found.problems[0]
+
+
+DATABASE = """
+CREATE TABLE runs (run_uuid TEXT, name TEXT, status TEXT, start_time INTEGER, lifecycle_stage TEXT);
+CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER, is_nan INTEGER);
+CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);
+"""
+
+
+def test_mlflow_s_database(tmp_path):
+    """As MLflow 3 makes it, with the columns that are read."""
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as base:
+        base.executescript(DATABASE)
+        for number in range(8):
+            width, seed = 32 * (1 + number // 4), number % 4
+            stage = "deleted" if number == 7 else "active"
+            base.execute(
+                "INSERT INTO runs VALUES (?, ?, 'FINISHED', ?, ?)", (f"r{number}", "x", number, stage)
+            )
+            settings = [("seed", str(seed)), ("width", str(width))]
+            base.executemany(f"INSERT INTO params VALUES (?, ?, 'r{number}')", settings)
+            lost = number == 3
+            points = [("val_loss", 4 - step / 100 + seed / 100, step, 0) for step in (0, 50, 100)]
+            points.append(("val_loss", 0.0 if lost else 2.0 - width / 100 + seed / 100, 150, int(lost)))
+            base.executemany(f"INSERT INTO metrics VALUES (?, ?, 1, 'r{number}', ?, ?)", points)
+        base.commit()
+    found = logs.load([str(tmp_path)])
+    statuses = {(run.arm, run.seed): run.status for run in found.records}
+    assert statuses == {
+        ("width=32", 0): "finished",
+        ("width=32", 1): "finished",
+        ("width=32", 2): "finished",
+        ("width=32", 3): "diverged",
+        ("width=64", 0): "finished",
+        ("width=64", 1): "finished",
+        ("width=64", 2): "finished",
+    }
+    losses = {(run.arm, run.seed): run.val_loss for run in found.records if run.status == "finished"}
+    assert losses["width=64", 2] == pytest.approx(2.0 - 0.64 + 0.02)
+
+
+@pytest.mark.slow
+def test_mlflow_s_database_by_mlflow(tmp_path):
+    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    mlflow.set_experiment("e")
+    for width in (32, 64):
+        for seed in range(3):
+            with mlflow.start_run(run_name=f"width{width}-seed{seed}"):
+                mlflow.log_params({"seed": seed, "width": width})
+                for step in range(0, 201, 50):
+                    mlflow.log_metric("val_loss", 4 - step / 100 - width / 1000 + seed / 100, step=step)
+    told, figures, _ = words(judged(tmp_path))
+    assert told["width=64"] == ("no difference shown", "pairs (Student)", 3) or figures["width=64"][0] < 0
+
+
+WANDB = """
+import os
+import wandb
+NAN = float("nan")
+for arm in ("base", "idea"):
+    for seed in range(3):
+        gain = 0.05 * (arm == "idea") - 0.003 * seed * (1 + (arm == "idea"))
+        losses = [4.5 - 0.2 * i - gain for i in range(5)]
+        settings = {"seed": seed, "width": 32 if arm == "base" else 64}
+        pieces = [(0, 160), (110, 201)] if (arm, seed) == ("base", 1) else [(0, 201)]
+        for number, (first, end) in enumerate(pieces):
+            run = wandb.init(project="p", name=f"{arm}-seed{seed}", id=f"{arm}{seed}", mode="offline",
+                resume="allow" if number else None, config=settings)
+            for step in range(first, end, 10):
+                loss = {"val/loss": losses[step // 50]} if step % 50 == 0 else {}
+                if "diverge" in os.environ and arm == "idea" and step == 200:
+                    loss = {"val/loss": NAN}
+                run.log({"iter": step, "train/loss": 5 - step / 100, **loss})
+            run.finish(exit_code=int(number == 0 and len(pieces) > 1))
+"""
+
+
+@pytest.mark.slow
+def test_a_resumed_run_of_wandb_is_one(tmp_path):
+    """Two offline folders of one id, the first of which failed."""
+    _child(WANDB, tmp_path, WANDB_SILENT="true")
+    found = logs.load([str(tmp_path)])
+    assert {(run.arm, run.seed, run.status) for run in found.records} == {
+        (arm, seed, "finished") for arm in ("width=32", "width=64") for seed in range(3)
+    }
+    assert {tuple(run.curve.step) for run in found.records} == {(0, 50, 100, 150, 200)}
+    told, figures, _ = words(compare(found))
+    assert told["width=64"][0] == "better"
+    assert figures["width=64"][0] == pytest.approx(-0.047)
+
+
+@pytest.mark.slow
+def test_wandb_s_nan_is_a_divergence(tmp_path):
+    _child(WANDB, tmp_path, WANDB_SILENT="true", diverge="1")
+    told, _, _ = words(judged(tmp_path))
+    assert told["width=64"][0] == "diverged (3 of 3 seeds)"
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_names_the_files_that_were_seen(tmp_path, capsys):
+    (tmp_path / "notes.md").write_text("nothing here\n")
+    (tmp_path / "model.bin").write_bytes(b"\0" * 100)
+    said = refusal([tmp_path], capsys)
+    assert "got 2 files (model.bin, notes.md), none of which is such" in said
+    crossed(tmp_path / "runs", "{arm}/seed{seed}.csv")
+    said = refusal([tmp_path / "runs", "--format", "hf"], capsys)
+    assert "which --format csv reads" in said
+
+
+# --- the page -----------------------------------------------------------------------------------------------
+
+
+def test_each_line_of_the_page_s_table_runs(tmp_path, monkeypatch, capsys):
+    """On the logs that its script writes; W&B's own folder is read above."""
+    page = (REPO / "docs" / "logs.md").read_text()
+    typed = re.findall(r"\| `python -m nocap.compare (runs/\S+)` \|$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sample_logs.py", "runs"])
+    runpy.run_path(str(REPO / "docs" / "sample_logs.py"), run_name="__main__")
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {name.partition("/")[2] for name in typed}
+    for name in typed:
+        assert door.main([name]) == 0
+        said = capsys.readouterr().out
+        assert "idea better by 0.0480" in said, name
+        assert "2 arms from 6 runs" in said, name
