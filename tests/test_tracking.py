@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +22,13 @@ import yaml
 from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
+from nocap.config.plain import to_plain
 from nocap.launch.grid import check
 from nocap.launch.head import manifest, run_facts, typed_keys
-from nocap.launch.multirun import upload_all
+from nocap.launch.mirror import send_left
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.options.tracker.wandb import WandbSession
+from nocap.options.tracker.wandb import Place
 from nocap.store.tracking import gathered, open_tracker
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
@@ -149,8 +148,7 @@ tracker.finish(summary={
 print(tracker.url_or_hint)
 """
     done = child(code, run_dir, HF_TOKEN="hf_secret_value", SHELL_ARGUMENT="visible")
-    (folder,) = (run_dir / "wandb").glob("offline-run-*")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"wandb sync {folder}\n")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "python -m nocap.runs sync .\n")
     assert history(run_dir) == recorded(run_dir)
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
@@ -176,14 +174,14 @@ print(tracker.url_or_hint)
 def test_cells_are_told_apart_by_what_their_grid_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one command uploads what all of them left offline."""
+    """And one command sends what all of them left offline."""
     monkeypatch.chdir(tmp_path)
     words = (*TINY, "tracker=wandb", "tracker.tags=[mine]", "output_dir=out")
     arms = (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     swept = ("optimizer.lr", "ideas", "seed")
     grid = check([[*words, *arm] for arm in arms], swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
-    told = [run_facts(plan.run, plan.run_dir, manifest(plan, [])) for plan in plans]
+    told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
     assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
     assert [facts.swept for facts in told] == [
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
@@ -192,48 +190,16 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     tags = {"lr=0.001 smear,x0", "ideas=x0", "ideas=smear", "attention=flash", "data=synthetic", "model=nano"}
     assert tags <= {*told[0].tags}
     assert not [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
-    offline = [plan.run_dir / "wandb" / "offline-run-1-x" for plan in plans]
-    for folder in (*offline, grid.folder):
-        folder.mkdir(parents=True)
-    (line,) = upload_all(grid.folder, plans)
-    command = line.partition(": ")[2]
-    assert command == f"xargs wandb sync < out/grids/{grid.name}/offline.txt"
-    uploaded = subprocess.check_output(command.replace("wandb sync", "echo"), shell=True, text=True)
-    assert uploaded.split() == [*map(str, offline)]
+    for plan in plans:
+        Place(id=plan.identity).write(made_folder(plan.run_dir))
+    (line,) = send_left(plans[0].run.tracker, [plan.run_dir for plan in plans], grid.folder)
+    command = f"python -m nocap.runs sync out/grids/{grid.name}"
+    assert line == f"2 of 2 runs are not uploaded; this sends them: {command}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("offline", "command"), [(False, "wandb sync --no-skip-online "), (True, "wandb sync ")]
-)
-def test_the_command_for_what_was_not_sent_is_one_that_sends_it(
-    offline: bool, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """W&B's own client passes over a run that began online, unless it is told not to."""
-    folder = tmp_path / f"{'offline-' * offline}run-20260101_000000-x"
-    folder.mkdir()
-    (folder / "run-x.wandb").touch()
-
-    def finish(exit_code: int) -> None:
-        raise TimeoutError("no answer")
-
-    run = SimpleNamespace(
-        offline=offline,
-        url="https://example.org",
-        starting_step=0,
-        settings=SimpleNamespace(sync_dir=str(folder)),
-        summary={},
-        finish=finish,
-    )
-    session = WandbSession(run)
-    session.finish(summary={}, status="finished")
-    assert session.url_or_hint == f"{command}{folder}"
-    assert session.url_or_hint in capsys.readouterr().err
-    environment = {**os.environ, "WANDB_API_KEY": "", "WANDB_DIR": str(tmp_path)}
-    program = Path(sys.executable).with_name("wandb")
-    words = [str(program), *shlex.split(session.url_or_hint)[1:], "--dry-run"]
-    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert "Would sync 1 run(s)" in said.stdout + said.stderr
+def made_folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
 
 
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
@@ -246,8 +212,11 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
         "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
         "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
     }
-    facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
-    told = {what: run_facts(other.run, other.run_dir, manifest(other, [])) for what, other in others.items()}
+    facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
+    told = {
+        what: run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
+        for what, other in others.items()
+    }
     assert {other.arm for other in told.values()} == {facts.arm}
     assert len(facts.arm_id) == 12
     same = [what for what, other in told.items() if other.arm_id == facts.arm_id]
@@ -257,7 +226,7 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
 def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
     words = ("model=nano", "data=synthetic", "attention=gqa", "optimizer.lr=0.002", "tracker=none", "seed=3")
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))
-    facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
+    facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
     assert (facts.name, facts.arm, facts.group, facts.swept) == (f"{arm} s3", arm, None, {"lr": 0.002})
 
@@ -391,14 +360,14 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
 
 def test_disabled_and_none_import_nothing(run_dir: Path) -> None:
     code = """
-mirror(rows=record(None)).finish(summary={}, status="finished")
+mirror(mode="disabled", rows=record(None)).finish(summary={}, status="finished")
 facts = RunFacts(identity="i", name="n", arm="a", seed=0, run_dir=Path.cwd(), config={})
 tracker = open_tracker(NoTracker(), facts, rows=record(None))
 tracker.finish(summary={}, status="finished")
 assert tracker.url_or_hint is None
 assert not {"wandb", "torch"} & set(sys.modules)
 """
-    done = child(code, run_dir, WANDB_MODE="disabled")
+    done = child(code, run_dir)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (run_dir / "wandb").exists()
 

@@ -97,6 +97,7 @@ class WandbServer:
         self.artifacts = list[Json]()  # the input of each createArtifact
         self.alerts = list[Json]()
         self.posts = 0  # to the file stream
+        self.refused = 0  # requests that it failed
         self._status, self._after = 200, 0
         self._released = threading.Event()
         self._lock = threading.Lock()
@@ -106,7 +107,12 @@ class WandbServer:
             "RunResumeStatus": self._resume_status,
             "NocapProgress": self._progress,
             "UpsertBucket": self._upsert,
+            "ArtifactType": lambda variables: (200, {"data": {"project": None}}),
             "CreateArtifact": self._create_artifact,
+            "CommitArtifact": lambda variables: (
+                200,
+                {"data": {"commitArtifact": {"artifact": {"id": "A"}}}},
+            ),
             "NotifyScriptableRunAlert": self._alert,
             "CreateRunFiles": self._create_files,
         }
@@ -234,6 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         status = self.state.status()
+        self.state.refused += status != 200
         if status == HANG:
             self.state.wait_released()
             self.close_connection = True

@@ -7,11 +7,9 @@ its turn comes.
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import Enum
@@ -27,26 +25,25 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.errors import FailedError
 from nocap.config.keys import EXIT_CODES, check_keys, require
+from nocap.config.paths import shown
 from nocap.config.plain import explained, made
 from nocap.config.trainer import Search, Trainer
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, check, expand
-from nocap.launch.plan import DAMAGED, Plan, RunResult, outcome
+from nocap.launch.mirror import send_left, told
+from nocap.launch.plan import DAMAGED, RunResult, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
 from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
-from nocap.options.tracker import RunFacts
-from nocap.store.files import write_file, write_text
-from nocap.store.identity import digest
-from nocap.store.tracking import gathered, offline, track_comparison
+from nocap.store.files import write_file
+from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.compare import Comparison
 
 TIME = "--time"
-OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
 
 class Timer(Protocol):
@@ -196,6 +193,8 @@ def _trained(
     )
     if todo and (about := executor.describe(todo)):
         print(about, flush=True)
+    if todo and (line := grid.cells[0].plan.run.tracker.begin_grid(grid.name)):
+        print(f"tracker: {line}", flush=True)
     runner = Runner(grid, executor, fail_fast=fail_fast, detach=detach)
     try:
         results = runner.run()
@@ -355,7 +354,8 @@ def _report(
         compared = _compare(grid)
     else:
         drop_report(grid.folder)
-    for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
+    run_dirs = [cell.plan.run_dir for cell in grid.cells]
+    for line in send_left(grid.cells[0].plan.run.tracker, run_dirs, grid.folder):
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
@@ -429,40 +429,5 @@ def drop_report(folder: Path) -> None:
 def track_grid(grid: Grid, comparison: Comparison, *, report: Path) -> str | None:
     """A grid's comparison as a run of its group; where that is online."""
     tracker = grid.cells[0].plan.run.tracker
-    facts = RunFacts(
-        identity=digest({"grid": grid.name}),
-        name=grid.name,
-        arm="comparison",
-        seed=0,
-        run_dir=grid.folder,
-        config={"grid": grid.name},
-        group=grid.name,
-        tags=("comparison",),
-    )
-    from nocap.report.rows import tables_of
-
-    address = track_comparison(
-        tracker,
-        facts,
-        tables=tables_of(comparison),
-        report=report,
-        summary={"arms": len(comparison.arms), "runs": len(comparison.runs)},
-    )
-    return None if offline(tracker, [grid.folder]) else address
-
-
-def upload_all(folder: Path, plans: Sequence[Plan]) -> Iterator[str]:
-    """A command for each tracker that uploads what it left offline of these runs and of the grid in `folder`,
-    where it lists that."""
-    waiting = offline(plans[0].run.tracker, [*(plan.run_dir for plan in plans), folder]) if plans else {}
-    for uploader, places in waiting.items():
-        write_text(folder / OFFLINE, "".join(f"{shlex.quote(str(place))}\n" for place in places))
-        yield (
-            f"{len(places)} offline; one command uploads them: xargs {uploader} < "
-            f"{shlex.quote(shown(folder / OFFLINE))}"
-        )
-
-
-def shown(path: Path) -> str:
-    """As it is typed here."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    address = track_comparison(tracker, **told(grid.folder, comparison), report=report)
+    return None if left(tracker, grid.folder) else address
