@@ -18,8 +18,9 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.flags import asked
 from nocap.launch.plan import without_data
-from nocap.options.tracker.wandb import cut
+from nocap.options.tracker.wandb import cut, name_there
 from nocap.store.record import Metrics
+from tests.conftest import REPO
 from tests.test_tracking import environment, history
 from tests.wandb_server import ENTITY, HANG, KEY, StoredRun, WandbServer, wandb_server
 
@@ -54,9 +55,12 @@ def folder_of(here: Path) -> Path:
 
 
 def recorded(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a record, without their nulls."""
-    rows = Metrics(folder / "metrics.jsonl").rows()
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+    """The rows of a record, without their nulls, as W&B has them: under its names, and with hours."""
+    expected = list[dict[str, Any]]()
+    for row in Metrics(folder / "metrics.jsonl").rows():
+        values = {name_there(key): value for key, value in row.items() if value is not None}
+        expected.append({**values, "hours": row["clock/train_s"] / 3600})
+    return expected
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -76,7 +80,7 @@ def test_a_server_gets_the_rows_of_the_record_and_its_summary(tmp_path: Path, se
     folder, run = folder_of(tmp_path), only(server)
     assert run.rows == recorded(folder)
     assert len(run.rows) == 31
-    assert run.summary["val/loss"] == summary_of(folder)["val_loss"]
+    assert run.summary["eval/loss"] == summary_of(folder)["val_loss"]
     assert run.exit_code == 0
     assert f"{server.url}/{ENTITY}/nocap/runs/{run.id}" in done.stdout
 
@@ -169,7 +173,7 @@ def has_record(server: WandbServer, lab: Lab) -> None:
     """The server has the record's rows, each once, and its summary."""
     run = only(server)
     assert run.rows == recorded(lab.whole)
-    assert run.summary["val/loss"] == summary_of(lab.whole)["val_loss"]
+    assert run.summary["eval/loss"] == summary_of(lab.whole)["val_loss"]
     assert run.exit_code == 0
 
 
@@ -306,6 +310,53 @@ def test_in_whatever_order_the_server_has_the_rows_of_the_record_each_once(
         else:
             lab.play(server, "online" if mode == "down" else mode, how, first, last)
     has_record(server, lab)
+
+
+@pytest.mark.slow
+def test_the_page_of_a_run_begins_with_the_validation_loss_then_speed_and_memory(
+    lab: Lab, server: WandbServer
+) -> None:
+    """W&B sorts sections by name, and draws no panel of a hidden metric."""
+    assert lab.sync(server).returncode == 0
+    run = only(server)
+    drawn = {name for row in run.rows for name in row} - run.hidden
+    sections = dict.fromkeys(sorted(name.partition("/")[0] for name in drawn))
+    assert [*sections] == ["eval", "perf", "resources", "train"]
+    assert {"step", "tokens", "hours", "clock/train_s"} <= run.hidden
+    shown = {key: value for key, value in run.summary.items() if key[0] != "_"}
+    assert len(shown) <= 20
+    losses = [row["eval/loss"] for row in run.rows if "eval/loss" in row]
+    assert shown["eval/best"] == min(losses)
+    assert shown["eval/loss"] == losses[-1]
+    assert shown["status"] == "finished"
+    assert "steps_to_target" not in shown
+    assert not [key for key in shown if key.startswith(("hardware", "params", "memory_", "data"))]
+
+
+@pytest.mark.slow
+def test_keys_for_a_target_and_a_checkpoint(tmp_path: Path, server: WandbServer) -> None:
+    words = ("tracker.target=4.5", "tracker.checkpoint=true", "tracker.system=true")
+    often = {"WANDB__STATS_SAMPLING_INTERVAL": "0.5"}
+    done = nocap(tmp_path, server, "train", *WORDS, *words, **often)
+    assert (done.returncode, done.stderr) == (0, "")
+    run = only(server)
+    there = [row["step"] for row in run.rows if row.get("eval/loss", 9.0) <= 4.5]
+    assert run.summary["steps_to_target"] == there[0]
+    (artifact,) = server.artifacts
+    assert artifact["artifactTypeName"] == "model"
+    assert run.file("wandb-events.jsonl")
+
+
+@pytest.mark.slow
+def test_a_stopped_run_is_marked_and_a_diverged_one_alerts(lab: Lab, server: WandbServer) -> None:
+    lab.play(server, "online", "stop", 0, 9)
+    assert only(server).preempting
+    assert only(server).exit_code == 1
+    exploding = ("--config-dir", str(REPO / "tests" / "exploding"), "schedule=exploding")
+    done = nocap(lab.here, server, "train", *WORDS, *exploding, "tracker.alert=true", "output_dir=hot")
+    assert done.returncode == 1
+    (alert,) = server.alerts
+    assert alert["title"] == "diverged"
 
 
 # --- W&B's agent --------------------------------------------------------------------------------------------

@@ -62,6 +62,13 @@ class StoredRun:
         stored = json.loads(self.described.get("config") or "{}")
         return {key: item["value"] for key, item in stored.items() if key != "_wandb"}
 
+    @property
+    def hidden(self) -> set[str]:
+        """Return the metrics of which the client asked for no panel. In its protocol a metric has its name
+        under 1, and its options under 6, where 2 is hidden."""
+        stored = json.loads(self.described.get("config") or "{}").get("_wandb", {}).get("value", {})
+        return {metric["1"] for metric in stored.get("m", []) if "1" in metric and 2 in metric.get("6", [])}
+
     def bucket(self) -> Json:
         """Return it as GraphQL shows it."""
         place = {"id": "P", "name": self.project, "entity": {"id": "E", "name": self.entity}}

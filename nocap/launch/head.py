@@ -207,7 +207,7 @@ def run_facts(
     params: Mapping[str, int] | None = None,
 ) -> RunFacts:
     """Of a run's config, as its record has it, its manifest, and the numbers of its parameters."""
-    first, attempt, options = manifest["attempts"][0], manifest["attempts"][-1], manifest["options"]
+    attempt, options = manifest["attempts"][-1], manifest["options"]
     seed = int(config["seed"])
     grid, values = attempt["grid"], dict(flat(config))
     swept = {
@@ -238,9 +238,16 @@ def run_facts(
         swept={short[key]: value for key, value in swept.items()},
         counted=dict(flat(manifest["parts"]["config"])),
         about=_about(manifest, params),
-        born=f"{first['started']} {first['host']}",
+        born=born(manifest),
         attempts=tuple(_starts(manifest["attempts"])),
     )
+
+
+def born(manifest: Mapping[str, Any]) -> str:
+    """When and where a run's first attempt started, which another training of the same config does not
+    share."""
+    first = manifest["attempts"][0]
+    return f"{first.get('started')} {first.get('host')}"
 
 
 def _about(manifest: Mapping[str, Any], params: Mapping[str, int] | None) -> dict[str, Any]:

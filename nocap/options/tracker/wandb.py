@@ -33,6 +33,7 @@ from nocap.config.keys import flat, key, require
 from nocap.config.paths import shown
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
+SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
 ASK_S = 5.0  # for the server to say that it has all rows
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
@@ -185,16 +186,16 @@ class Place:
         draft.replace(path)
 
 
-def run_id(facts: RunFacts) -> str:
-    """The id of a run in W&B: the one it was sent under, else one of its identity and its first start, so
-    that the same config trained again elsewhere is another run."""
-    place = Place.read(facts.run_dir)
-    return place.id if place is not None else _own_id(facts)
+def run_id(folder: Path, *, identity: str, born: str) -> str:
+    """The id of a run in W&B: the one that it was sent under, else its own."""
+    place = Place.read(folder)
+    return place.id if place is not None else own_id(identity, born)
 
 
-def _own_id(facts: RunFacts) -> str:
-    born = _digits(facts.born) if facts.born else ""
-    return "-".join(filter(None, (facts.identity, born)))
+def own_id(identity: str, born: str) -> str:
+    """An id of a run's identity and its first start, so that the same config trained again elsewhere is
+    another run."""
+    return f"{identity}-{_digits(born)}" if born else identity
 
 
 def _digest(path: Path) -> str:
@@ -208,6 +209,38 @@ def _digits(text: str) -> str:
 def cut(text: str, longest: int) -> str:
     """The text, or its beginning and six digits that tell it from others that begin so."""
     return text if len(text) <= longest else f"{text[: longest - 7]}-{_digits(text)}"
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+# A page of W&B sorts its sections by name: the validation loss comes first, then speed, memory, training.
+SECTIONS = {"val/": "eval/", "memory/": "resources/"}
+AXES = ("step", "tokens", "hours")
+BEST = "eval/best"
+# The table of runs has these while a run trains; others only have their curve.
+SHOWN = (
+    *("val/loss", "val/bpb", "train/loss"),
+    *("perf/tokens_per_s", "perf/step_ms", "perf/mfu", "memory/model_mib", "status"),
+)
+OF_COMPARISONS = ("arms", "runs")
+
+
+def name_there(name: str) -> str:
+    """The name that a curve of the record has in W&B."""
+    for own, there in SECTIONS.items():
+        if name.startswith(own):
+            return there + name.removeprefix(own)
+    return name
+
+
+def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
+    """What W&B's table of runs has of a summary: not what is a constant or stands in the config. A line of
+    the clock that is zero is left out."""
+    ends = dict[str, object]()
+    for name, value in at_the_end(summary).items():
+        if name in (*SHOWN, *OF_COMPARISONS) or (name.startswith("clock/") and value):
+            ends[name_there(name)] = value
+    return ends
 
 
 # --- what a server is asked ---------------------------------------------------------------------------------
@@ -256,9 +289,11 @@ class WandbSession(TrackerSession):
     once its pipe is full.
     """
 
-    def __init__(self, run: Any, place: Place, facts: RunFacts) -> None:
-        self._run, self._place, self._facts = run, place, facts
-        self._silenced, self._defined = False, {"clock/train_s"}
+    def __init__(self, tracker: Wandb, run: Any, place: Place, facts: RunFacts) -> None:
+        self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
+        self._silenced, self._hidden = False, set[str]()
+        self._ends = dict[str, object]()  # what only all rows together tell
+        self._finish_s = SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S
         # What the server has begins before this step: a resumed run repeats rows, but for their clock.
         # Offline it is 0, and the folder is a new one.
         self._first_step = int(run.starting_step)
@@ -289,21 +324,34 @@ class WandbSession(TrackerSession):
         if not isinstance(step, int):
             return
         self._rows += 1
+        self._note_best(row)
         if self._silenced or step < self._first_step:
             return
         self.sent += 1
         failure = f"stopped mirroring at step {step}"
         # a curve has no point there
-        values = {name: value for name, value in row.items() if value is not None}
-        for name in sorted(
-            name for name in values if name.startswith("clock/") and name not in self._defined
-        ):
-            # ten panels of seconds would come before the loss; the dashboard has them in a folded section
-            self._defined.add(name)
-            self._submit(failure, partial(self._run.define_metric, name, step_metric="step", hidden=True))
+        values = {name_there(name): value for name, value in row.items() if value is not None}
+        for name in sorted(name for name in values if name.startswith("clock/")):
+            if name not in self._hidden:
+                # ten panels of seconds would come before the loss; the dashboard has them in a folded section
+                self._hidden.add(name)
+                hide = partial(self._run.define_metric, name, step_metric="step", summary="none", hidden=True)
+                self._submit(failure, hide)
+        if isinstance(train_s := row.get("clock/train_s"), int | float):
+            values["hours"] = train_s / 3600
         if (at := self._facts.time_of(row)) is not None:
             values["_timestamp"] = at
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
+
+    def _note_best(self, row: Mapping[str, object]) -> None:
+        """Keep the lowest validation loss, and the first step at the target or below it."""
+        loss, target, best = row.get("val/loss"), self._tracker.target, self._ends.get(BEST)
+        if not isinstance(loss, int | float):
+            return
+        if not isinstance(best, int | float) or loss < best:
+            self._ends[BEST] = loss
+        if target is not None and loss <= target:
+            self._ends.setdefault("steps_to_target", row["step"])
 
     def log_comparison(self, tables: Tables, report: Path) -> None:
         """Send the tables, and the report, which is shown in the run's page and kept as a file."""
@@ -332,13 +380,14 @@ class WandbSession(TrackerSession):
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
         self._calls.put(partial(self._finish, summary, status, done))
-        if not done.wait(FINISH_TIMEOUT_S + ASK_S + GRACE_S):
+        if not done.wait(self._finish_s + ASK_S + GRACE_S):
             self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
         settings, offline, failed = self._run.settings, self._run.offline, self._silenced
         try:
-            self._run.summary.update(at_the_end(summary))
+            self._run.summary.update(ends_of(summary) | self._ends)
+            self._tell(status)
             self._run.finish(exit_code=0 if status == "finished" else 1)
             lacks = "" if offline or failed else self._lacking(settings)
         except Exception as error:
@@ -356,6 +405,28 @@ class WandbSession(TrackerSession):
             replace(self._place, complete=True).write(self._facts.run_dir)
         self._silenced = True
         done.set()
+
+    def _tell(self, status: str) -> None:
+        """Mark a run that was stopped from outside, and do what is to be done at an end, if it was asked
+        for."""
+        if status == "preempted":
+            self._run.mark_preempting()
+        if status == "diverged" and self._tracker.alert:
+            step = self._facts.name
+            self._run.alert(title="diverged", text=f"{step} diverged: {self._run.url or self._hint}")
+        if self._tracker.checkpoint and status == "finished":
+            self._send_checkpoint()
+
+    def _send_checkpoint(self) -> None:
+        import wandb
+
+        saved = sorted(self._facts.run_dir.glob("checkpoints/step-*/"))
+        if not saved:
+            _warn("no checkpoint to send: the run keeps none (trainer.keep_steps)")
+            return
+        artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="model")
+        artifact.add_dir(str(saved[-1]))
+        self._run.log_artifact(artifact)
 
     def _lacking(self, settings: Any) -> str:
         """What the server lacks, in words; empty where it has all rows. Its client ends without an error
@@ -427,7 +498,7 @@ def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
     place = replace(Place.read(facts.run_dir) or Place(id=_new_id(facts)), complete=False)
     run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
     place.write(facts.run_dir)
-    return WandbSession(run, place, facts)
+    return WandbSession(tracker, run, place, facts)
 
 
 def _opened_online(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> WandbSession:
@@ -437,7 +508,7 @@ def _opened_online(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s:
     run = _init(tracker, facts, place, mode="online", timeout_s=left_s)
     place = replace(place, entity=run.entity, project=run.project, server=settings.base_url)
     place.write(facts.run_dir)
-    return WandbSession(run, place, facts)
+    return WandbSession(tracker, run, place, facts)
 
 
 def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
@@ -455,14 +526,14 @@ def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: f
     if _rows_there(settings, place, timeout_s=timeout_s) is not None:
         return replace(place, complete=False)
     times = place.deleted + 1
-    new = f"{_own_id(facts)}-{times + 1}"
+    new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
     _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
     return replace(place, id=new, deleted=times, complete=False)
 
 
 def _new_id(facts: RunFacts) -> str:
     """W&B's agent knows a run by the id that it gave."""
-    return _agents_id() or _own_id(facts)
+    return _agents_id() or own_id(facts.identity, facts.born)
 
 
 def _agents_id() -> str:
@@ -479,7 +550,7 @@ def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s
     on_gpu = dict(flat(facts.config)).get("trainer.device") == "cuda"
     settings = wandb.Settings(
         init_timeout=timeout_s,
-        finish_timeout=FINISH_TIMEOUT_S,
+        finish_timeout=SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S,
         finish_timeout_raises=True,
         silent=True,
         # The local record has the console, the code, the hardware and the versions. A command line could also
@@ -490,7 +561,6 @@ def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s
         disable_git=True,
         x_disable_meta=True,
         x_disable_stats=not (on_gpu if tracker.system is None else tracker.system),
-        x_disable_machine_info=True,
         x_save_requirements=False,
     )
     init: Any = wandb.init
@@ -510,10 +580,11 @@ def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s
         reinit="finish_previous",
         settings=settings,
     )
-    for axis in ("step", "tokens"):
-        run.define_metric(axis, hidden=True)  # no panel of its own
-    run.define_metric("clock/train_s", hidden=True)
-    run.define_metric("*", step_metric="step")
+    for axis in AXES:
+        run.define_metric(axis, hidden=True, summary="none")  # no panel of its own
+    for name in SHOWN:
+        run.define_metric(name_there(name), step_metric="step")
+    run.define_metric("*", step_metric="step", summary="none")
     return run
 
 
