@@ -28,7 +28,8 @@ from nocap.launch.head import manifest, run_facts, typed_keys
 from nocap.launch.mirror import send_left
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.options.tracker.wandb import Place
+from nocap.options.tracker.wandb import Place, name_there
+from nocap.store.record import Metrics
 from nocap.store.tracking import gathered, open_tracker
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
@@ -57,7 +58,7 @@ def mirror(*, mode="auto", timeout_s=4, rows=(), config=None):
     tracker = Wandb(project="p", entity=None, group="g", tags=["t"], mode=WandbMode(mode),
         init_timeout_s=timeout_s)
     facts = RunFacts(identity="{IDENTITY}", name="d12-{IDENTITY}", arm="gqa", seed=0, run_dir=Path.cwd(),
-                     config=config or {{"model": {{"n_layer": 2}}}}, tags=("attention=gqa",),
+                     config={{}}, counted=config or {{"model.n_layer": 2}}, tags=("attention=gqa",),
                      options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
     return open_tracker(tracker, facts, rows=rows)
 
@@ -130,15 +131,19 @@ def history(run_dir: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
 
 
-def recorded(run_dir: Path) -> list[dict[str, object]]:
-    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a record, without their nulls, as W&B has them: under its names, and with hours."""
+    expected = list[dict[str, Any]]()
+    for row in Metrics(folder / "metrics.jsonl").rows():
+        values = {name_there(key): value for key, value in row.items() if value is not None}
+        expected.append({**values, "hours": row["clock/train_s"] / 3600})
+    return expected
 
 
 @pytest.mark.gate
 def test_offline_run_reads_back_as_the_record(run_dir: Path) -> None:
     code = """
-tracker = mirror(config={"data": {"path": ["a", "hub-" + os.environ["HF_TOKEN"]]}})
+tracker = mirror(config={"data.name": ["a", "hub-" + os.environ["HF_TOKEN"]]})
 for row in record(None):
     tracker.log(row)
 tracker.finish(summary={
@@ -155,13 +160,13 @@ print(tracker.url_or_hint)
     facts = ("run_id", "display_name", "run_group", "job_type", "tags", "project")
     named = [IDENTITY, f"d12-{IDENTITY}", "g", "gqa", ["t", "attention=gqa"], "p"]
     assert [run[key] for key in facts] == named
-    told = [run["config"]["update"][key] for key in ("arm", "options", "swept")]
-    assert told == ["gqa", {"attention": "gqa"}, {"lr": 0.1}]
+    told = [run["config"]["update"][key] for key in ("arm", "attention", "swept")]
+    assert told == ["gqa", "gqa", "lr"]
     updates = [record.get("summary", {}).get("update", {}) for record in records]
     summary = {key: value for update in updates for key, value in update.items()}
-    named = ["val/loss", "clock/train_s", "params/total", "perf/step_ms"]
-    assert [summary.get(key) for key in named] == [3.25, 2.5, 7, 31.5]
-    assert not {"val_loss", "arm", "perf/mfu"} & {*summary}  # the final loss has one name
+    named = ["eval/loss", "clock/train_s", "perf/step_ms"]
+    assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
+    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {*summary}  # the final loss has one name
     assert records[-1]["exit"]["exit_code"] == 0
     assert "hf_secret_value" not in json.dumps(records)
     assert "hub-<redacted:HF_TOKEN>" in json.dumps(records)

@@ -18,10 +18,9 @@ import pytest
 from nocap.config.compose import compose
 from nocap.config.flags import asked
 from nocap.launch.plan import without_data
-from nocap.options.tracker.wandb import cut, name_there
-from nocap.store.record import Metrics
+from nocap.options.tracker.wandb import cut
 from tests.conftest import REPO
-from tests.test_tracking import environment, history
+from tests.test_tracking import environment, history, recorded
 from tests.wandb_server import ENTITY, HANG, KEY, StoredRun, WandbServer, wandb_server
 
 WORDS = ("model=nano", "data=synthetic", "trainer.steps=30", "trainer.val_every=10", "output_dir=out")
@@ -52,15 +51,6 @@ def nocap(here: Path, server: WandbServer | None, command: str, *words: str, **e
 def folder_of(here: Path) -> Path:
     (folder,) = (here / "out" / "runs").iterdir()
     return folder
-
-
-def recorded(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a record, without their nulls, as W&B has them: under its names, and with hours."""
-    expected = list[dict[str, Any]]()
-    for row in Metrics(folder / "metrics.jsonl").rows():
-        values = {name_there(key): value for key, value in row.items() if value is not None}
-        expected.append({**values, "hours": row["clock/train_s"] / 3600})
-    return expected
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
