@@ -248,6 +248,9 @@ def test_without_a_login_sync_refuses(lab: Lab) -> None:
     done = nocap(lab.here, None, "runs", "sync", str(lab.folder.relative_to(lab.here)))
     assert done.returncode == 2
     assert done.stderr == "nocap: W&B must have a login (wandb login, or WANDB_API_KEY), got none\n"
+    done = nocap(lab.here, None, "runs", "sync", str(lab.folder), WANDB_API_KEY="short")
+    assert done.returncode == 2
+    assert done.stderr == "nocap: WANDB_API_KEY must have at least 40 characters, got 5\n"
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
@@ -99,14 +100,15 @@ class Wandb(Tracker):
         require(is_address or not url, "WANDB_BASE_URL", rule, url)
 
     def begin_grid(self, group: str) -> str | None:
+        os.environ.pop(UNREACHABLE, None)
         if not (_may_send(self) and _may_have_login()):
             return None
-        settings = _login(online=True)
-        if settings is None:
-            return None
         try:
+            settings = _login(online=True)
+            if settings is None:
+                return None
             viewer = _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s).get("viewer") or {}
-        except OSError as error:
+        except Exception as error:  # whatever its client raises
             os.environ[UNREACHABLE] = "1"
             return f"offline: W&B does not answer: {_line(error)}"
         entity = self.entity or viewer.get("entity")
@@ -129,10 +131,17 @@ class Wandb(Tracker):
         return bool(_agents_id()) and _may_send(self)
 
     def sends_now(self) -> bool:
-        return _may_send(self) and _login(online=True) is not None
+        try:
+            return _may_send(self) and _login(online=True) is not None
+        except Exception:  # a login that its client does not take sends nothing
+            return False
 
     def resend(self, facts: RunFacts) -> TrackerSession:
-        settings = _login(online=True)
+        replace(self, mode=WandbMode.online).check_start()
+        try:
+            settings = _login(online=True)
+        except Exception as error:  # whatever its client raises
+            raise ValueError(f"W&B: no login: {_line(error)}") from error
         require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
         try:
             return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s)
@@ -263,8 +272,15 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
     headers = {"Content-Type": "application/json", "Authorization": f"Basic {secret}"}
     content = json.dumps({"query": query, "variables": variables}).encode()
     request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=headers)
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return dict(json.load(answer).get("data") or {})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+            answer = json.load(reply)
+        problems = [str(problem["message"]) for problem in answer.get("errors") or ()]
+    except (HTTPException, ValueError, LookupError, AttributeError) as error:
+        raise OSError(f"no answer to a query: {_line(error)}") from error
+    if problems:
+        raise OSError("; ".join(problems))
+    return dict(answer.get("data") or {})
 
 
 def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
@@ -365,6 +381,8 @@ class WandbSession(TrackerSession):
                 if rows
             }
             self._run.log({**drawn, "report": wandb.Html(str(report), inject=False)})
+            if self._run.offline:  # its client would keep a copy outside of the run's folder
+                return
             artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
@@ -412,8 +430,7 @@ class WandbSession(TrackerSession):
         if status == "preempted":
             self._run.mark_preempting()
         if status == "diverged" and self._tracker.alert:
-            step = self._facts.name
-            self._run.alert(title="diverged", text=f"{step} diverged: {self._run.url or self._hint}")
+            self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
         if self._tracker.checkpoint and status == "finished":
             self._send_checkpoint()
 
