@@ -197,7 +197,7 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     assert not [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
     for plan in plans:
         Place(id=plan.identity).write(made_folder(plan.run_dir))
-    (line,) = send_left(plans[0].run.tracker, [plan.run_dir for plan in plans], grid.folder)
+    (line,) = send_left(plans, grid.folder)
     command = f"python -m nocap.runs sync out/grids/{grid.name}"
     assert line == f"2 of 2 runs are not uploaded; this sends them: {command}"
 

@@ -16,6 +16,7 @@ from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
 from nocap.launch.grid import REPORT
 from nocap.launch.head import run_facts
+from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
@@ -67,15 +68,15 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
     return composed([f"tracker={UPLOADER}"]).run.tracker
 
 
-def send_left(tracker: Tracker, run_dirs: Sequence[Path], grid: Path) -> Iterator[str]:
+def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
     """Send what the server lacks of a grid's runs, and yield a line about those that are left: a server that
     fails once is not asked again."""
-    waiting = [folder for folder in run_dirs if left(tracker, folder)]
-    if waiting and tracker.sends_now():
+    waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
+    if waiting and plans[0].run.tracker.sends_now():
         waiting = list(_not_taken(waiting))
     if waiting:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"{len(waiting)} of {len(run_dirs)} runs are not uploaded; this sends them: {command}"
+        yield f"{len(waiting)} of {len(plans)} runs are not uploaded; this sends them: {command}"
 
 
 def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:

@@ -27,6 +27,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import EXIT_CODES, check_keys, require
 from nocap.config.paths import shown
 from nocap.config.plain import explained, made
+from nocap.config.run import Run
 from nocap.config.trainer import Search, Trainer
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
@@ -193,8 +194,8 @@ def _trained(
     )
     if todo and (about := executor.describe(todo)):
         print(about, flush=True)
-    if todo and (line := grid.cells[0].plan.run.tracker.begin_grid(grid.name)):
-        print(f"tracker: {line}", flush=True)
+    if todo:
+        _begin_tracking(todo[0], grid.name)
     runner = Runner(grid, executor, fail_fast=fail_fast, detach=detach)
     try:
         results = runner.run()
@@ -208,6 +209,13 @@ def _trained(
     if not has_times:
         return code or EXIT_CODES["failed"]
     return EXIT_CODES["failed"] if (fail_fast or detach) and "failed" in statuses else code
+
+
+def _begin_tracking(run: Run, group: str) -> None:
+    """Say where the runs of a grid will stand together."""
+    line = run.tracker.begin_grid(group)
+    if line is not None:
+        print(f"tracker: {line}", flush=True)
 
 
 def _measured(timed: Callable[[], None]) -> bool:
@@ -309,6 +317,7 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
+    _begin_tracking(composed(fixed).run, searching.grid.name)
     devices = Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
     with closing(devices):
         results, stopped = searching.run(devices)
@@ -354,8 +363,7 @@ def _report(
         compared = _compare(grid)
     else:
         drop_report(grid.folder)
-    run_dirs = [cell.plan.run_dir for cell in grid.cells]
-    for line in send_left(grid.cells[0].plan.run.tracker, run_dirs, grid.folder):
+    for line in send_left([cell.plan for cell in grid.cells], grid.folder):
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
