@@ -20,10 +20,15 @@ import matplotlib
 
 from nocap import api
 from nocap.options.tracker import at_the_end
+from nocap.options.tracker.wandb import name_there
 from nocap.store.record import Metrics
 
 matplotlib.use("agg")
 from matplotlib import pyplot  # after the choice of a backend that needs no screen
+
+# the name of a curve in W&B → in the record
+CURVES = ("val/loss", "train/loss", "perf/tokens_per_s", "perf/step_ms", "memory/model_mib")
+RECORDED = {name_there(name): name for name in CURVES}
 
 
 def line(axes: Any, seeds: list[list[dict[str, Any]]], x: str, y: str, label: str) -> None:
@@ -44,15 +49,16 @@ def main(dashboard: str, grid: str, picture: str) -> None:
     sections = json.loads(Path(dashboard).read_text())["workspace"]["spec"]["section"]["panelBankConfig"][
         "sections"
     ]
-    # loss; speed and memory, below the verdicts
-    panels = [panel["config"] for section in sections[1:3] for panel in section["panels"]]
+    drawn = [section for section in sections if section["name"] in ("Loss", "Speed and memory")]
+    panels = [panel["config"] for section in drawn for panel in section["panels"]]
     records = {record.identity: record for record in api.load(grid)}
     arms = [
         (arm["label"], [records[identity] for identity in arm["runs"]]) for arm in api.compare(grid)["arms"]
     ]
     figure, grid_axes = pyplot.subplots(-(-len(panels) // 3), 3, figsize=(13, 9), layout="constrained")
     for axes, panel in zip(grid_axes.flat, panels, strict=True):
-        (metric,) = panel["metrics"]
+        (shown,) = panel["metrics"]
+        metric = RECORDED[shown]
         axes.set_title(panel["chartTitle"], fontsize="medium")
         for i, (label, runs) in enumerate(arms):
             if "xAxis" in panel:

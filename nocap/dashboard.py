@@ -15,11 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, require
+from nocap.launch.head import born
+from nocap.options.tracker.wandb import name_there, run_id
 from nocap.store.command import command
+from nocap.store.record import read_json, write_json
 from nocap.training.ledger import LINES
 
 if TYPE_CHECKING:
     from nocap.judge.compare import Comparison
+    from nocap.store.runs import Record
+
+SAVED = "dashboard.json"  # in a grid's or a study's folder: what was made of it in W&B
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +33,7 @@ class Shown:
     """What a dashboard is about."""
 
     title: str
-    runs: Sequence[str]  # identities, which are the runs' ids in W&B
+    runs: Sequence[str]  # the runs' ids in W&B; of a study, whose records need not be here, identities
     verdicts: str  # Markdown
     comparison: Comparison | None = None  # None: of a study, whose runs need not be here
 
@@ -49,9 +55,7 @@ def _make(options: argparse.Namespace) -> int:
         options.answer(as_json(workspace, report))
         return 0
     try:
-        for made in (workspace, report):
-            made.save()
-            print(made.url)
+        _save(workspace, report, options.path / SAVED)
         _tell(shown, f"{workspace.entity}/{workspace.project}")
     except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
         print(
@@ -60,6 +64,27 @@ def _make(options: argparse.Namespace) -> int:
         )
         return EXIT_CODES["failed"]
     return 0
+
+
+def _save(workspace: Any, report: Any, saved: Path) -> None:
+    """Save both, in place of those of before, whose ids a file in the grid's or the study's folder has."""
+    before = read_json(saved, {}) or {}
+    place = {"server": _server(), "entity": workspace.entity, "project": workspace.project}
+    if {key: before.get(key) for key in place} == place:
+        workspace._internal_name, workspace._internal_id = before["workspace_name"], before["workspace"]
+        report.id = before["report"]
+    for made in (workspace, report):
+        made.save()
+        print(made.url)
+    ids = {"workspace_name": workspace._internal_name, "workspace": workspace._internal_id}
+    if saved.parent.is_dir():
+        write_json(saved, {**place, **ids, "report": report.id})
+
+
+def _server() -> str:
+    import wandb
+
+    return str(wandb.setup().settings.base_url)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -96,8 +121,12 @@ def _of_runs(path: str) -> Shown:
         notes.append(more)
     head = [f"**{one_line(headline(comparison))}**", ""]
     verdicts = tame("\n".join([*head, *told, *(f"* {one_line(line)}" for line in notes)]))
-    runs = [record.identity for record in comparison.records]
+    runs = [_id_of(record) for record in comparison.records]
     return Shown(title=Path(path).absolute().name, runs=runs, verdicts=verdicts, comparison=comparison)
+
+
+def _id_of(record: Record) -> str:
+    return run_id(record.folder, identity=record.identity, born=born(record.manifest))
 
 
 def _of_study(folder: Path) -> Shown:
@@ -129,7 +158,8 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
         ws.Section(name=title, panels=section_panels, is_open=title != CLOCK)
         for title, section_panels in {"Verdicts": [verdicts], **panels}.items()
     ]
-    ids = ws.And(ws.Metric("ID").isin(list(shown.runs)))
+    key = ws.Metric("ID") if shown.comparison else ws.Config("identity")
+    ids = ws.And(key.isin(list(shown.runs)))
     workspace = ws.Workspace(
         entity=entity,
         project=project,
@@ -165,6 +195,8 @@ AXES = {
     "tokens": ("tokens", "tokens"),
     "seconds of training": ("clock/train_s", "train_s"),
 }  # a curve's two names
+LOSS = name_there("val/loss")
+MOST_KEYS = 8  # that stand side by side
 FIRST = 0.1  # of a run: so far the loss falls so much that nothing later could be told apart
 CLOCK = "Where the time went"
 ARM = ("arm", "arm_id")  # of a run's config: its name for people, and what two arms of one name differ in
@@ -172,7 +204,7 @@ COLUMNS = (
     "run:displayName",
     "config:arm.value",
     "config:seed.value",
-    "summary:val/loss",
+    "summary:eval/loss",
     "summary:perf/tokens_per_s",
     "summary:verdict",
 )
@@ -182,7 +214,11 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
     """Draw the plots of each section. Runs are grouped by arm, each arm by itself: a line is the mean over
     seeds, the band their standard deviation. Of a study the ranges are W&B's own."""
     spread = {"groupby_aggfunc": "mean", "groupby_rangefunc": "stddev", "max_runs_to_show": 100}
-    speed = {"tokens/s": "perf/tokens_per_s", "ms a step": "perf/step_ms", "memory, MiB": "memory/model_mib"}
+    speed = {
+        "tokens/s": "perf/tokens_per_s",
+        "ms a step": "perf/step_ms",
+        "memory, MiB": name_there("memory/model_mib"),
+    }
     runs = [run for row in comparison.rows for run in row.arm.runs] if comparison else []
     curves = [run.curve for run in runs]
     late = [(step, loss) for curve in curves for step, loss in zip(curve.step, curve.val_loss, strict=True)]
@@ -197,12 +233,12 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
     lines = [
         line for line in LINES if not comparison or any(row.clock_s.get(line) for row in comparison.rows)
     ]
-    curve = {"y": ["val/loss"], "range_y": falling, **spread}
+    curve = {"y": [LOSS], "range_y": falling, **spread}
     return {
         "Loss": [
             wr.BarPlot(
                 title="final validation loss",
-                metrics=["val/loss"],
+                metrics=[LOSS],
                 range_x=_range([run.val_loss for run in runs]),
                 **spread,
             ),
@@ -214,12 +250,24 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
                 title="training loss by steps", x="step", y=["train/loss"], range_x=starts["steps"], **spread
             ),
         ],
+        **_by_keys(wr, comparison),
         "Speed and memory": [
             *(wr.BarPlot(title=title, metrics=[metric], **spread) for title, metric in speed.items()),
             wr.LinePlot(title="tokens/s by steps", x="step", y=["perf/tokens_per_s"], **spread),
         ],
         CLOCK: [wr.BarPlot(title=f"{line}, s", metrics=[f"clock/{line}_s"], **spread) for line in lines],
     }
+
+
+def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
+    """Of a grid that sweeps two keys or more: a line a run through its keys, its loss and its speed."""
+    keys = comparison.swept if comparison else []
+    if len(keys) < 2:
+        return {}
+    axes = [wr.Config(key) for key in keys[:MOST_KEYS]]
+    axes += [wr.SummaryMetric(LOSS), wr.SummaryMetric("perf/tokens_per_s")]
+    columns = [wr.ParallelCoordinatesPlotColumn(metric=axis) for axis in axes]
+    return {"By key": [wr.ParallelCoordinatesPlot(title="keys, loss and speed", columns=columns)]}
 
 
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -244,7 +292,7 @@ def _tell(shown: Shown, project: str) -> None:
 
     for row in shown.comparison.rows if shown.comparison else []:
         for run in row.arm.runs:
-            there = wandb.Api().run(f"{project}/{run.identity}")
+            there = wandb.Api().run(f"{project}/{_id_of(run)}")
             there.summary["verdict"] = row.difference.verdict if row.difference else "baseline"
             there.summary.update()  # type: ignore[no-untyped-call]
 
@@ -268,8 +316,12 @@ def _login() -> str:
     """
     import wandb
 
-    wandb.setup(settings=wandb.Settings(silent=True))
-    if not wandb.login(prompt=False, verify=False):
+    try:
+        wandb.setup(settings=wandb.Settings(silent=True))
+        logged_in = wandb.login(prompt=False, verify=False)
+    except Exception as error:  # a key or an address that its client does not take
+        raise ValueError(f"W&B: no login: {' '.join(str(error).split())[:200]}") from error
+    if not logged_in:
         raise ValueError(
             "a dashboard is made in a W&B account, and there is no login: wandb login (--json "
             "FILE needs none)"

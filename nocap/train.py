@@ -37,6 +37,9 @@ def main() -> None:
         elif "RANK" in os.environ:
             reason = "every rank would start the grid; use trainer.devices=N, and nocap starts the ranks"
             raise ValueError(f"--multirun must not run under torchrun: {reason}")
+        elif "WANDB_SWEEP_ID" in os.environ:
+            reason = "it has one run for each command; sweep over the keys in the sweep's yaml"
+            raise ValueError(f"--multirun must not run under W&B's agent: {reason}")
         else:
             from nocap.launch.multirun import multirun
             from nocap.study.timing import InTurns

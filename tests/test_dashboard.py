@@ -14,6 +14,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from nocap import dashboard
+from nocap.launch.head import born
+from nocap.options.tracker.wandb import run_id
 from nocap.store.record import write_summary
 from tests.conftest import REPO
 from tests.test_compare import STEPS, refusal, write_run
@@ -65,9 +67,9 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert curves[0].range_x == (pytest.approx(0.1 * STEPS[-1]), None), "the first tenth is out of sight"
     assert curves[0].range_y[0] < 3.3 < curves[0].range_y[1] < 3.312 + 2.0
     assert [(str(getattr(panel.x, "name", panel.x)), panel.y[0].name) for panel in curves] == [
-        ("step", "val/loss"),
-        ("tokens", "val/loss"),
-        ("clock/train_s", "val/loss"),
+        ("step", "eval/loss"),
+        ("tokens", "eval/loss"),
+        ("clock/train_s", "eval/loss"),
         ("step", "train/loss"),
     ]
     assert "summary:verdict" in workspace.runset_settings.pinned_columns
@@ -155,7 +157,61 @@ def test_each_run_gets_the_verdict_of_its_arm(
         monkeypatch.setattr(made, "url", "https://example.org")
     assert dashboard.main([str(grid), "--entity", "e", "--project", "p"]) == 0
     assert all(summary.update.called for summary in summaries.values())
-    assert {path: summary.__setitem__.call_args.args for path, summary in summaries.items()} == {
-        f"e/p/{run.name.rpartition('-')[2]}": ("verdict", "worse" if "gqa" in run.name else "baseline")
-        for run in (tmp_path / "runs").iterdir()
-    }
+    expected = dict[str, tuple[str, str]]()
+    for folder in (tmp_path / "runs").iterdir():
+        verdict = "worse" if "gqa" in folder.name else "baseline"
+        expected[f"e/p/{id_of(folder)}"] = ("verdict", verdict)
+    found = {path: summary.__setitem__.call_args.args for path, summary in summaries.items()}
+    assert found == expected
+
+
+def id_of(folder: Path) -> str:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return run_id(folder, identity=manifest["identity"], born=born(manifest))
+
+
+def test_a_second_dashboard_takes_the_place_of_the_first(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ws, wr = dashboard._library()
+    before = list[tuple[str, str]]()
+
+    def save_workspace(made: Any) -> None:
+        before.append(("workspace", made._internal_id))
+        made._internal_id, made._internal_name = "W", "nw-W"
+
+    def save_report(made: Any) -> None:
+        before.append(("report", made.id))
+        made.id = "R"
+
+    monkeypatch.setattr(ws.Workspace, "save", save_workspace)
+    monkeypatch.setattr(wr.Report, "save", save_report)
+    for made in (ws.Workspace, wr.Report):
+        monkeypatch.setattr(made, "url", "https://example.org")
+    monkeypatch.setattr("wandb.Api", MagicMock())
+    for project in ("p", "p", "other"):
+        assert dashboard.main([str(grid), "--entity", "e", "--project", project]) == 0
+    first, second = [("workspace", ""), ("report", "")], [("workspace", "W"), ("report", "R")]
+    assert before == [*first, *second, *first]
+
+
+def test_a_grid_of_two_keys_has_its_runs_as_lines_through_them(tmp_path: Path) -> None:
+    cells = list[dict[str, str]]()
+    for heads in (2, 4):
+        for lr in (0.001, 0.003):
+            for seed in range(3):
+                config = {"attention.n_kv_heads": heads, "optimizer.lr": lr}
+                run = write_run(tmp_path, words=f"gpt2-{heads}-{lr}", seed=seed, config=config, loss=3.3 + lr)
+                cells.append({"identity": run.name.rpartition("-")[2], "run": run.name})
+    folder = tmp_path / "grids" / "two-keys"
+    folder.mkdir(parents=True)
+    (folder / "grid.json").write_text(json.dumps({"name": folder.name, "cells": cells}))
+    workspace, _ = read_back(written(str(folder), "--entity", "e", to=tmp_path / "made.json"))
+    (lines,) = next(section.panels for section in workspace.sections if section.name == "By key")
+    named = [column.metric.name for column in lines.columns]
+    assert named == ["attention.n_kv_heads", "optimizer.lr", "eval/loss", "perf/tokens_per_s"]
+
+
+def test_a_login_that_cannot_work_is_a_line(
+    grid: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("wandb.login", MagicMock(side_effect=ValueError("the key\nis too short")))
+    assert refusal([grid], capsys, command=dashboard) == "nocap: W&B: no login: the key is too short\n"

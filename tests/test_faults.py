@@ -559,7 +559,7 @@ def test_20_21_tracker_unreachable_and_rewound(
     assert done.err.startswith("nocap: W&B: offline: ")
     run_dir = the_run(tmp_path / "out")
     assert state_of(run_dir) == state_of(undisturbed.run_dir)
-    assert "wandb sync " in str(summary_of(run_dir)["tracker"])
+    assert "nocap.runs sync " in str(summary_of(run_dir)["tracker"])
     assert [row["step"] for row in history(run_dir)] == list(range(31))
 
 

@@ -11,7 +11,7 @@ import pytest
 from nocap.config.compose import compose, composed
 from nocap.config.flags import asked
 from nocap.config.paths import conf_dir
-from nocap.config.plain import load
+from nocap.config.plain import load, to_plain
 from nocap.launch.cell import _cell as planned_cell
 from nocap.launch.grid import check
 from nocap.launch.head import run_facts
@@ -199,7 +199,7 @@ def test_grid_trains_its_cells_by_seed_and_ends_with_the_comparison(small_grid):
         manifest = json.loads((run_dir / "manifest.json").read_text())
         assert manifest["attempts"][-1]["grid"] == folder.name
         assert manifest["attempts"][-1]["asked"]["seeds"] == [0, 1]
-        assert run_facts(load(run_dir / "config.yaml"), run_dir, manifest).group == folder.name
+        assert run_facts(to_plain(load(run_dir / "config.yaml")), run_dir, manifest).group == folder.name
         assert folder.name not in json.dumps(manifest["parts"])
         assert "val" in (run_dir / "train.log").read_text()
 

@@ -106,7 +106,8 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 def record(folder: Path, planned: Plan) -> None:
     tagged = compose([*SMALL, "tracker=wandb"]).tracker
-    tagged.tags, tagged.group = [text for text in TEXTS if "\n" not in text], TEXTS[0]
+    tagged.tags = [text for text in TEXTS if "\n" not in text and len(text) <= 64]
+    tagged.group, tagged.notes = TEXTS[0], "\n".join(TEXTS)
     init = type("Init", (), {"record": {"path": TEXTS[0]}, "seconds": 0.0})()
     run = replace(planned.run, tracker=tagged)
     head.write_record_head(replace(planned, run_dir=folder, run=run, init=init, name=TEXTS[1]))

@@ -350,107 +350,16 @@ def test_of_several_runs_the_first_tenth_is_left_out_where_it_squeezes_the_rest(
     assert (f"from step {after} on" in capsys.readouterr().out.splitlines()[0]) == (after > 0)
 
 
-UPLOADER = """#!/bin/sh
-[ "$1" = sync ] && shift
-for folder; do
-  echo "$folder" >> uploaded.txt
-  case "$folder" in *-s1-*) ;; *) touch "$folder/run.wandb.synced" ;; esac
-done
-"""  # as W&B's own marks what it has uploaded; the server refuses the run with seed 1
-
-
-def test_sync_uploads_what_is_offline_of_the_chosen_and_of_their_grids(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_sync_leaves_a_run_that_is_being_trained_and_names_a_damaged_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    uploader, outputs, uploaded = here / "tools" / "wandb", here / "outputs", here / "uploaded.txt"
-    places = [outputs / "grids" / name / "wandb" / "offline-run-2-y" for name in ("lr-1234", "other")]
-    identities = list[str]()
-    for seed in range(4):
-        run = write_run(outputs, seed=seed, started=f"2026-01-0{seed + 1}T00:00:00+0000")
-        changed(run / "manifest.json", attempts=[{"grid": "../../.."}])  # what it says leads nowhere
-        identities.append(run.name[-12:])
-        places.append(run / "wandb" / "offline-run-1-x")
-    for folder in (*places, uploader.parent):
-        folder.mkdir(parents=True)
-    for place, names in zip(places, (identities[:3], []), strict=False):
-        cells = [{"identity": identity} for identity in names]
-        (place.parents[1] / "grid.json").write_text(json.dumps({"cells": cells}))
-    uploader.write_text(UPLOADER)
-    uploader.chmod(0o700)
-    # it lies beside this Python, which need not be on the PATH
-    monkeypatch.setattr("sys.executable", str(uploader.with_name("python")))
-    comparison, _, first, refused, synced, last = places
-    (synced / "run.wandb.synced").touch()
-    assert said(capsys, "sync", "seed=0") == "uploaded: 2 of 2 offline, of 1 run\n"
-    assert uploaded.read_text().split() == [str(first), str(comparison)]
-    assert main(["sync"]) == 1
-    out, err = capsys.readouterr()
-    assert out == "uploaded: 1 of 2 offline, of 4 runs\n"
-    assert err == f"nocap: wandb sync did not upload {refused.relative_to(here)}\n"
-    assert uploaded.read_text().split()[2:] == [str(refused), str(last)]
-    assert said(capsys, "sync", "seed=0") == "uploaded: 0 of 0 offline, of 1 run\n"
-
-
-@pytest.fixture
-def uploader(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a program in place of W&B's own, beside this Python."""
-    program = here / "tools" / "wandb"
-    program.parent.mkdir()
-    program.write_text(UPLOADER)
-    program.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(program.with_name("python")))
-    return program
-
-
-def with_mirror(folder: Path) -> Path:
-    mirror = folder / "wandb" / "offline-run-1-x"
-    mirror.mkdir(parents=True)
-    return mirror
-
-
-def test_what_sync_cannot_upload_ends_it_with_1(
-    here: Path, uploader: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A record that is damaged, and a run that may go on: W&B would have its rows twice, or take what is
-    there for all."""
-    damaged, trains, stopped, whole = (write_run(here / "outputs", seed=seed) for seed in (0, 2, 3, 4))
-    mirrors = [with_mirror(folder) for folder in (damaged, trains, stopped, whole)]
+    damaged, trains = (write_run(here / "outputs", seed=seed) for seed in (0, 2))
     (trains / "summary.json").unlink()
-    changed(stopped / "summary.json", status="preempted")
     (damaged / "summary.json").write_text("{")
-    assert main(["sync", damaged.name]) == 1
-    out, err = capsys.readouterr()
-    assert out == "uploaded: 0 of 0 offline, of 0 runs\n"
-    assert err.startswith(f"nocap: {damaged.name}: ")
     with lease.acquire(trains):
-        assert main(["sync", "seed>1"]) == 1
+        assert main(["sync"]) == 1
     out, err = capsys.readouterr()
-    assert out == "uploaded: 1 of 1 offline, of 1 run\n"
-    for mirror, state in zip(mirrors[1:3], ("running", "preempted"), strict=True):
-        place = mirror.relative_to(here)
-        assert f"nocap: not uploaded: {place}: its run is {state}, and may go on\n" in err
-    assert [bool(list(mirror.glob("*.synced"))) for mirror in mirrors] == [False, False, False, True]
-
-
-def test_without_its_program_sync_says_where_it_looks(
-    here: Path, uploader: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_mirror(write_run(here / "outputs"))
-    uploader.unlink()
-    monkeypatch.setenv("PATH", str(here))
-    err = refusal(["sync"], capsys, command=command)
-    assert err == "nocap: wandb sync must be a program beside this Python, or on the PATH, got no wandb\n"
-
-
-def test_sync_uploads_the_comparison_of_each_grid_that_lists_the_run(
-    here: Path, uploader: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A second grid of a run that was finished before is in no attempt of it."""
-    run = write_run(here / "outputs")
-    for name, identity in (("lr-1234", run.name[-12:]), ("wd-5678", run.name[-12:]), ("other", "0" * 12)):
-        grid = here / "outputs" / "grids" / name
-        with_mirror(grid)
-        (grid / "grid.json").write_text(json.dumps({"cells": [{"identity": identity}]}))
-    assert said(capsys, "sync", "last") == "uploaded: 2 of 2 offline, of 1 run\n"
-    uploaded = (here / "uploaded.txt").read_text().split()
-    assert [Path(line).parts[-3] for line in uploaded] == ["lr-1234", "wd-5678"]
+    assert out == "on the server: 0 of 1 run, 0 rows sent now\n"
+    first, second = err.splitlines()
+    assert first.startswith(f"nocap: {damaged.name}: ")
+    assert second == f"nocap: not sent: {trains.name} is being trained, and sends its rows itself"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,12 +22,14 @@ import yaml
 from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
+from nocap.config.plain import to_plain
 from nocap.launch.grid import check
 from nocap.launch.head import manifest, run_facts, typed_keys
-from nocap.launch.multirun import upload_all
+from nocap.launch.mirror import send_left
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.none import NoTracker
-from nocap.options.tracker.wandb import WandbSession
+from nocap.options.tracker.wandb import Place, name_there
+from nocap.store.record import Metrics
 from nocap.store.tracking import gathered, open_tracker
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
@@ -58,7 +58,7 @@ def mirror(*, mode="auto", timeout_s=4, rows=(), config=None):
     tracker = Wandb(project="p", entity=None, group="g", tags=["t"], mode=WandbMode(mode),
         init_timeout_s=timeout_s)
     facts = RunFacts(identity="{IDENTITY}", name="d12-{IDENTITY}", arm="gqa", seed=0, run_dir=Path.cwd(),
-                     config=config or {{"model": {{"n_layer": 2}}}}, tags=("attention=gqa",),
+                     config={{}}, counted=config or {{"model.n_layer": 2}}, tags=("attention=gqa",),
                      options={{"attention": "gqa"}}, swept={{"lr": 0.1}})
     return open_tracker(tracker, facts, rows=rows)
 
@@ -131,15 +131,19 @@ def history(run_dir: Path) -> list[dict[str, object]]:
     return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
 
 
-def recorded(run_dir: Path) -> list[dict[str, object]]:
-    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in row.items() if value is not None} for row in rows]
+def recorded(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a record, without their nulls, as W&B has them: under its names, and with hours."""
+    expected = list[dict[str, Any]]()
+    for row in Metrics(folder / "metrics.jsonl").rows():
+        values = {name_there(key): value for key, value in row.items() if value is not None}
+        expected.append({**values, "hours": row["clock/train_s"] / 3600})
+    return expected
 
 
 @pytest.mark.gate
 def test_offline_run_reads_back_as_the_record(run_dir: Path) -> None:
     code = """
-tracker = mirror(config={"data": {"path": ["a", "hub-" + os.environ["HF_TOKEN"]]}})
+tracker = mirror(config={"data.name": ["a", "hub-" + os.environ["HF_TOKEN"]]})
 for row in record(None):
     tracker.log(row)
 tracker.finish(summary={
@@ -149,21 +153,20 @@ tracker.finish(summary={
 print(tracker.url_or_hint)
 """
     done = child(code, run_dir, HF_TOKEN="hf_secret_value", SHELL_ARGUMENT="visible")
-    (folder,) = (run_dir / "wandb").glob("offline-run-*")
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"wandb sync {folder}\n")
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "python -m nocap.runs sync .\n")
     assert history(run_dir) == recorded(run_dir)
     records = inspect(run_dir)
     run = next(record["run"] for record in records if record["type"] == "run")
     facts = ("run_id", "display_name", "run_group", "job_type", "tags", "project")
     named = [IDENTITY, f"d12-{IDENTITY}", "g", "gqa", ["t", "attention=gqa"], "p"]
     assert [run[key] for key in facts] == named
-    told = [run["config"]["update"][key] for key in ("arm", "options", "swept")]
-    assert told == ["gqa", {"attention": "gqa"}, {"lr": 0.1}]
+    told = [run["config"]["update"][key] for key in ("arm", "attention", "swept")]
+    assert told == ["gqa", "gqa", "lr"]
     updates = [record.get("summary", {}).get("update", {}) for record in records]
     summary = {key: value for update in updates for key, value in update.items()}
-    named = ["val/loss", "clock/train_s", "params/total", "perf/step_ms"]
-    assert [summary.get(key) for key in named] == [3.25, 2.5, 7, 31.5]
-    assert not {"val_loss", "arm", "perf/mfu"} & {*summary}  # the final loss has one name
+    named = ["eval/loss", "clock/train_s", "perf/step_ms"]
+    assert [summary.get(key) for key in named] == [3.25, 2.5, 31.5]
+    assert not {"val_loss", "val/loss", "arm", "perf/mfu"} & {*summary}  # the final loss has one name
     assert records[-1]["exit"]["exit_code"] == 0
     assert "hf_secret_value" not in json.dumps(records)
     assert "hub-<redacted:HF_TOKEN>" in json.dumps(records)
@@ -176,14 +179,14 @@ print(tracker.url_or_hint)
 def test_cells_are_told_apart_by_what_their_grid_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one command uploads what all of them left offline."""
+    """And one command sends what all of them left offline."""
     monkeypatch.chdir(tmp_path)
     words = (*TINY, "tracker=wandb", "tracker.tags=[mine]", "output_dir=out")
     arms = (("optimizer.lr=1e-3", "ideas=[x0,smear]"), ("optimizer.lr=3e-3", "ideas=[]"))
     swept = ("optimizer.lr", "ideas", "seed")
     grid = check([[*words, *arm] for arm in arms], swept=swept, compose=composed, log=print)
     plans = [cell.plan for cell in grid.cells]
-    told = [run_facts(plan.run, plan.run_dir, manifest(plan, [])) for plan in plans]
+    told = [run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, [])) for plan in plans]
     assert [facts.name for facts in told] == ["lr=0.001 smear,x0 s0", "lr=0.003 ideas=none s0"]
     assert [facts.swept for facts in told] == [
         {"lr": 0.001, "ideas": "smear,x0", "seed": 0},
@@ -192,48 +195,16 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
     tags = {"lr=0.001 smear,x0", "ideas=x0", "ideas=smear", "attention=flash", "data=synthetic", "model=nano"}
     assert tags <= {*told[0].tags}
     assert not [tag for tag in (*told[0].tags, *told[0].options) if tag.startswith("tracker")]
-    offline = [plan.run_dir / "wandb" / "offline-run-1-x" for plan in plans]
-    for folder in (*offline, grid.folder):
-        folder.mkdir(parents=True)
-    (line,) = upload_all(grid.folder, plans)
-    command = line.partition(": ")[2]
-    assert command == f"xargs wandb sync < out/grids/{grid.name}/offline.txt"
-    uploaded = subprocess.check_output(command.replace("wandb sync", "echo"), shell=True, text=True)
-    assert uploaded.split() == [*map(str, offline)]
+    for plan in plans:
+        Place(id=plan.identity).write(made_folder(plan.run_dir))
+    (line,) = send_left(plans, grid.folder)
+    command = f"python -m nocap.runs sync out/grids/{grid.name}"
+    assert line == f"2 of 2 runs are not uploaded; this sends them: {command}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("offline", "command"), [(False, "wandb sync --no-skip-online "), (True, "wandb sync ")]
-)
-def test_the_command_for_what_was_not_sent_is_one_that_sends_it(
-    offline: bool, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """W&B's own client passes over a run that began online, unless it is told not to."""
-    folder = tmp_path / f"{'offline-' * offline}run-20260101_000000-x"
-    folder.mkdir()
-    (folder / "run-x.wandb").touch()
-
-    def finish(exit_code: int) -> None:
-        raise TimeoutError("no answer")
-
-    run = SimpleNamespace(
-        offline=offline,
-        url="https://example.org",
-        starting_step=0,
-        settings=SimpleNamespace(sync_dir=str(folder)),
-        summary={},
-        finish=finish,
-    )
-    session = WandbSession(run)
-    session.finish(summary={}, status="finished")
-    assert session.url_or_hint == f"{command}{folder}"
-    assert session.url_or_hint in capsys.readouterr().err
-    environment = {**os.environ, "WANDB_API_KEY": "", "WANDB_DIR": str(tmp_path)}
-    program = Path(sys.executable).with_name("wandb")
-    words = [str(program), *shlex.split(session.url_or_hint)[1:], "--dry-run"]
-    said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert "Would sync 1 run(s)" in said.stdout + said.stderr
+def made_folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
 
 
 def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
@@ -246,8 +217,11 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
         "data": replace(plan, parts={**plan.parts, "data": "0" * 12}),
         "machine": replace(plan, parts={**plan.parts, "environment": {"device": "Another CPU"}}),
     }
-    facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
-    told = {what: run_facts(other.run, other.run_dir, manifest(other, [])) for what, other in others.items()}
+    facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
+    told = {
+        what: run_facts(to_plain(other.run), other.run_dir, manifest(other, []))
+        for what, other in others.items()
+    }
     assert {other.arm for other in told.values()} == {facts.arm}
     assert len(facts.arm_id) == 12
     same = [what for what, other in told.items() if other.arm_id == facts.arm_id]
@@ -257,7 +231,7 @@ def test_runs_of_one_arm_alone_have_one_arm_id(tmp_path: Path) -> None:
 def test_a_run_outside_of_grids_is_named_by_its_options_and_the_keys_that_were_typed() -> None:
     words = ("model=nano", "data=synthetic", "attention=gqa", "optimizer.lr=0.002", "tracker=none", "seed=3")
     plan = replace(planned(Path("absent"), *words), swept=typed_keys(composed(words).run, words))
-    facts = run_facts(plan.run, plan.run_dir, manifest(plan, []))
+    facts = run_facts(to_plain(plan.run), plan.run_dir, manifest(plan, []))
     arm = "nano-gqa-gelu4x-wsd-adamw lr=0.002"
     assert (facts.name, facts.arm, facts.group, facts.swept) == (f"{arm} s3", arm, None, {"lr": 0.002})
 
@@ -391,14 +365,14 @@ print(json.dumps({"verdicts": arms, "by_factor": levels}))
 
 def test_disabled_and_none_import_nothing(run_dir: Path) -> None:
     code = """
-mirror(rows=record(None)).finish(summary={}, status="finished")
+mirror(mode="disabled", rows=record(None)).finish(summary={}, status="finished")
 facts = RunFacts(identity="i", name="n", arm="a", seed=0, run_dir=Path.cwd(), config={})
 tracker = open_tracker(NoTracker(), facts, rows=record(None))
 tracker.finish(summary={}, status="finished")
 assert tracker.url_or_hint is None
 assert not {"wandb", "torch"} & set(sys.modules)
 """
-    done = child(code, run_dir, WANDB_MODE="disabled")
+    done = child(code, run_dir)
     assert (done.returncode, done.stderr) == (0, "")
     assert not (run_dir / "wandb").exists()
 

@@ -206,6 +206,17 @@ def _local_kernel(device: Device) -> Kernel:
     return Kernel.flex
 
 
+def _wandb(name: str, default: str | None) -> str | None:
+    """What a variable of W&B's says, as WANDB_PROJECT, or the default where it is not set."""
+    return os.environ.get(f"WANDB_{name}") or default
+
+
+def _wandb_list(name: str) -> list[str]:
+    """The same of a variable that has commas between its texts."""
+    texts = os.environ.get(f"WANDB_{name}", "").split(",")
+    return [text.strip() for text in texts if text.strip()]
+
+
 # What a yaml may ask for instead of a number. Device, precision and threads are decided here, once, and
 # travel as plain values.
 RESOLVERS: dict[str, Callable[..., object]] = {
@@ -223,6 +234,8 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "compile": _compile,
     "hang_timeout_s": _hang_timeout_s,
     "local_kernel": _local_kernel,
+    "wandb": _wandb,
+    "wandb_list": _wandb_list,
 }
 OLD = omegaconf.__version__.startswith("2.3.")
 # what 2.4 calls the same

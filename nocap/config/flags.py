@@ -61,7 +61,10 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     # `install=bash` and the like stand among the overrides
     parser.add_argument("--shell-completion", "-sc", action="store_true")
     flags, unknown = parser.parse_known_intermixed_args(arguments)
-    require(not unknown, "flags", "be those that --help lists", " ".join(unknown))
+    rule = "be those that --help lists"
+    if any("=" in word for word in unknown):
+        rule += "; a key has no hyphens (in a W&B sweep: ${args_no_hyphens})"
+    require(not unknown, "flags", rule, " ".join(unknown))
     of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
     of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach, "--equal-loss": flags.equal_loss}
     of_grids |= {"--until-shown": flags.until_shown, "--time": flags.time}

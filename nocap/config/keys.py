@@ -66,11 +66,11 @@ def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MI
     """A dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1, le=4096,
     identity=False)`.
 
-    `LIMITS` and `COUNTS` have the words. For a field that holds an option: False excludes all its keys, True
-    includes them all, and without either each key decides. `free`: text of any characters. `text`: of a field
-    of type Any, a text or a list of texts.
+    `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that holds an
+    option: False excludes all its keys, True includes them all, and without either each key decides. `free`:
+    text of any characters. `text`: of a field of type Any, a text or a list of texts.
     """
-    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free", "text"}, facts
+    assert facts.keys() <= COUNTS.keys() | LIMITS.keys() | {"help", "free", "text", "longest"}, facts
     return field(default=default, default_factory=default_factory, metadata=facts)
 
 
@@ -88,7 +88,7 @@ def check_keys(place: str, option: Any) -> None:
         require(several or not str(f.type).startswith("list"), name, "be a list", type(value).__name__)
         for element in value if several else [value]:
             if isinstance(element, str) and not f.metadata.get("free"):
-                check_text(name, element)
+                check_text(name, element, longest=f.metadata.get("longest", TEXT))
             elif isinstance(element, int | float) and not isinstance(element, bool):
                 _check_number(name, element, f)
 
@@ -101,13 +101,13 @@ def _check_number(name: str, value: float, f: Any) -> None:
             require(holds(value, bound), name, f"be {words} {bound}{or_null}", value)
 
 
-def check_text(name: str, text: str) -> None:
-    """Refuse text that is very long, or that a terminal or a file's name cannot show.
+def check_text(name: str, text: str, *, longest: int = TEXT) -> None:
+    """Refuse text that is longer than it may be, or that a terminal or a file's name cannot show.
 
     Errors:
         ValueError: it is one of these.
     """
-    require(len(text) <= TEXT, name, f"have at most {TEXT:,} characters", f"{len(text):,}")
+    require(len(text) <= longest, name, f"have at most {longest:,} characters", f"{len(text):,}")
     require(not _UNSHOWN.search(text), name, "hold no control characters", ascii(text[:200]))
 
 

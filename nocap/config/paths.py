@@ -87,3 +87,8 @@ def private_caches() -> dict[str, str]:
 # torch precompiles C++ headers in the folder for temporary files, wherever its cache is, unless this is 0 or
 # any word but 1: then it does not, and nocap.model.compiled has them in the cache.
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
+
+
+def shown(path: Path) -> str:
+    """As it is typed here."""
+    return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)

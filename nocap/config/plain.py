@@ -226,6 +226,7 @@ def explain(error: BaseException) -> str:
         if re.search(pattern, str(error)):
             return rule.format(key)
     text = re.sub(r"^(Value|Key)Error raised while resolving interpolation: ", "", str(error))
+    text = re.sub(r"While dereferencing interpolation '\$\{nocap\.wandb:(\w+),.*?\}'", r"WANDB_\1", text)
     line = " ".join(
         stripped
         for line in text.splitlines()

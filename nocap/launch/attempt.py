@@ -26,6 +26,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
 from nocap.store.record import ENDED, read_json
+from nocap.store.runs import read
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
@@ -66,6 +67,8 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
     result = train(plan, started=started, wait_s=wait_s, log=lambda line: print(line, flush=True))
     if not result.trained:
         print(nothing_to_train(plan, result.summary))
+        if plan.run.tracker.is_awaited():
+            _report_to_tracker(plan)
     print(table(result.summary, run_dir=plan.run_dir), flush=True)
     if result.status == "preempted":
         print(GOES_ON, flush=True)
@@ -73,6 +76,17 @@ def start(plan: Plan, *, started: float, wait_s: float = 0.0) -> int:
             # the handler of before, such as submitit's, may now requeue the job
             signal.raise_signal(signal.SIGUSR2)
     return EXIT_CODES[result.status]
+
+
+def _report_to_tracker(plan: Plan) -> None:
+    """Send the record of an ended run to who waits for it. What fails is a line."""
+    from nocap.launch.mirror import send_run
+
+    try:
+        session = send_run(read(plan.run_dir, rows=False), plan.run.tracker)
+        print(f"tracker: {session.url_or_hint}", flush=True)
+    except (OSError, ValueError) as error:
+        print(f"nocap: not sent: {error}", file=sys.stderr, flush=True)
 
 
 def train(

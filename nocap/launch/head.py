@@ -4,7 +4,7 @@ what trackers are told of the run. No torch here."""
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -29,7 +29,7 @@ from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, newest_first, step_of, unfinished
 from nocap.store.files import write_file, write_text
 from nocap.store.identity import git_state, uncommitted
-from nocap.store.metrics import now
+from nocap.store.metrics import moment, now
 from nocap.store.record import Metrics, read_json, write_json
 
 RANKS = ".ranks"  # where a run's ranks find each other: a folder that nobody else can enter
@@ -199,9 +199,16 @@ def _val_bytes(plan: Plan) -> tuple[int | None, str | None]:
 # --- what trackers are told ---------------------------------------------------------------------------------
 
 
-def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
-    """Of a run and its manifest."""
-    attempt, options, config = manifest["attempts"][-1], manifest["options"], to_plain(run)
+def run_facts(
+    config: Mapping[str, Any],
+    run_dir: Path,
+    manifest: Mapping[str, Any],
+    *,
+    params: Mapping[str, int] | None = None,
+) -> RunFacts:
+    """Of a run's config, as its record has it, its manifest, and the numbers of its parameters."""
+    attempt, options = manifest["attempts"][-1], manifest["options"]
+    seed = int(config["seed"])
     grid, values = attempt["grid"], dict(flat(config))
     swept = {
         key: options.get(key, values.get(key)) for key in attempt["swept"] if key in options or key in values
@@ -213,23 +220,48 @@ def run_facts(run: Run, run_dir: Path, manifest: Mapping[str, Any]) -> RunFacts:
         if key != "seed"
     ]
     if grid is None or not words:
-        words = [str(manifest["name"]).removesuffix(f"-s{run.seed}"), *words]
+        words = [str(manifest["name"]).removesuffix(f"-s{seed}"), *words]
     arm = " ".join(words)
     own = dict(flat(redact(manifest["parts"]["config"])))
     own.pop("seed", None)
     return RunFacts(
         identity=manifest["identity"],
-        name=f"{arm} s{run.seed}",
+        name=f"{arm} s{seed}",
         arm=arm,
         arm_id=arm_key(own, manifest["parts"]),
-        seed=run.seed,
+        seed=seed,
         run_dir=run_dir,
         config=config,
         group=grid,
         tags=(arm, *(f"{group}={name}" for group, names in options.items() for name in names.split(","))),
         options=options,
         swept={short[key]: value for key, value in swept.items()},
+        counted=dict(flat(manifest["parts"]["config"])),
+        about=_about(manifest, params),
+        born=born(manifest),
+        attempts=tuple(_starts(manifest["attempts"])),
     )
+
+
+def born(manifest: Mapping[str, Any]) -> str:
+    """When and where a run's first attempt started, which another training of the same config does not
+    share."""
+    first = manifest["attempts"][0]
+    return f"{first.get('started')} {first.get('host')}"
+
+
+def _about(manifest: Mapping[str, Any], params: Mapping[str, int] | None) -> dict[str, Any]:
+    """The code, the machine and the parameters of a run."""
+    commit = (manifest["git"] or {}).get("commit")
+    found = {"commit": commit, "hardware": manifest["hardware"], "params": params or {}}
+    return {name: value for name, value in flat(found) if value is not None}
+
+
+def _starts(attempts: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
+    """When each attempt started, and the seconds that the run had spent by then."""
+    for attempt in attempts:
+        if (at := moment(attempt["started"])) is not None:
+            yield at, attempt.get("spent_s") or 0.0
 
 
 def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:

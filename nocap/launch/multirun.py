@@ -7,11 +7,9 @@ its turn comes.
 
 from __future__ import annotations
 
-import os
-import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from enum import Enum
@@ -27,26 +25,26 @@ from nocap.config import hardware
 from nocap.config.compose import Composed, composed, is_launcher, of_a_grid, overrides_of
 from nocap.config.errors import FailedError
 from nocap.config.keys import EXIT_CODES, check_keys, require
+from nocap.config.paths import shown
 from nocap.config.plain import explained, made
+from nocap.config.run import Run
 from nocap.config.trainer import Search, Trainer
 from nocap.launch import lengths, search, until
 from nocap.launch.executor import GOES_ON
 from nocap.launch.grid import REPORT, Cell, Grid, check, expand
-from nocap.launch.plan import DAMAGED, Plan, RunResult, outcome
+from nocap.launch.mirror import send_left, told
+from nocap.launch.plan import DAMAGED, RunResult, outcome
 from nocap.launch.runner import Devices, Runner, one_at_a_time
 from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
-from nocap.options.tracker import RunFacts
-from nocap.store.files import write_file, write_text
-from nocap.store.identity import digest
-from nocap.store.tracking import gathered, offline, track_comparison
+from nocap.store.files import write_file
+from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.compare import Comparison
 
 TIME = "--time"
-OFFLINE = "offline.txt"  # in a grid's folder: what trackers left to be uploaded, a folder a line
 
 
 class Timer(Protocol):
@@ -196,6 +194,8 @@ def _trained(
     )
     if todo and (about := executor.describe(todo)):
         print(about, flush=True)
+    if todo:
+        _begin_tracking(todo[0], grid.name)
     runner = Runner(grid, executor, fail_fast=fail_fast, detach=detach)
     try:
         results = runner.run()
@@ -209,6 +209,13 @@ def _trained(
     if not has_times:
         return code or EXIT_CODES["failed"]
     return EXIT_CODES["failed"] if (fail_fast or detach) and "failed" in statuses else code
+
+
+def _begin_tracking(run: Run, group: str) -> None:
+    """Say where the runs of a grid will stand together."""
+    line = run.tracker.begin_grid(group)
+    if line is not None:
+        print(f"tracker: {line}", flush=True)
 
 
 def _measured(timed: Callable[[], None]) -> bool:
@@ -310,6 +317,7 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
+    _begin_tracking(composed(fixed).run, searching.grid.name)
     devices = Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
     with closing(devices):
         results, stopped = searching.run(devices)
@@ -355,7 +363,7 @@ def _report(
         compared = _compare(grid)
     else:
         drop_report(grid.folder)
-    for line in upload_all(grid.folder, [cell.plan for cell in grid.cells]):
+    for line in send_left([cell.plan for cell in grid.cells], grid.folder):
         print(f"tracker: {line}", flush=True)
     if (grid.folder / REPORT).is_file():
         print(f"report: {shown(grid.folder / REPORT)}")
@@ -429,40 +437,5 @@ def drop_report(folder: Path) -> None:
 def track_grid(grid: Grid, comparison: Comparison, *, report: Path) -> str | None:
     """A grid's comparison as a run of its group; where that is online."""
     tracker = grid.cells[0].plan.run.tracker
-    facts = RunFacts(
-        identity=digest({"grid": grid.name}),
-        name=grid.name,
-        arm="comparison",
-        seed=0,
-        run_dir=grid.folder,
-        config={"grid": grid.name},
-        group=grid.name,
-        tags=("comparison",),
-    )
-    from nocap.report.rows import tables_of
-
-    address = track_comparison(
-        tracker,
-        facts,
-        tables=tables_of(comparison),
-        report=report,
-        summary={"arms": len(comparison.arms), "runs": len(comparison.runs)},
-    )
-    return None if offline(tracker, [grid.folder]) else address
-
-
-def upload_all(folder: Path, plans: Sequence[Plan]) -> Iterator[str]:
-    """A command for each tracker that uploads what it left offline of these runs and of the grid in `folder`,
-    where it lists that."""
-    waiting = offline(plans[0].run.tracker, [*(plan.run_dir for plan in plans), folder]) if plans else {}
-    for uploader, places in waiting.items():
-        write_text(folder / OFFLINE, "".join(f"{shlex.quote(str(place))}\n" for place in places))
-        yield (
-            f"{len(places)} offline; one command uploads them: xargs {uploader} < "
-            f"{shlex.quote(shown(folder / OFFLINE))}"
-        )
-
-
-def shown(path: Path) -> str:
-    """As it is typed here."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    address = track_comparison(tracker, **told(grid.folder, comparison), report=report)
+    return None if left(tracker, grid.folder) else address

@@ -158,7 +158,8 @@ def without_data(run: Run) -> Run:
     """Locate the runs that a run names, and refuse what is refused whatever its data are.
 
     Errors:
-        ValueError: the compiler, the output directory, a teacher or the init checkpoint is invalid.
+        ValueError: the compiler, a tracker's environment, the output directory, a teacher or the init
+            checkpoint is invalid.
     """
     check_compiler(run)
     require(
@@ -167,6 +168,7 @@ def without_data(run: Run) -> Run:
         "be false where nocap runs from no git checkout",
         run.store.diff,
     )
+    run.tracker.check_start()
     located_run = located(run)
     teachers(located_run)
     checkpoint_of(located_run)

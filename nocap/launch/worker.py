@@ -14,21 +14,24 @@ if __name__ == "__main__":
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+import torch
 
 from nocap import outside
 from nocap.config import entry
 from nocap.config.keys import EXIT_CODES, InputError
 from nocap.config.outward import guarded
-from nocap.config.plain import load
+from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
 from nocap.data.tokens import Shard
 from nocap.launch.head import keeps_last, run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
 from nocap.model.compiled import compiler_failed
+from nocap.model.gpt import build_model, count_parameters
 from nocap.options.tracker import TrackerSession
 from nocap.store.files import append_text
 from nocap.store.identity import check_source
@@ -76,7 +79,11 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
     def on_start(rows: list[Row]) -> None:
         nonlocal session
-        session = open_tracker(run.tracker, run_facts(run, run_dir, manifest), rows=rows)
+        params = _parameters(run, manifest["data"]["vocab_size"], reporter.log)
+        facts = run_facts(to_plain(run), run_dir, manifest, params=params)
+        session = open_tracker(run.tracker, facts, rows=rows)
+        if session.link is not None:
+            reporter.log(f"tracker: {session.link}")
         reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])
 
     def on_row(row: Row) -> None:
@@ -121,6 +128,17 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     finally:
         reporter.close()
     return outcome.status
+
+
+def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
+    """The numbers of its model's parameters, without their memory and random numbers, before the first step.
+    A model from outside that cannot be built so has them at the end."""
+    try:
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            return count_parameters(build_model(run, vocab_size=vocab_size))
+    except Exception as error:
+        log(f"the tracker gets the number of parameters at the end: {type(error).__name__}: {error}")
+        return {}
 
 
 def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> Job:

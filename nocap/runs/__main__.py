@@ -1,4 +1,4 @@
-"""`python -m nocap.runs`: list runs, show one, say why two differ, upload what trackers kept, remove runs."""
+"""`python -m nocap.runs`: list runs, show one, say why two differ, send what W&B lacks, remove runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VERBS = {
     "show": "one run (default: last): its result, code, machine, disk, and what refers to it",
     "why": "what makes two runs differ",
     "diff": "the same as why",
-    "sync": "upload what W&B kept offline of these runs, and of their grids' comparisons",
+    "sync": "send W&B what it lacks of these runs, and of their grids' comparisons",
     "rm": "remove whole runs",
 }
 FORMS = """\

@@ -41,9 +41,12 @@ UNITS = {
 }
 
 
+RUNNING = "running"
+
+
 def status(run: Record) -> str:
     """As its summary has it; without one, a process may be training it."""
-    return "running" if run.status == "not finished" and lease.is_held(run.folder) else run.status
+    return RUNNING if run.status == "not finished" and lease.is_held(run.folder) else run.status
 
 
 def age_s(run: Record) -> float | None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +13,27 @@ from typing import Any
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.judge.schema import to_json
+from nocap.launch.mirror import send_grid, send_run
+from nocap.options.tracker import TrackerSession
 from nocap.report.table import aligned
 from nocap.report.why import render, why
-from nocap.runs.columns import COLUMNS, FILTER, RunColumn, age, age_s, column, matching, size_of, status
+from nocap.runs.columns import (
+    COLUMNS,
+    FILTER,
+    RUNNING,
+    RunColumn,
+    age,
+    age_s,
+    column,
+    matching,
+    size_of,
+    status,
+)
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
 from nocap.store.formats import NONE, plural, shorten, size
-from nocap.store.record import ENDED, MANIFEST
+from nocap.store.record import MANIFEST
 from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folders
-from nocap.store.tracking import offline
 from nocap.study import log
 from nocap.training.terminal import table
 
@@ -68,45 +76,39 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def sync(options: argparse.Namespace) -> int:
-    """Upload what trackers left offline of runs that have ended, and of the grids that list them. Return the
-    exit code."""
-    chosen = _chosen(options.words, options.output_dir)
-    unfinished = {run.folder: status(run) for run in chosen.runs if run.status not in ENDED}
-    runs = [run for run in chosen.runs if run.folder not in unfinished]
-    grids = _naming(sorted(options.output_dir.glob(f"grids/[!.]*/{GRID}")))
-    listing = {folder for run in runs for folder in grids.get(run.identity, ())}
-    folders = [*(run.folder for run in runs), *map(Path, sorted(listing))]
-    waiting = offline(None, folders)
-    for uploader, places in waiting.items():
-        _upload(uploader, places)
-    left = offline(None, folders)
-    before = sum(map(len, waiting.values()))
-    after = sum(map(len, left.values()))
-    print(f"uploaded: {before - after} of {before} offline, of {plural(len(runs), 'run')}")
-    problems = list(chosen.problems)
-    for folder, state in unfinished.items():
-        for places in offline(None, [folder]).values():
-            # W&B takes what is uploaded again for more rows
-            problems += [f"not uploaded: {place}: its run is {state}, and may go on" for place in places]
-    for uploader, places in left.items():
-        problems += [f"{uploader} did not upload {place}" for place in places]
-    _tell(problems)
-    return 1 if problems else 0
-
-
-def _upload(uploader: str, places: Sequence[Path]) -> None:
-    """Run a tracker's own command on these folders. It lies beside this Python, or on the PATH.
+    """Send to a tracker's server what it lacks of these runs, and of the comparisons of the grids that list
+    them. Return the exit code.
 
     Errors:
-        ValueError: it is not installed.
+        ValueError: there is no login.
     """
-    program, *words = shlex.split(uploader)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    found = shutil.which(program, path=path)
-    rule = "be a program beside this Python, or on the PATH"
-    require(found is not None, uploader, rule, f"no {program}")
-    command = [str(found), *words, *(str(place.absolute()) for place in places)]
-    subprocess.run(command, env={**os.environ, "PATH": path}, check=False)
+    chosen = _chosen(options.words, options.output_dir)
+    roots = {run.folder.absolute().parents[1] for run in chosen.runs}
+    grids = _naming(sorted(path for root in roots for path in root.glob(f"grids/[!.]*/{GRID}")))
+    listing = {folder for run in chosen.runs for folder in grids.get(run.identity, ())}
+    problems, sent = list(chosen.problems), list[TrackerSession]()
+    try:
+        for run in chosen.runs:
+            if status(run) == RUNNING:
+                problems.append(f"not sent: {run.folder.name} is being trained, and sends its rows itself")
+            else:
+                sent.append(send_run(run))
+                _tell_sent(run.folder.name, sent[-1])
+        for folder in map(Path, sorted(listing)):
+            comparison = send_grid(folder)
+            if comparison is not None:
+                _tell_sent(f"comparison {folder.name}", comparison)
+    except OSError as error:  # a server that fails is not asked for each run
+        problems.append(str(error))
+    whole = sum(session.complete for session in sent)
+    rows = sum(session.sent for session in sent)
+    print(f"on the server: {whole} of {plural(len(chosen.runs), 'run')}, {plural(rows, 'row')} sent now")
+    _tell(problems)
+    return 1 if problems or whole < len(chosen.runs) else 0
+
+
+def _tell_sent(name: str, session: TrackerSession) -> None:
+    print(f"{name}: {plural(session.sent, 'row')} sent: {session.url_or_hint}", flush=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,10 @@ class Mirrors(TrackerSession):
     def url_or_hint(self) -> str | None:  # type: ignore[override]
         return "; ".join(hint for session in self._all if (hint := session.url_or_hint)) or None
 
+    @property
+    def link(self) -> str | None:  # type: ignore[override]
+        return "; ".join(link for session in self._all if (link := session.link)) or None
+
     def log(self, row: Mapping[str, object]) -> None:
         self._call("log", row)
 
@@ -86,24 +90,48 @@ def track_comparison(
             if (session := each.open_comparison(_clean(facts))) is not None
         ]
     )
-    mirrors.log_comparison(tables, report)
-    mirrors.finish(summary=summary, status="finished")
+    _log_comparison(mirrors, tables=tables, report=report, summary=summary)
     return mirrors.url_or_hint
 
 
-def offline(tracker: Tracker | None, folders: Iterable[Path]) -> dict[str, list[Path]]:
-    """Command → what it would upload of these folders of runs and grids: what this tracker left offline, or
-    any that there is."""
-    folders = list(folders)
-    kinds = cast(
-        Iterable[type[Tracker]],
-        outside.all_options("tracker").values() if tracker is None else map(type, _each(tracker)),
-    )
-    return {
-        kind.uploader: places
-        for kind in kinds
-        if (places := [place for folder in folders for place in kind.offline(folder)])
-    }
+def left(tracker: Tracker, folder: Path) -> bool:
+    """Say whether a server lacks something of the mirror in a run's or a grid's folder."""
+    return any(each.left(folder) for each in _each(tracker))
+
+
+def send(
+    tracker: Tracker, facts: RunFacts, *, rows: Iterable[Mapping[str, object]], summary: Mapping[str, object]
+) -> TrackerSession:
+    """Send a record to the tracker's server, from the step on that the server does not have.
+
+    Errors:
+        ValueError: there is no login.
+        OSError: the server does not take the run.
+    """
+    session = _clean(tracker).resend(_clean(facts))
+    mirror = Mirrors([(tracker, session)])
+    for row in rows:
+        mirror.log(row)
+    mirror.finish(summary=summary, status=str(summary.get("status") or "failed"))
+    return session
+
+
+def send_comparison(
+    tracker: Tracker, facts: RunFacts, *, tables: Tables, report: Path, summary: Mapping[str, object]
+) -> TrackerSession:
+    """Send a grid's comparison to the tracker's server.
+
+    Errors:
+        ValueError: as for `send`.
+    """
+    session = _clean(tracker).resend(_clean(facts))
+    _log_comparison(Mirrors([(tracker, session)]), tables=tables, report=report, summary=summary)
+    return session
+
+
+def _log_comparison(mirrors: Mirrors, *, tables: Tables, report: Path, summary: Mapping[str, object]) -> None:
+    mirrors.log_comparison(tables, report)
+    mirrors.finish(summary=summary, status="finished")
 
 
 def _clean(facts: T) -> T:

@@ -28,6 +28,20 @@ class RunFacts:
     options: Mapping[str, str] = field(default_factory=dict)  # group → the name of the option that was chosen
     # what sets the run apart, by short names, with its values
     swept: Mapping[str, object] = field(default_factory=dict)
+    # the keys of the config that make the run what it is, flat: without its paths and what changes no number
+    counted: Mapping[str, object] = field(default_factory=dict)
+    about: Mapping[str, object] = field(default_factory=dict)  # commit, machine and parameters, flat
+    born: str = ""  # when and where its first attempt started
+    # of each attempt: seconds since the epoch when it started, and what the run had spent before
+    attempts: tuple[tuple[float, float], ...] = ()
+
+    def time_of(self, row: Mapping[str, object]) -> float | None:
+        """When a row was made, in seconds since the epoch; None where the record does not tell."""
+        wall_s = row.get("clock/wall_s")
+        if not isinstance(wall_s, int | float):
+            return None
+        begun = [started - spent_s for started, spent_s in self.attempts if spent_s <= wall_s]
+        return begun[-1] + wall_s if begun else None
 
 
 # name of a table → its rows, each by the same columns
@@ -54,7 +68,10 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
 class TrackerSession:
     """One open mirror of a run. This one mirrors nothing."""
 
-    url_or_hint: str | None = None  # the run's address, or the command that uploads an offline run
+    url_or_hint: str | None = None  # the run's address, or the command that uploads what is missing there
+    link: str | None = None  # the run's address, where rows go there while it trains
+    sent = 0  # rows
+    complete = False  # the server has said that it has all rows
 
     def log(self, row: Mapping[str, object]) -> None:
         """Mirror one row of `metrics.jsonl`."""
@@ -71,16 +88,45 @@ class Tracker(Option):
     """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops
     a training."""
 
-    uploader: ClassVar[str] = ""
+    uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
     # modules that take long to import: the runs of a grid share one import of them
     imports: ClassVar[tuple[str, ...]] = ()
     # more trackers that get the same rows: those that need no keys
     also: list[str] = field(default_factory=list)
 
+    def check_start(self) -> None:
+        """Refuse what cannot work, before anything is trained.
+
+        Errors:
+            ValueError: the environment has a setting that cannot work.
+        """
+
+    def begin_grid(self, group: str) -> str | None:
+        """Return the address under which a grid's runs will stand together, or why there is none. It is asked
+        once, in the process that starts the runs."""
+        return None
+
     def open(self, facts: RunFacts) -> TrackerSession:
         """Open a session, in the first rank only. A resumed run opens a new one and logs its kept rows
         again."""
         raise NotImplementedError(f"tracker.kind={self.kind} must define open")
+
+    def is_awaited(self) -> bool:
+        """Say whether somebody waits for this run's record, also where it has been trained before."""
+        return False
+
+    def sends_now(self) -> bool:
+        """Say whether a session that is opened now would send to a server."""
+        return False
+
+    def resend(self, facts: RunFacts) -> TrackerSession:
+        """Open a session that sends to the server what it lacks of a run or a comparison.
+
+        Errors:
+            ValueError: there is no login.
+            OSError: the server does not take the run.
+        """
+        raise NotImplementedError(f"tracker.kind={self.kind} must define resend, as it uploads")
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
         """A session for a grid's comparison; None: it is not mirrored."""
@@ -92,7 +138,11 @@ class Tracker(Option):
         return None
 
     @classmethod
-    def offline(cls, folder: Path) -> list[Path]:
-        """What a run's or a grid's folder has of mirrors that still are to be uploaded, by the command
-        `uploader`."""
-        return []
+    def left(cls, folder: Path) -> bool:
+        """Say whether a run's or a grid's folder has a mirror of which the server lacks something."""
+        return False
+
+    @classmethod
+    def has(cls, folder: Path, report: Path) -> bool:
+        """Say whether the server has the comparison of a grid's folder, with this report."""
+        return False

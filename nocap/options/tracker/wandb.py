@@ -1,32 +1,47 @@
-"""The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`.
+"""The mirror of the local record in Weights & Biases: every row of `metrics.jsonl`, each once.
 
-Training waits for a server no longer than `tracker.init_timeout_s` at the start and `FINISH_TIMEOUT_S` at the
-end, and what was not sent stays on disk. wandb is imported only when a mirror is opened.
+A session sends rows from the step on that the server does not have, whoever opens it: training, `nocap.runs
+sync`, or a grid at its end. What the server has at the end is asked. Training waits for a server no longer
+than `tracker.init_timeout_s` at the start and some seconds at the end. wandb is imported only when a mirror
+is opened.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import json
 import os
 import queue
+import re
 import shlex
 import shutil
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote, urlsplit
 
-from nocap.config.keys import key, require
+from nocap.config.keys import flat, key, require
+from nocap.config.paths import shown
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
-FINISH_TIMEOUT_S = 10.0  # what is not sent by then stays on disk for `wandb sync`
-GRACE_S = 5.0  # for wandb to keep to that time, before its thread is left behind
-LONGEST_TAG = 64  # characters that a server takes
+SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
+FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
+ASK_S = 5.0  # for the server to say that it has all rows
+GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
+LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
+SHORTEST_KEY = 40
+PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
+UNREACHABLE = "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
 
 # wandb's error telemetry goes to the same server: on one that accepts and never answers, it held the process
 # for 20 s at exit. Read when wandb is imported.
@@ -37,6 +52,7 @@ class WandbMode(Enum):
     auto = "auto"  # online with a login, else offline
     online = "online"
     offline = "offline"
+    disabled = "disabled"  # no mirror
 
 
 @dataclass(kw_only=True, slots=True)
@@ -44,34 +60,93 @@ class Wandb(Tracker):
     """Weights & Biases."""
 
     kind: str = "wandb"
-    uploader: ClassVar[str] = "wandb sync"
+    uploads: ClassVar[bool] = True
     # the second is what `wandb.init` imports; without it there, that takes longer and nothing else
     imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
-    project: str  # where the run is shown
-    entity: str | None  # user or team; null: the login's own
-    group: str | None  # under which the dashboard gathers runs; null: the grid's name
-    tags: list[str] = field(default_factory=list)  # labels of the run
+    # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the others it
+    # has none, and 128 is what a page shows.
+    project: str = key(longest=LONGEST_NAME)  # where the run is shown
+    entity: str | None = key(longest=LONGEST_NAME)  # user or team; null: the login's own
+    # under which the dashboard gathers runs; null: the grid's name
+    group: str | None = key(longest=LONGEST_NAME)
+    name: str | None = key(longest=LONGEST_NAME, default=None)  # of the run; null: what sets it apart
+    job_type: str | None = key(longest=LONGEST_NAME, default=None)  # null: the run's arm
+    notes: str | None = key(free=True, default=None)  # a text on the run's page
+    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)  # labels of the run
     mode: WandbMode  # whether rows are sent while it trains
     init_timeout_s: int = key(ge=1, le=3600)  # seconds that training waits for a server at the start
+    system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
+    # a loss: the summary has the step of the first validation at it or below
+    target: float | None = key(gt=0, le=1e3, default=None)
+    checkpoint: bool = False  # send the last checkpoint as an artifact
+    alert: bool = False  # have W&B tell you that the run has diverged
 
     def __post_init__(self) -> None:
-        require(bool(self.project), "tracker.project", "be a name", repr(self.project))
+        fits = self.project and not re.search(r"[/\\#?%:]", self.project)
+        require(bool(fits), "tracker.project", r"be a name without / \ # ? % :", repr(self.project))
+        require("" not in self.tags, "tracker.tags", "be texts", "an empty one")
+
+    def check_start(self) -> None:
+        """Refuse what W&B's client would not take, while nothing has been trained."""
+        if self.mode in (WandbMode.offline, WandbMode.disabled):
+            return
+        secret = os.environ.get("WANDB_API_KEY", "").strip()
+        rule = f"have at least {SHORTEST_KEY} characters"
+        require(len(secret) >= SHORTEST_KEY or not secret, "WANDB_API_KEY", rule, f"{len(secret)}")
+        url = os.environ.get("WANDB_BASE_URL", "")
+        parts = urlsplit(url)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
+        rule = "be a server's address, as https://api.wandb.ai"
+        require(is_address or not url, "WANDB_BASE_URL", rule, url)
+
+    def begin_grid(self, group: str) -> str | None:
+        os.environ.pop(UNREACHABLE, None)
+        if not (_may_send(self) and _may_have_login()):
+            return None
+        try:
+            settings = _login(online=True)
+            if settings is None:
+                return None
+            viewer = _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s).get("viewer") or {}
+        except Exception as error:  # whatever its client raises
+            os.environ[UNREACHABLE] = "1"
+            return f"offline: W&B does not answer: {_line(error)}"
+        entity = self.entity or viewer.get("entity")
+        shown_as = cut(self.group or group, LONGEST_NAME)
+        return f"{settings.app_url}/{entity}/{self.project}/groups/{quote(shown_as, safe='')}"
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Online or offline: `tracker.mode`, else `WANDB_MODE` (`disabled` means no mirror), else online with
-        a login and offline without one, and never a prompt. Online that does not work is one warning and
-        offline: nothing is lost, and `wandb sync` uploads it later. A wandb that does not work at all is one
-        warning and no mirror."""
-        mode = os.environ.get("WANDB_MODE", "auto") if self.mode is WandbMode.auto else self.mode.value
-        if mode == "disabled":
+        """Online or offline: by `tracker.mode`, and under `auto` online with a login and offline without one,
+        and never a prompt. Online that does not work is one warning and offline: nothing is lost. A wandb
+        that does not work at all is one warning and no mirror."""
+        if self.mode is WandbMode.disabled:
             return TrackerSession()
         try:
-            return WandbSession(
-                _open_run(self, facts, mode={"dryrun": "offline", "run": "online"}.get(mode, mode))
-            )
+            return _opened(self, facts)
         except Exception as error:
             _warn(f"no mirror of this run: {_line(error)}")
             return TrackerSession()
+
+    def is_awaited(self) -> bool:
+        return bool(_agents_id()) and _may_send(self)
+
+    def sends_now(self) -> bool:
+        try:
+            return _may_send(self) and _login(online=True) is not None
+        except Exception:  # a login that its client does not take sends nothing
+            return False
+
+    def resend(self, facts: RunFacts) -> TrackerSession:
+        replace(self, mode=WandbMode.online).check_start()
+        try:
+            settings = _login(online=True)
+        except Exception as error:  # whatever its client raises
+            raise ValueError(f"W&B: no login: {_line(error)}") from error
+        require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+        try:
+            return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s)
+        except Exception as error:  # whatever its client raises
+            raise OSError(f"W&B does not take {facts.name}: {_line(error)}") from error
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
         """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
@@ -79,14 +154,148 @@ class Wandb(Tracker):
         return self.open(facts)
 
     @classmethod
-    def offline(cls, folder: Path) -> list[Path]:
-        offline_runs = (
-            path
-            for path in sorted(folder.glob("wandb/offline-run-*"))
-            if path.is_dir() and not path.is_symlink()
-        )
-        # wandb leaves this beside what it has uploaded
-        return [path for path in offline_runs if not any(path.glob("*.synced"))]
+    def left(cls, folder: Path) -> bool:
+        place = Place.read(folder)
+        return place is not None and not place.complete
+
+    @classmethod
+    def has(cls, folder: Path, report: Path) -> bool:
+        place = Place.read(folder)
+        return place is not None and place.complete and place.report == _digest(report)
+
+
+# --- where a mirror is --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a folder's mirror is, and whether the server has all of it."""
+
+    id: str = ""
+    entity: str = ""
+    project: str = ""
+    server: str = ""  # its address; none: it has been offline only
+    deleted: int = 0  # how often the run was deleted on the server
+    complete: bool = False
+    report: str = ""  # of a comparison: the digest of the report that was sent
+
+    @classmethod
+    def read(cls, folder: Path) -> Place | None:
+        """The place that a folder's file has; None without a sound one."""
+        try:
+            return cls(**json.loads((folder / "wandb" / PLACE).read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, folder: Path) -> None:
+        path = folder / "wandb" / PLACE
+        path.parent.mkdir(exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(json.dumps(asdict(self)))
+        draft.replace(path)
+
+
+def run_id(folder: Path, *, identity: str, born: str) -> str:
+    """The id of a run in W&B: the one that it was sent under, else its own."""
+    place = Place.read(folder)
+    return place.id if place is not None else own_id(identity, born)
+
+
+def own_id(identity: str, born: str) -> str:
+    """An id of a run's identity and its first start, so that the same config trained again elsewhere is
+    another run."""
+    return f"{identity}-{_digits(born)}" if born else identity
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _digits(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
+
+
+def cut(text: str, longest: int) -> str:
+    """The text, or its beginning and six digits that tell it from others that begin so."""
+    return text if len(text) <= longest else f"{text[: longest - 7]}-{_digits(text)}"
+
+
+# --- names --------------------------------------------------------------------------------------------------
+
+# A page of W&B sorts its sections by name: the validation loss comes first, then speed, memory, training.
+SECTIONS = {"val/": "eval/", "memory/": "resources/"}
+AXES = ("step", "tokens", "hours")
+BEST = "eval/best"
+# The table of runs has these while a run trains; others only have their curve.
+SHOWN = (
+    *("val/loss", "val/bpb", "train/loss"),
+    *("perf/tokens_per_s", "perf/step_ms", "perf/mfu", "memory/model_mib", "status"),
+)
+OF_COMPARISONS = ("arms", "runs")
+
+
+def name_there(name: str) -> str:
+    """The name that a curve of the record has in W&B."""
+    for own, there in SECTIONS.items():
+        if name.startswith(own):
+            return there + name.removeprefix(own)
+    return name
+
+
+def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
+    """What W&B's table of runs has of a summary: not what is a constant or stands in the config. A line of
+    the clock that is zero is left out."""
+    ends = dict[str, object]()
+    for name, value in at_the_end(summary).items():
+        if name in (*SHOWN, *OF_COMPARISONS) or (name.startswith("clock/") and value):
+            ends[name_there(name)] = value
+    return ends
+
+
+# --- what a server is asked ---------------------------------------------------------------------------------
+
+VIEWER = "query Viewer { viewer { entity } }"
+PROGRESS = """
+query NocapProgress($project: String!, $entity: String, $name: String!) {
+  project(name: $project, entityName: $entity) { run(name: $name) { historyLineCount } }
+}
+"""
+
+
+def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_s: float) -> dict[str, Any]:
+    """What the server answers to a query.
+
+    Errors:
+        OSError: it does not answer, or refuses.
+    """
+    secret = base64.b64encode(f"api:{settings.api_key}".encode()).decode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {secret}"}
+    content = json.dumps({"query": query, "variables": variables}).encode()
+    request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout_s) as reply:
+            answer = json.load(reply)
+        problems = [str(problem["message"]) for problem in answer.get("errors") or ()]
+    except (HTTPException, ValueError, LookupError, AttributeError) as error:
+        raise OSError(f"no answer to a query: {_line(error)}") from error
+    if problems:
+        raise OSError("; ".join(problems))
+    return dict(answer.get("data") or {})
+
+
+def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
+    """How many rows the server has of a run; None: it has no such run.
+
+    Errors:
+        OSError: it does not say.
+    """
+    variables = {"project": place.project, "entity": place.entity or None, "name": place.id}
+    data = _ask(settings, PROGRESS, variables, timeout_s=timeout_s)
+    run = (data.get("project") or {}).get("run")
+    return None if run is None else int(run["historyLineCount"] or 0)
+
+
+# --- a session ----------------------------------------------------------------------------------------------
 
 
 class WandbSession(TrackerSession):
@@ -96,16 +305,18 @@ class WandbSession(TrackerSession):
     once its pipe is full.
     """
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        self._silenced, self._defined = False, {"clock/train_s"}
-        # wandb drops rows before this step. A server that knows the run has them: a resumed run repeats them,
-        # but for its clock. Offline it is 0.
+    def __init__(self, tracker: Wandb, run: Any, place: Place, facts: RunFacts) -> None:
+        self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
+        self._silenced, self._hidden = False, set[str]()
+        self._ends = dict[str, object]()  # what only all rows together tell
+        self._finish_s = SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S
+        # What the server has begins before this step: a resumed run repeats rows, but for their clock.
+        # Offline it is 0, and the folder is a new one.
         self._first_step = int(run.starting_step)
-        # without the flag W&B passes over the folder of a run that began online
-        flag = "" if run.offline else "--no-skip-online "
-        self._hint = f"wandb sync {flag}{shlex.quote(os.path.abspath(run.settings.sync_dir))}"
-        self.url_or_hint: str | None = self._hint if run.offline else run.url
+        self._rows = 0  # of the record
+        self._hint = f"python -m nocap.runs sync {shlex.quote(shown(facts.run_dir))}"
+        self.link = None if run.offline else run.url
+        self.url_or_hint: str | None = self.link or self._hint
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -126,18 +337,37 @@ class WandbSession(TrackerSession):
 
     def log(self, row: Mapping[str, object]) -> None:
         step = row["step"]
-        if self._silenced or not isinstance(step, int) or step < self._first_step:
+        if not isinstance(step, int):
             return
+        self._rows += 1
+        self._note_best(row)
+        if self._silenced or step < self._first_step:
+            return
+        self.sent += 1
         failure = f"stopped mirroring at step {step}"
         # a curve has no point there
-        values = {name: value for name, value in row.items() if value is not None}
-        for name in sorted(
-            name for name in values if name.startswith("clock/") and name not in self._defined
-        ):
-            # ten panels of seconds would come before the loss; the dashboard has them in a folded section
-            self._defined.add(name)
-            self._submit(failure, partial(self._run.define_metric, name, step_metric="step", hidden=True))
+        values = {name_there(name): value for name, value in row.items() if value is not None}
+        for name in sorted(name for name in values if name.startswith("clock/")):
+            if name not in self._hidden:
+                # ten panels of seconds would come before the loss; the dashboard has them in a folded section
+                self._hidden.add(name)
+                hide = partial(self._run.define_metric, name, step_metric="step", summary="none", hidden=True)
+                self._submit(failure, hide)
+        if isinstance(train_s := row.get("clock/train_s"), int | float):
+            values["hours"] = train_s / 3600
+        if (at := self._facts.time_of(row)) is not None:
+            values["_timestamp"] = at
         self._submit(failure, partial(self._run.log, values, step=step, commit=True))
+
+    def _note_best(self, row: Mapping[str, object]) -> None:
+        """Keep the lowest validation loss, and the first step at the target or below it."""
+        loss, target, best = row.get("val/loss"), self._tracker.target, self._ends.get(BEST)
+        if not isinstance(loss, int | float):
+            return
+        if not isinstance(best, int | float) or loss < best:
+            self._ends[BEST] = loss
+        if target is not None and loss <= target:
+            self._ends.setdefault("steps_to_target", row["step"])
 
     def log_comparison(self, tables: Tables, report: Path) -> None:
         """Send the tables, and the report, which is shown in the run's page and kept as a file."""
@@ -151,34 +381,88 @@ class WandbSession(TrackerSession):
                 if rows
             }
             self._run.log({**drawn, "report": wandb.Html(str(report), inject=False)})
+            if self._run.offline:  # its client would keep a copy outside of the run's folder
+                return
             artifact = wandb.Artifact(f"report-{self._run.id}", type="report")
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
 
+        self._rows += 1
+        content = _digest(report)
+        if content == self._place.report and self._first_step:  # the server has it
+            return
+        self._place = replace(self._place, report=content)
+        self.sent += 1
         self._submit("the comparison is not mirrored", send)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
         self._calls.put(partial(self._finish, summary, status, done))
-        if not done.wait(FINISH_TIMEOUT_S + GRACE_S):
-            self.url_or_hint = self._hint
-            self._silence(f"wandb does not answer; what it has taken is on the disk: {self._hint}")
+        if not done.wait(self._finish_s + ASK_S + GRACE_S):
+            self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
+        settings, offline, failed = self._run.settings, self._run.offline, self._silenced
         try:
-            self._run.summary.update(at_the_end(summary))
+            self._run.summary.update(ends_of(summary) | self._ends)
+            self._tell(status)
             self._run.finish(exit_code=0 if status == "finished" else 1)
+            lacks = "" if offline or failed else self._lacking(settings)
         except Exception as error:
-            self.url_or_hint = self._hint
-            self._silence(f"not everything was uploaded ({_line(error)}); later: {self._hint}")
+            lacks = _line(error)
             # wandb's own process is gone: without this, its hook prints a traceback at exit
             if not isinstance(error, TimeoutError):
                 import wandb
 
                 with contextlib.suppress(Exception):
                     wandb.teardown()
+        if lacks or (failed and not offline):
+            self._not_sent(lacks)
+        elif not offline:
+            self.complete = True
+            replace(self._place, complete=True).write(self._facts.run_dir)
         self._silenced = True
         done.set()
+
+    def _tell(self, status: str) -> None:
+        """Mark a run that was stopped from outside, and do what is to be done at an end, if it was asked
+        for."""
+        if status == "preempted":
+            self._run.mark_preempting()
+        if status == "diverged" and self._tracker.alert:
+            self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
+        if self._tracker.checkpoint and status == "finished":
+            self._send_checkpoint()
+
+    def _send_checkpoint(self) -> None:
+        import wandb
+
+        saved = sorted(self._facts.run_dir.glob("checkpoints/step-*/"))
+        if not saved:
+            _warn("no checkpoint to send: the run keeps none (trainer.keep_steps)")
+            return
+        artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="model")
+        artifact.add_dir(str(saved[-1]))
+        self._run.log_artifact(artifact)
+
+    def _lacking(self, settings: Any) -> str:
+        """What the server lacks, in words; empty where it has all rows. Its client ends without an error
+        where the server has refused them."""
+        deadline = time.monotonic() + ASK_S
+        while True:
+            try:
+                there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
+            except OSError as error:
+                return f"the server does not say what it has: {_line(error)}"
+            if there >= self._rows:
+                return ""
+            if time.monotonic() > deadline:
+                return f"the server has {there} of {self._rows} rows"
+            time.sleep(0.2)
+
+    def _not_sent(self, reason: str) -> None:
+        self.url_or_hint = self._hint
+        self._silence(f"not everything was uploaded ({reason}); this sends it: {self._hint}")
 
     def _silence(self, reason: str) -> None:
         if not self._silenced:
@@ -186,50 +470,104 @@ class WandbSession(TrackerSession):
             _warn(reason)
 
 
-def _open_run(tracker: Wandb, facts: RunFacts, *, mode: str) -> Any:
-    deadline = time.monotonic() + tracker.init_timeout_s
+def _may_send(tracker: Wandb) -> bool:
+    return tracker.mode in (WandbMode.auto, WandbMode.online) and UNREACHABLE not in os.environ
+
+
+def _may_have_login() -> bool:
+    """Whether it is worth importing wandb to look for one."""
+    home = Path.home()
+    files = (os.environ.get("NETRC") or home / ".netrc", home / "_netrc")
+    return bool(os.environ.get("WANDB_API_KEY")) or any(map(os.path.exists, files))
+
+
+def _login(*, online: bool) -> Any:
+    """wandb's settings, where there is a login; else None."""
     import wandb
 
     # Silent before the login: a login that may print asks the server for the user's name, 5 s without a
     # network. `online` only lets it look for credentials where `WANDB_MODE` says offline and the config says
     # online.
-    wandb.setup(settings=wandb.Settings(silent=True, mode="offline" if mode == "offline" else "online"))
-    if mode != "offline":
-        if not wandb.login(prompt=False, verify=False):
-            problem = "no login" if mode == "online" else ""
-        else:
-            try:
-                return _init(
-                    wandb, tracker, facts, mode="online", timeout_s=max(1.0, deadline - time.monotonic())
-                )
-            except Exception as error:
-                problem = _line(error)
-                # The failed attempt still holds the id: without this, the offline run is refused ("run ID is
-                # in use").
-                wandb.teardown()
-        if problem:
-            _warn(f"offline: {problem}")
-    return _init(wandb, tracker, facts, mode="offline", timeout_s=float(tracker.init_timeout_s))
+    setup = wandb.setup(settings=wandb.Settings(silent=True, mode="online" if online else "offline"))
+    return setup.settings if online and wandb.login(prompt=False, verify=False) else None
 
 
-def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: float) -> Any:
+def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
+    """A session online, or offline with the reason in a line."""
+    problem = ""
+    deadline = time.monotonic() + tracker.init_timeout_s
+    online = _may_send(tracker)
+    settings = _login(online=online)
+    if settings is not None:
+        try:
+            return _opened_online(tracker, facts, settings, timeout_s=deadline - time.monotonic())
+        except Exception as error:
+            problem = _line(error)
+            # The failed attempt still holds the id: without this, the offline run is refused ("run ID is
+            # in use").
+            import wandb
+
+            wandb.teardown()
+    elif tracker.mode is WandbMode.online and online:
+        problem = "no login"
+    if problem:
+        _warn(f"offline: {problem}")
+    place = replace(Place.read(facts.run_dir) or Place(id=_new_id(facts)), complete=False)
+    run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
+    place.write(facts.run_dir)
+    return WandbSession(tracker, run, place, facts)
+
+
+def _opened_online(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> WandbSession:
+    deadline = time.monotonic() + timeout_s
+    place = _place_there(tracker, facts, settings, timeout_s=timeout_s)
+    left_s = max(1.0, deadline - time.monotonic())
+    run = _init(tracker, facts, place, mode="online", timeout_s=left_s)
+    place = replace(place, entity=run.entity, project=run.project, server=settings.base_url)
+    place.write(facts.run_dir)
+    return WandbSession(tracker, run, place, facts)
+
+
+def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
+    """Where a run is sent. One that was deleted there has another id: a server does not take the old one.
+
+    Errors:
+        OSError: the server does not answer.
+    """
+    place = Place.read(facts.run_dir)
+    if place is None or _agents_id() not in ("", place.id):
+        return Place(id=_new_id(facts))
+    here = (settings.base_url, tracker.project, tracker.entity or place.entity)
+    if here != (place.server, place.project, place.entity):
+        return replace(place, complete=False)
+    if _rows_there(settings, place, timeout_s=timeout_s) is not None:
+        return replace(place, complete=False)
+    times = place.deleted + 1
+    new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
+    _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
+    return replace(place, id=new, deleted=times, complete=False)
+
+
+def _new_id(facts: RunFacts) -> str:
+    """W&B's agent knows a run by the id that it gave."""
+    return _agents_id() or own_id(facts.identity, facts.born)
+
+
+def _agents_id() -> str:
+    return os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
+
+
+def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s: float) -> Any:
+    import wandb
+
     _forget_attempts(facts)
-    described = {
-        "name": facts.name,
-        "group": tracker.group or facts.group,
-        "job_type": facts.arm,
-        "tags": list(dict.fromkeys(tag[:LONGEST_TAG] for tag in (*tracker.tags, *facts.tags) if tag)),
-        "config": {
-            **facts.config,
-            "arm": facts.arm,
-            "arm_id": facts.arm_id,
-            "options": facts.options,
-            "swept": facts.swept,
-        },
-    }
+    name = " ".join(filter(None, (tracker.name, facts.name))) if facts.group else tracker.name or facts.name
+    group = tracker.group or facts.group
+    tags = [cut(tag, LONGEST_TAG) for tag in (*tracker.tags, *facts.tags) if tag]
+    on_gpu = dict(flat(facts.config)).get("trainer.device") == "cuda"
     settings = wandb.Settings(
         init_timeout=timeout_s,
-        finish_timeout=FINISH_TIMEOUT_S,
+        finish_timeout=SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S,
         finish_timeout_raises=True,
         silent=True,
         # The local record has the console, the code, the hardware and the versions. A command line could also
@@ -239,13 +577,18 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         disable_code=True,
         disable_git=True,
         x_disable_meta=True,
-        x_disable_stats=True,
-        x_disable_machine_info=True,
+        x_disable_stats=not (on_gpu if tracker.system is None else tracker.system),
         x_save_requirements=False,
     )
-    run = wandb.init(
-        **described,
-        id=facts.identity,
+    init: Any = wandb.init
+    run = init(
+        name=cut(name, LONGEST_NAME),
+        group=group and cut(group, LONGEST_NAME),
+        job_type=cut(tracker.job_type or facts.arm, LONGEST_NAME),
+        notes=tracker.notes,
+        tags=list(dict.fromkeys(tags)),
+        config=_config(facts),
+        id=place.id,
         project=tracker.project,
         entity=tracker.entity,
         dir=facts.run_dir,
@@ -254,18 +597,27 @@ def _init(wandb: Any, tracker: Wandb, facts: RunFacts, *, mode: str, timeout_s: 
         reinit="finish_previous",
         settings=settings,
     )
-    for axis in ("step", "tokens"):
-        run.define_metric(axis, hidden=True)  # no panel of its own
-    run.define_metric("clock/train_s", hidden=True)
-    run.define_metric("*", step_metric="step")
+    for axis in AXES:
+        run.define_metric(axis, hidden=True, summary="none")  # no panel of its own
+    for name in SHOWN:
+        run.define_metric(name_there(name), step_metric="step")
+    run.define_metric("*", step_metric="step", summary="none")
     return run
 
 
+def _config(facts: RunFacts) -> dict[str, object]:
+    """The keys that make the run what it is, under the names that a command line has for them: an option's
+    name is its group's value, as a sweep's agent has it."""
+    arm = {"arm": facts.arm, "arm_id": facts.arm_id, "identity": facts.identity}
+    swept = {"swept": ", ".join(facts.swept)} if facts.swept else {}
+    return {**facts.counted, **facts.options, **facts.about, **arm, **swept}
+
+
 def _forget_attempts(facts: RunFacts) -> None:
-    """Remove what earlier attempts of this run left: their rows come again from the record, those after the
-    checkpoint do not."""
+    """Remove the folders of earlier sessions: their rows come again from the record, and what is not there
+    cannot be uploaded a second time."""
     for folder in facts.run_dir.glob("wandb/*run-*"):
-        if folder.is_dir() and not folder.is_symlink() and folder.name.endswith(f"-{facts.identity}"):
+        if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder)
 
 

@@ -1,0 +1,132 @@
+"""A record or a grid's comparison sent to a tracker's server after its training: what `nocap.runs sync` and a
+grid's end do."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from nocap import outside
+from nocap.config.bounded import parse_yaml, read_text
+from nocap.config.compose import composed
+from nocap.config.paths import shown
+from nocap.config.plain import made, to_plain
+from nocap.launch.grid import REPORT
+from nocap.launch.head import run_facts
+from nocap.launch.plan import Plan
+from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+from nocap.store.identity import digest
+from nocap.store.record import Metrics
+from nocap.store.runs import Record, load, read
+from nocap.store.tracking import left, send, send_comparison
+
+if TYPE_CHECKING:
+    from nocap.judge.compare import Comparison
+
+UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
+
+
+def send_run(record: Record, tracker: Tracker | None = None) -> TrackerSession:
+    """Send what the server lacks of a run, as this tracker or its own has it.
+
+    Errors:
+        ValueError: there is no login, or its config cannot be read.
+        OSError: the server does not take the run.
+    """
+    config = config_of(record)
+    rows = Metrics(record.folder / "metrics.jsonl").rows()
+    params = record.summary["params"]
+    facts = run_facts(config, record.folder, record.manifest, params=params)
+    return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
+
+
+def config_of(record: Record) -> dict[str, Any]:
+    """The config of a record, as plain data.
+
+    Errors:
+        ValueError: it cannot be read.
+    """
+    path = record.folder / "config.yaml"
+    try:
+        config = parse_yaml(read_text(path))
+        return {**config, "seed": record.seed}
+    except (OSError, TypeError) as error:
+        raise ValueError(f"{path} must be a run's config: {error}") from error
+
+
+def tracker_of(config: Mapping[str, Any]) -> Tracker:
+    """The tracker of a run's config, where it uploads; else W&B as this command's environment has it."""
+    own = dict(config.get("tracker") or {})
+    schema = outside.options("tracker").get(str(own.get("kind")))
+    if schema is not None and cast(type[Tracker], schema).uploads:
+        defaults = to_plain(composed([f"tracker={own['kind']}"]).run)["tracker"]
+        known = {f.name: own.get(f.name, defaults[f.name]) for f in fields(schema)}
+        return cast(Tracker, made(schema, known, "tracker."))
+    return composed([f"tracker={UPLOADER}"]).run.tracker
+
+
+def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
+    """Send what the server lacks of a grid's runs, and yield a line about those that are left: a server that
+    fails once is not asked again."""
+    waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
+    if waiting and plans[0].run.tracker.sends_now():
+        waiting = list(_not_taken(waiting))
+    if waiting:
+        command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
+        yield f"{len(waiting)} of {len(plans)} runs are not uploaded; this sends them: {command}"
+
+
+def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
+    failed = False
+    for folder in waiting:
+        if not failed:
+            try:
+                failed = not send_run(read(folder, rows=False)).complete
+            except (OSError, ValueError):
+                failed = True
+        if failed:
+            yield folder
+
+
+# --- a grid's comparison ------------------------------------------------------------------------------------
+
+
+def send_grid(folder: Path) -> TrackerSession | None:
+    """Send a grid's comparison, unless the server has it. None: nothing is to be sent.
+
+    Errors:
+        ValueError: there is no login, or the grid's runs cannot be read.
+        OSError: the server does not take it.
+    """
+    from nocap.judge.compare import compare
+
+    report = folder / REPORT
+    if not report.is_file():
+        return None
+    found = load([folder])
+    tracker = tracker_of(config_of(found.records[0]))
+    if tracker.has(folder, report):
+        return None
+    return send_comparison(tracker, **told(folder, compare(found)), report=report)
+
+
+def told(folder: Path, comparison: Comparison) -> dict[str, Any]:
+    """What a tracker is told of a grid's comparison, which is a run of the grid's group."""
+    from nocap.report.rows import tables_of
+
+    facts = RunFacts(
+        identity=digest({"grid": folder.name}),
+        name=folder.name,
+        arm="comparison",
+        seed=0,
+        run_dir=folder,
+        config={"grid": folder.name},
+        group=folder.name,
+        tags=("comparison",),
+        born=min(record.started for record in comparison.records),
+    )
+    summary = {"arms": len(comparison.arms), "runs": len(comparison.runs)}
+    return {"facts": facts, "tables": tables_of(comparison), "summary": summary}
