@@ -17,7 +17,7 @@ import pytest
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.sources import logs
-from nocap.sources.rows import columns_of
+from nocap.sources.columns import columns_of
 from tests.conftest import REPO
 from tests.test_compare import refusal
 from tests.test_logs import _child, arms
@@ -377,6 +377,14 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         }
         assert {run.imported["arm"] for run in found.records} == {source}
         assert {run.imported["seed"] for run in found.records} == {source}
+
+
+def test_settings_that_cannot_be_read_are_named(tmp_path):
+    curve(tmp_path / "version_0" / "metrics.csv", 3.0)
+    (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
+    found = logs.load([str(tmp_path)])
+    assert len(found.records) == 1
+    assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
 
 
 def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):

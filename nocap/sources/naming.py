@@ -342,10 +342,11 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
     if told and _differ_by_numbers(runs, told):
         apart = unnamed
     if len(apart) > 1:
+        n = len(apart)
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time, which may name {len(apart)} arms, or runs of "
-            f"one arm, which is the guess; {FLAGS}"
+            f"{names} differ only by a number, a hash or a time, which may name {n} arms, or runs of one "
+            f"arm, which is the guess; {FLAGS}"
         )
 
 
