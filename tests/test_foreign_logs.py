@@ -419,6 +419,20 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert len({run.arm for run in apart.records}) == 3
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("runs/*", "--names must hold {arm} or {seed}, as in '{arm}/{seed}', got runs/*"),
+        ("{arm}/{lr}", "--names must hold {arm}, {seed} and * alone, got {lr}"),
+        ("{arm}/{arm}", "--names must hold each once, got {arm}"),
+        ("{arm}-{seed}/x", "--names must fit each path, as "),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, said):
+    crossed(tmp_path, "{arm}-{seed}/log.csv")
+    assert said in refusal([tmp_path, "--names", template], capsys)
+
+
 def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
