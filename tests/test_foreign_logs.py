@@ -441,6 +441,13 @@ def test_files_that_are_given_are_arms(tmp_path):
     assert told["idea"][0] == "no verdict (n=1)"
 
 
+def test_a_folder_and_a_file_of_one_name_are_two_arms(tmp_path):
+    for number, name in enumerate(("a/log.csv", "b/log.csv", "a.csv")):
+        curve(tmp_path / name, 3.0 - number / 100)
+    found = logs.load([str(tmp_path)])
+    assert len({run.arm for run in found.records}) == 3
+
+
 def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
     for number, repeat in enumerate(("first", "second", "third")):
         for arm, loss in (("base", 3.0), ("idea", 2.9)):
