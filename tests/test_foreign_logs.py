@@ -285,7 +285,9 @@ def test_a_log_without_a_loss_is_refused_with_what_turns_its_unit(capsys):
 def test_a_board_s_records_are_told_apart(capsys):
     """28 scores as a table: seeds repeat, and its other column tells records apart."""
     board = SAMPLES / "parameter_golf_board.csv"
-    assert "they differ in record, so --columns arm=record" in refusal([board], capsys)
+    assert "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record" in refusal(
+        [board], capsys
+    )
     found = logs.load([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
     assert len(found.records) == len(rows)
@@ -462,7 +464,7 @@ TWICE = {  # two runs of one arm and seed, and what is said of them
     "finals": ("method,seed,val_loss\na,0,3.1\na,1,3.2\nb,0,3.0\nb,1,3.3\n", "they differ in method"),
     "runs with their settings": (
         "lr,seed,step,val_loss\n1,0,0,4\n1,0,50,3.1\n2,0,0,4\n2,0,50,3.0\n",
-        "they differ in lr, so --columns arm=lr",
+        "they differ in lr (1 and 2), so --columns arm=lr",
     ),
     "a step with two losses": (
         "step,val_loss,part\n0,4,a\n0,5,b\n50,3,a\n50,4,b\n",

@@ -151,17 +151,22 @@ def _curve(run: LoggedRun) -> Curve:
 
 
 def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the arm
-    end at the same loss."""
-    first, repeats, ends = dict[object, Record](), list[tuple[Record, Record]](), dict[str, set[object]]()
+    """List runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the
+    arm end at the same loss."""
+    ends: dict[str, set[object]] = {}
     for record in records:
         ends.setdefault(record.arm, set()).add((record.val_loss, record.value("val_bpb")))
+    first = dict[object, Record]()
+    repeats = list[tuple[Record, Record]]()
     for record in records:
         curve = tuple(record.curve.val_loss)
-        key = curve if len(curve) >= SAME_CURVE else "end" if len(ends[record.arm]) == 1 else record.identity
-        if (
-            twin := first.setdefault((record.arm, key), record)
-        ) is not record and record.status == "finished":
+        key: object = record.identity
+        if len(curve) >= SAME_CURVE:
+            key = curve
+        elif len(ends[record.arm]) == 1:
+            key = "end"
+        twin = first.setdefault((record.arm, key), record)
+        if twin is not record and record.status == "finished":
             repeats.append((record, twin))
     return repeats
 
@@ -178,20 +183,21 @@ def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
         other = first.setdefault((record.arm, record.seed), record)
         if other is record:
             continue
-        here, there = runs_[record.identity], runs_[other.identity]
-        apart = _columns_apart(here.run, there.run)
-        columns = (
-            f"they differ in {shorten(apart)}, so --columns arm={apart[0]} may tell them apart; "
-            if apart
-            else ""
-        )
         raise ValueError(
             f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} and "
-            f"{record.name}: they are never averaged; {columns}{naming.FLAGS}"
+            f"{record.name}: they are never averaged; "
+            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{naming.FLAGS}"
         )
 
 
-def _columns_apart(here: LoggedRun, there: LoggedRun) -> list[str]:
-    """List the columns and settings, the same in all rows of a run, that tell two runs apart."""
-    shared = here.others.keys() & there.others.keys()
-    return [key for key in here.others if key in shared and here.others[key] != there.others[key]]
+def _apart(here: LoggedRun, there: LoggedRun) -> str:
+    """Say by which columns and settings, the same in all rows of a run, two runs can be told apart."""
+    names = list[str]()
+    for name, text in here.others.items():
+        if there.others.get(name, text) != text:
+            names.append(name)
+    if not names:
+        return ""
+    first = names[0]
+    values = f"{here.others[first]} and {there.others[first]}"
+    return f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them apart; "
