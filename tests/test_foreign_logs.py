@@ -493,6 +493,27 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
     assert the_run(tmp_path).status == "unfinished: 100 of 200 steps"
 
 
+def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys):
+    """Of one seed they are refused; a first one that was cut short is unfinished, and the second counts."""
+    whole = "".join(f"step {step}: train loss 3.0, val loss {4 - step / 100:.4f}\n" for step in (0, 100, 200))
+    path = tmp_path / "base" / "seed0.log"
+    path.parent.mkdir()
+    path.write_text(whole + whole.replace("2.0000", "2.1000"))
+    assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
+    path.write_text("".join(whole.splitlines(keepends=True)[:2]) + whole)
+    statuses = [run.status for run in logs.load([str(tmp_path)]).records]
+    assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
+
+
+def test_what_a_trainer_prints_without_its_end_is_not_finished(tmp_path):
+    path = tmp_path / "base" / "seed0.log"
+    path.parent.mkdir()
+    path.write_text("{'eval_loss': '2.2', 'epoch': '0.5'}\n{'eval_loss': 'nan', 'epoch': '1'}\n")
+    assert the_run(tmp_path).status == "diverged"
+    path.write_text("{'eval_loss': '2.2', 'epoch': '0.5'}\n{'eval_loss': '2.1', 'epoch': '1'}\n")
+    assert the_run(tmp_path).status == "not finished"
+
+
 # --- ends, steps, units -------------------------------------------------------------------------------------
 
 
