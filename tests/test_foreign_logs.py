@@ -17,7 +17,7 @@ import pytest
 from nocap import compare as door
 from nocap.judge.compare import compare
 from nocap.sources import logs
-from nocap.sources.rows import columns_of
+from nocap.sources.columns import columns_of
 from tests.conftest import REPO
 from tests.test_compare import refusal
 from tests.test_logs import _child, arms
@@ -285,7 +285,9 @@ def test_a_log_without_a_loss_is_refused_with_what_turns_its_unit(capsys):
 def test_a_board_s_records_are_told_apart(capsys):
     """28 scores as a table: seeds repeat, and its other column tells records apart."""
     board = SAMPLES / "parameter_golf_board.csv"
-    assert "they differ in record, so --columns arm=record" in refusal([board], capsys)
+    assert "they differ in record (2026-03-19a and 2026-03-19b), so --columns arm=record" in refusal(
+        [board], capsys
+    )
     found = logs.load([str(board)], columns=columns_of("arm=record"))
     rows = list(csv.DictReader(io.StringIO(board.read_text())))
     assert len(found.records) == len(rows)
@@ -379,6 +381,14 @@ def test_settings_beside_a_log_say_arm_and_seed(tmp_path):
         assert {run.imported["seed"] for run in found.records} == {source}
 
 
+def test_settings_that_cannot_be_read_are_named(tmp_path):
+    curve(tmp_path / "version_0" / "metrics.csv", 3.0)
+    (tmp_path / "version_0" / "hparams.yaml").write_text("a: [\n")
+    found = logs.load([str(tmp_path)])
+    assert len(found.records) == 1
+    assert "the settings beside it are not read: hparams.yaml must be yaml" in found.problems[0]
+
+
 def test_what_names_arms_and_seeds_is_said_before_the_table(tmp_path, capsys):
     crossed(tmp_path, "{arm}/version_{seed}/metrics.csv")
     for path in tmp_path.rglob("metrics.csv"):
@@ -411,12 +421,33 @@ def test_names_that_differ_by_a_number_alone_are_refused_with_the_flag(tmp_path,
     assert len({run.arm for run in apart.records}) == 3
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("runs/*", "--names must hold {arm} or {seed}, as in '{arm}/{seed}', got runs/*"),
+        ("{arm}/{lr}", "--names must hold {arm}, {seed} and * alone, got {lr}"),
+        ("{arm}/{arm}", "--names must hold each once, got {arm}"),
+        ("{arm}-{seed}/x", "--names must fit each path, as "),
+    ],
+)
+def test_a_template_that_does_not_fit_is_refused(tmp_path, capsys, template, said):
+    crossed(tmp_path, "{arm}-{seed}/log.csv")
+    assert said in refusal([tmp_path, "--names", template], capsys)
+
+
 def test_files_that_are_given_are_arms(tmp_path):
     for number, arm in enumerate(("base", "idea")):
         curve(tmp_path / f"{arm}.csv", 3 - number)
     told, _, labels = words(compare(logs.load([str(tmp_path / f"{arm}.csv") for arm in ("base", "idea")])))
     assert labels == ["base", "idea"]
     assert told["idea"][0] == "no verdict (n=1)"
+
+
+def test_a_folder_and_a_file_of_one_name_are_two_arms(tmp_path):
+    for number, name in enumerate(("a/log.csv", "b/log.csv", "a.csv")):
+        curve(tmp_path / name, 3.0 - number / 100)
+    found = logs.load([str(tmp_path)])
+    assert len({run.arm for run in found.records}) == 3
 
 
 def test_folders_and_files_that_cross_are_refused(tmp_path, capsys):
@@ -433,7 +464,7 @@ TWICE = {  # two runs of one arm and seed, and what is said of them
     "finals": ("method,seed,val_loss\na,0,3.1\na,1,3.2\nb,0,3.0\nb,1,3.3\n", "they differ in method"),
     "runs with their settings": (
         "lr,seed,step,val_loss\n1,0,0,4\n1,0,50,3.1\n2,0,0,4\n2,0,50,3.0\n",
-        "they differ in lr, so --columns arm=lr",
+        "they differ in lr (1 and 2), so --columns arm=lr",
     ),
     "a step with two losses": (
         "step,val_loss,part\n0,4,a\n0,5,b\n50,3,a\n50,4,b\n",
@@ -460,6 +491,27 @@ def test_a_checkpoint_is_a_piece_of_its_run(tmp_path):
     assert (run.val_loss, run.status) == (2.0, "finished")
     (tmp_path / "base" / "seed0" / "checkpoint-200" / "trainer_state.json").unlink()
     assert the_run(tmp_path).status == "unfinished: 100 of 200 steps"
+
+
+def test_a_program_that_printed_twice_into_a_file_made_two_runs(tmp_path, capsys):
+    """Of one seed they are refused; a first one that was cut short is unfinished, and the second counts."""
+    whole = "".join(f"step {step}: train loss 3.0, val loss {4 - step / 100:.4f}\n" for step in (0, 100, 200))
+    path = tmp_path / "base" / "seed0.log"
+    path.parent.mkdir()
+    path.write_text(whole + whole.replace("2.0000", "2.1000"))
+    assert "arm base, seed 0 has two runs with other losses" in refusal([tmp_path], capsys)
+    path.write_text("".join(whole.splitlines(keepends=True)[:2]) + whole)
+    statuses = [run.status for run in logs.load([str(tmp_path)]).records]
+    assert statuses == ["unfinished: 100 of 200 steps, as others of its arm have", "finished"]
+
+
+def test_what_a_trainer_prints_without_its_end_is_not_finished(tmp_path):
+    path = tmp_path / "base" / "seed0.log"
+    path.parent.mkdir()
+    path.write_text("{'eval_loss': '2.2', 'epoch': '0.5'}\n{'eval_loss': 'nan', 'epoch': '1'}\n")
+    assert the_run(tmp_path).status == "diverged"
+    path.write_text("{'eval_loss': '2.2', 'epoch': '0.5'}\n{'eval_loss': '2.1', 'epoch': '1'}\n")
+    assert the_run(tmp_path).status == "not finished"
 
 
 # --- ends, steps, units -------------------------------------------------------------------------------------

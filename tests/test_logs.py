@@ -24,8 +24,8 @@ from nocap.judge.schema import to_json
 from nocap.report import comparison as page
 from nocap.report.arms import render
 from nocap.sources import logs
+from nocap.sources.columns import columns_of
 from nocap.sources.formats import LONGEST
-from nocap.sources.rows import columns_of
 from tests.test_compare import refusal, write_run
 from tests.test_interval import of_a_mixed_model
 from tests.test_tracking import environment

@@ -115,7 +115,9 @@ class RunJson(Schema, frozen=True, kw_only=True):
     curve: Curve
     clock_s: dict[str, float | None]
     hardware: dict[str, Fact]
-    imported: dict[str, object] | None  # of a log that another trainer wrote: its format, what named its seed
+    imported: (
+        dict[str, object] | None
+    )  # of a log that another trainer wrote: its format, what named arm and seed
 
 
 class MeasurementJson(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,65 +10,29 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from nocap.config.keys import flat, require
-from nocap.config.outward import redact
 from nocap.config.paths import expanded
 from nocap.sources import naming
+from nocap.sources.columns import Columns
 from nocap.sources.files import LogFile, of_paths
+from nocap.sources.imported import TIME, ReadRun, make_records
+from nocap.sources.logged import LoggedRun
 from nocap.sources.naming import NamedRun
-from nocap.sources.rows import TOLD, Columns, LoggedRun, runs_of, title
+from nocap.sources.rows import runs_of, title
 from nocap.store import runs
 from nocap.store.formats import shorten
-from nocap.store.record import digest
-from nocap.store.runs import Curve, Found, Record
+from nocap.store.runs import Found
 
-SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
-TIME = "time"  # a budget
-ENDS = ("finished", "diverged")  # of runs that are compared
 EQUAL_TIME = 0.01  # by how much times may differ that one budget ended
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Imported:
-    """What a record says of the log that it is from."""
-
-    format: str
-    arm: str | None  # what named its arm
-    seed: str | None  # what named its seed; None: nothing
-    hardware: str | None  # "said": the user did
-    length: float | None  # where it ended, of a log without steps: epochs, tokens
-
-
-@dataclass(kw_only=True)
-class _Run:
-    """A run of a log, on its way to a record."""
-
-    log: LogFile
-    run: LoggedRun
-    alone: bool  # in its file
-    content: str  # what copies share
-    named: NamedRun
-    name: str  # from the folder of all logs on
-    nth: int  # of the runs that its log tells apart by where they begin alone
-    status: str = "finished"
-    final: float | None = None  # bits per byte, measured after training
-
-    @property
-    def end(self) -> float | None:
-        """Where its last loss stands on its axis."""
-        return self.run.last(self.run.axis) if self.run.axis else None
 
 
 @dataclass(kw_only=True)
@@ -76,10 +40,7 @@ class _Loaded:
     """What was read of all logs."""
 
     found: Found = field(default_factory=Found)
-    runs: list[_Run] = field(default_factory=list)
-
-
-# --- from paths to runs -------------------------------------------------------------------------------------
+    runs: list[ReadRun] = field(default_factory=list)
 
 
 def load(
@@ -117,7 +78,7 @@ def load(
     loaded.found.problems += _settle_finals(every)
     if lengths:
         _settle_lengths(every)
-    _make_records(every, loaded.found, hardware)
+    make_records(every, loaded.found, hardware)
     return loaded.found
 
 
@@ -136,7 +97,6 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
     """Add the runs of a log, or why there are none."""
     try:
         read = runs_of(log.rows(), columns)
-        settings, config_name = _config_beside(log, root)
     except ValueError as error:
         loaded.found.unreadable[log.shown] = str(error)
         return
@@ -144,35 +104,44 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
         loaded.found.unreadable[log.shown] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return
     loaded.found.problems += [f"{log.shown}: {line}" for line in read.lines]
+    try:
+        settings, config_name = _config_beside(log, root)
+    except ValueError as error:
+        loaded.found.problems.append(f"{log.shown}: the settings beside it are not read: {error}")
+        settings, config_name = {}, ""
     content = _content(log)
     alone = len(read.runs) == 1
     often = Counter[str]()
     short = "/".join([*log.folders[root:], log.path.name])
     for run in read.runs:
         own = run.facts.get("run", "")
-        inside = "" if alone else f":{title(run.facts)}"
+        of_file = title(run.facts)
+        if alone:
+            of_file = ""
         named = NamedRun(
-            shown=f"{short}{inside}",
-            numbered=own.isdecimal() and not alone,
+            shown=f"{short}:{of_file}".removesuffix(":"),
             folders=log.folders[root:],
             file=log.stem,
-            own="" if own.isdecimal() else own,
-            home=log.stem if log.given and not alone else _home(log),
-            config=run.config or settings,
-            config_name="settings in the logs" if run.config else config_name,
-            path="/".join(filter(None, [*log.folders, log.stem, "" if alone else own])),
+            own=own,
+            home=_home(log),
+            config=settings,
+            config_name=config_name,
+            path="/".join(filter(None, [*log.folders, log.stem])),
         )
-        one = _Run(
-            log=log,
-            run=run,
-            alone=alone,
-            content=content,
-            named=named,
-            name=named.shown,
-            nth=often[title(run.facts)],
-        )
-        loaded.runs.append(one)
+        if log.given and not alone:
+            named.home = log.stem
+        if own.isdecimal():  # counts runs, and names none
+            named.own = ""
+            named.numbered = not alone
+        if run.config:
+            named.config = run.config
+            named.config_name = "settings in the logs"
+        if own and not alone:
+            named.path = f"{named.path}/{own}"
+        nth = often[title(run.facts)]
         often[title(run.facts)] += 1
+        one = ReadRun(log=log, run=run, content=content, named=named, name=named.shown, nth=nth)
+        loaded.runs.append(one)
 
 
 def _config_beside(log: LogFile, root: int) -> tuple[dict[str, str], str]:
@@ -199,7 +168,9 @@ def _settings(path: Path) -> dict[str, str]:
     if isinstance(tree, list):  # of overrides
         pairs = [str(each).lstrip("+~").partition("=") for each in tree]
         return {key: value for key, _, value in pairs}
-    return {key: str(value) for key, value in flat(tree)} if isinstance(tree, dict) else {}
+    if isinstance(tree, dict):
+        return {key: str(value) for key, value in flat(tree)}
+    return {}
 
 
 def _content(log: LogFile) -> str:
@@ -223,7 +194,7 @@ def _home(log: LogFile) -> str:
     return log.folders[-1] if log.folders else log.shown
 
 
-def _in_time(every: Sequence[_Run]) -> list[_Run]:
+def _in_time(every: Sequence[ReadRun]) -> list[ReadRun]:
     """Sort runs by their start, where all logs say it."""
     starts = [each.run.facts.get("started") for each in every]
     if not all(starts) or len({len(str(start)) for start in starts}) > 1:
@@ -231,10 +202,7 @@ def _in_time(every: Sequence[_Run]) -> list[_Run]:
     return sorted(every, key=lambda each: each.run.facts["started"])
 
 
-# --- arms, seeds and ends -----------------------------------------------------------------------------------
-
-
-def _name(every: Sequence[_Run], template: str) -> None:
+def _name(every: Sequence[ReadRun], template: str) -> None:
     """
     Errors:
         ValueError: a seed that is none, or names that do not say which runs are of one arm.
@@ -264,9 +232,9 @@ def _status(run: LoggedRun) -> str:
     return ended
 
 
-def _settle_lengths(every: Sequence[_Run]) -> None:
+def _settle_lengths(every: Sequence[ReadRun]) -> None:
     """Call runs unfinished whose last loss stands before that of the longest run of their arm."""
-    by_arm: dict[tuple[str, str | None], list[_Run]] = {}
+    by_arm: dict[tuple[str, str | None], list[ReadRun]] = {}
     for each in every:
         if each.status == "finished" and each.run.facts.get("budget") != TIME and each.end is not None:
             by_arm.setdefault((each.named.arm, each.run.axis), []).append(each)
@@ -284,7 +252,7 @@ def _settle_lengths(every: Sequence[_Run]) -> None:
                 each.status = f"unfinished: {end:,.4g} of {longest:,.4g} {units}, as others of its arm have"
 
 
-def _settle_finals(every: Sequence[_Run]) -> Iterator[str]:
+def _settle_finals(every: Sequence[ReadRun]) -> Iterator[str]:
     """Take of the losses that were measured after training the last one that all runs have."""
     ended = [each for each in every if each.status == "finished"]
     names = dict.fromkeys(name for each in ended for name in each.run.finals)
@@ -299,147 +267,3 @@ def _settle_finals(every: Sequence[_Run]) -> Iterator[str]:
     for each in ended:
         each.final = each.run.finals[common[-1]]
     yield f"compared: {common[-1]}, the last score that all runs have{beside}"
-
-
-# --- records ------------------------------------------------------------------------------------------------
-
-
-def _make_records(every: Sequence[_Run], found: Found, hardware: str | None) -> None:
-    by_identity = dict[str, Record]()
-    seeds = count(-1, -1)
-    by_record = dict[str, _Run]()
-    for each in every:
-        try:
-            record = _record(each, hardware)
-        except ValueError as error:
-            found.unreadable[each.log.shown] = str(error)
-            continue
-        # a seed which it shares with no other
-        own = record if record.seed >= 0 else replace(record, seed=next(seeds))
-        if (twin := by_identity.setdefault(own.identity, own)) is not own:
-            found.problems.append(f"{each.log.shown}: left out, it is the same as {twin.name}")
-        else:
-            by_record[own.identity] = each
-    found.records = list(by_identity.values())
-    for repeat, first in _repeats(found.records):
-        found.records.remove(repeat)
-        found.problems.append(
-            f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes "
-            "no seed"
-        )
-    _check_apart(found.records, by_record)
-
-
-def _record(each: _Run, hardware: str | None) -> Record:
-    run, log, named = each.run, each.log, each.named
-    stated = named.seed
-    is_seed = not stated or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated))
-    require(is_seed, "seed", "be an integer from 0", stated)
-    machine = run.facts.get("hardware") or hardware
-    lost = each.status == "diverged"
-    loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
-    steps, tokens = run.last("step"), run.last("tokens")
-    seconds = _seconds(run)
-    imported = Imported(
-        format=log.format,
-        arm=named.arm_from,
-        seed=named.seed_from,
-        hardware="said" if hardware and machine == hardware else None,
-        length=each.end if run.axis in ("epoch", "tokens") else None,
-    )
-    summary: dict[str, Any] = {
-        "status": each.status,
-        "val_loss": None if lost else loss,
-        "val_bpb": None if lost else bpb,
-        "steps": None if steps is None else int(steps),
-        "tokens": None if tokens is None else int(tokens),
-        "clock_s": {} if seconds is None else {"train": seconds},
-        "hardware": {"name": machine, "fingerprint": machine} if machine else {},
-    }
-    name, arm, summary = redact((each.name, named.arm, summary))
-    # short logs are equal by chance, and each file is a run
-    source = each.content if len(run.points) >= SAME_CURVE else str(log.path.absolute())
-    return Record(
-        folder=log.path,
-        identity=digest([source, [run.facts.get(key) for key in TOLD], each.nth]),
-        name=name,
-        arm=arm,
-        seed=int(float(stated)) if stated else -1,
-        status=each.status,
-        started="",
-        config=dict(run.levels) or {"arm": arm},
-        parts={},
-        manifest={"attempts": [{}], "imported": asdict(imported)},
-        summary=summary,
-        curve=_curve(run),
-    )
-
-
-def _seconds(run: LoggedRun) -> float | None:
-    """Return its time of training; where a budget of time ended it, that is said after its last loss."""
-    if not run.clock or not run.points:
-        return None
-    if run.facts.get("budget") == TIME:
-        return run.now.get("train_s")
-    return run.points[-1].get("train_s")
-
-
-def _curve(run: LoggedRun) -> Curve:
-    """Of the rows with a loss in nats and a step."""
-    points = [
-        point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))
-    ]
-    return Curve(
-        step=[int(point["step"]) for point in points],
-        tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
-        train_s=[point.get("train_s") if run.clock else None for point in points],
-        val_loss=[point["val_loss"] for point in points],
-        val_bpb=[point.get("val_bpb") for point in points],
-    )
-
-
-def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
-    """Runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the arm
-    end at the same loss."""
-    first, repeats, ends = dict[object, Record](), list[tuple[Record, Record]](), dict[str, set[object]]()
-    for record in records:
-        ends.setdefault(record.arm, set()).add((record.val_loss, record.value("val_bpb")))
-    for record in records:
-        curve = tuple(record.curve.val_loss)
-        key = curve if len(curve) >= SAME_CURVE else "end" if len(ends[record.arm]) == 1 else record.identity
-        if (
-            twin := first.setdefault((record.arm, key), record)
-        ) is not record and record.status == "finished":
-            repeats.append((record, twin))
-    return repeats
-
-
-def _check_apart(records: Sequence[Record], runs_: dict[str, _Run]) -> None:
-    """
-    Errors:
-        ValueError: two runs of one arm and seed have other losses.
-    """
-    first: dict[tuple[str, int], Record] = {}
-    for record in records:
-        if record.status not in ENDS or record.seed < 0:
-            continue
-        other = first.setdefault((record.arm, record.seed), record)
-        if other is record:
-            continue
-        here, there = runs_[record.identity], runs_[other.identity]
-        apart = _columns_apart(here.run, there.run)
-        columns = (
-            f"they differ in {shorten(apart)}, so --columns arm={apart[0]} may tell them apart; "
-            if apart
-            else ""
-        )
-        raise ValueError(
-            f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} and "
-            f"{record.name}: they are never averaged; {columns}{naming.FLAGS}"
-        )
-
-
-def _columns_apart(here: LoggedRun, there: LoggedRun) -> list[str]:
-    """List the columns and settings, the same in all rows of a run, that tell two runs apart."""
-    shared = here.others.keys() & there.others.keys()
-    return [key for key in here.others if key in shared and here.others[key] != there.others[key]]

@@ -31,7 +31,7 @@ NUMBER = re.compile(r"(?:(.*?)[_-])?(\d{1,6})")
 VERSION = re.compile(r"[_-]version_\d+$")
 # settings that name a run or a place, and change no number
 PLACES = re.compile(
-    r"(?:^|[._/])(?:\w*name|\w*dir|\w*path|\w*_?id|file\w*|folder|host\w*|time\w*|date|version|group|notes|tags|"
+    r"(?:^|[._/])(?:\w*name|\w*dir|\w*path|\w*_?id|file\w*|folder|host\w*|(?:\w*_)?time(?:stamp)?|date|version|group|notes|tags|"
     r"desc\w*|project|entity|resume\w*)$",
     re.IGNORECASE,
 )
@@ -259,10 +259,13 @@ def _by_labels(runs: Sequence[NamedRun]) -> None:
     if len({*owns}) > 1 and (not told or _collide(runs, told)):
         told["names of runs"] = owns
     told = _least(told)
-    for index, run in enumerate(runs):
-        parts = dict.fromkeys(filter(None, (part[index] for part in told.values())))
-        run.arm = " ".join(parts) or run.home
-        run.arm_from = " and ".join(told) if told else None
+    every = [*zip(*told.values(), strict=True)] or [()] * len(runs)
+    for run, parts in zip(runs, every, strict=True):
+        run.arm = " ".join(filter(None, parts)) or run.home
+        run.arm_from = " and ".join(told) or None
+    if len({run.arm for run in runs}) < len({*every}):  # `a` of a folder, and of a file beside it
+        for run, parts in zip(runs, every, strict=True):
+            run.arm = "/".join(part or "." for part in parts)
     _check_loose(runs, told)
 
 
@@ -342,10 +345,11 @@ def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
     if told and _differ_by_numbers(runs, told):
         apart = unnamed
     if len(apart) > 1:
+        n = len(apart)
         names = shorten((run.shown for run in apart), most=4)
         raise ValueError(
-            f"{names} differ only by a number, a hash or a time, which may name {len(apart)} arms, or runs of "
-            f"one arm, which is the guess; {FLAGS}"
+            f"{names} differ only by a number, a hash or a time, which may name {n} arms, or runs of one "
+            f"arm, which is the guess; {FLAGS}"
         )
 
 

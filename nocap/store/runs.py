@@ -129,8 +129,8 @@ class Record:
 
     @property
     def imported(self) -> Mapping[str, Any]:
-        """Of a run whose log another trainer wrote: its format, what named its seed, and whether the user
-        said its hardware."""
+        """Of a run whose log another trainer wrote: its format, what named its arm and its seed, whether the
+        user said its hardware, and of a log without steps its length."""
         return cast(Mapping[str, Any], self.manifest["imported"])
 
     @property

@@ -1,0 +1,203 @@
+"""Runs of logs as records: what such a record has and lacks, which of them count once, and which are refused
+as they may be two arms."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import count
+from typing import Any
+
+from nocap.config.keys import require
+from nocap.config.outward import redact
+from nocap.sources import naming
+from nocap.sources.columns import TOLD
+from nocap.sources.files import LogFile
+from nocap.sources.logged import LoggedRun
+from nocap.sources.naming import NamedRun
+from nocap.store.formats import shorten
+from nocap.store.record import digest
+from nocap.store.runs import Curve, Found, Record
+
+SAME_CURVE = 5  # validations that are equal in two runs of an arm by no chance
+ENDS = ("finished", "diverged")  # of runs that are compared
+TIME = "time"  # a budget
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Imported:
+    """What a record says of the log that it is from."""
+
+    format: str
+    arm: str | None  # what named its arm
+    seed: str | None  # what named its seed; None: nothing
+    hardware: str | None  # "said": the user did
+    length: float | None  # where it ended, of a log without steps: epochs, tokens
+
+
+@dataclass(kw_only=True)
+class ReadRun:
+    """A run of a log, on its way to a record."""
+
+    log: LogFile
+    run: LoggedRun
+    content: str  # what copies share
+    named: NamedRun
+    name: str  # from the folder of all logs on
+    nth: int  # of the runs that its log tells apart by where they begin alone
+    status: str = "finished"
+    final: float | None = None  # bits per byte, measured after training
+
+    @property
+    def end(self) -> float | None:
+        """Where its last loss stands on its axis."""
+        return self.run.last(self.run.axis) if self.run.axis else None
+
+
+def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -> None:
+    by_identity = dict[str, Record]()
+    seeds = count(-1, -1)
+    by_record = dict[str, ReadRun]()
+    for each in every:
+        try:
+            record = _record(each, hardware)
+        except ValueError as error:
+            found.unreadable[each.log.shown] = str(error)
+            continue
+        # a seed which it shares with no other
+        own = record if record.seed >= 0 else replace(record, seed=next(seeds))
+        if (twin := by_identity.setdefault(own.identity, own)) is not own:
+            found.problems.append(f"{each.log.shown}: left out, it is the same as {twin.name}")
+        else:
+            by_record[own.identity] = each
+    found.records = list(by_identity.values())
+    for repeat, first in _repeats(found.records):
+        found.records.remove(repeat)
+        found.problems.append(
+            f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes "
+            "no seed"
+        )
+    _check_apart(found.records, by_record)
+
+
+def _record(each: ReadRun, hardware: str | None) -> Record:
+    run, log, named = each.run, each.log, each.named
+    stated = named.seed
+    is_seed = not stated or bool(re.fullmatch(r"\d{1,18}(\.0)?", stated))
+    require(is_seed, "seed", "be an integer from 0", stated)
+    machine = run.facts.get("hardware") or hardware
+    lost = each.status == "diverged"
+    loss, bpb = run.last("val_loss"), run.last("val_bpb") if each.final is None else each.final
+    steps, tokens = run.last("step"), run.last("tokens")
+    seconds = _seconds(run)
+    imported = Imported(
+        format=log.format,
+        arm=named.arm_from,
+        seed=named.seed_from,
+        hardware="said" if hardware and machine == hardware else None,
+        length=each.end if run.axis in ("epoch", "tokens") else None,
+    )
+    summary: dict[str, Any] = {
+        "status": each.status,
+        "val_loss": None if lost else loss,
+        "val_bpb": None if lost else bpb,
+        "steps": None if steps is None else int(steps),
+        "tokens": None if tokens is None else int(tokens),
+        "clock_s": {} if seconds is None else {"train": seconds},
+        "hardware": {"name": machine, "fingerprint": machine} if machine else {},
+    }
+    name, arm, summary = redact((each.name, named.arm, summary))
+    # short logs are equal by chance, and each file is a run
+    source = each.content if len(run.points) >= SAME_CURVE else str(log.path.absolute())
+    return Record(
+        folder=log.path,
+        identity=digest([source, [run.facts.get(key) for key in TOLD], each.nth]),
+        name=name,
+        arm=arm,
+        seed=int(float(stated)) if stated else -1,
+        status=each.status,
+        started="",
+        config=dict(run.levels) or {"arm": arm},
+        parts={},
+        manifest={"attempts": [{}], "imported": asdict(imported)},
+        summary=summary,
+        curve=_curve(run),
+    )
+
+
+def _seconds(run: LoggedRun) -> float | None:
+    """Return its time of training; where a budget of time ended it, that is said after its last loss."""
+    if not run.clock or not run.points:
+        return None
+    if run.facts.get("budget") == TIME:
+        return run.now.get("train_s")
+    return run.points[-1].get("train_s")
+
+
+def _curve(run: LoggedRun) -> Curve:
+    """Of the rows with a loss in nats and a step."""
+    points = [
+        point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))
+    ]
+    return Curve(
+        step=[int(point["step"]) for point in points],
+        tokens=[int(point["tokens"]) if "tokens" in point else None for point in points],
+        train_s=[point.get("train_s") if run.clock else None for point in points],
+        val_loss=[point["val_loss"] for point in points],
+        val_bpb=[point.get("val_bpb") for point in points],
+    )
+
+
+def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """List runs of an arm that say no more than one before them: the whole curve is equal, or all runs of the
+    arm end at the same loss."""
+    ends: dict[str, set[object]] = {}
+    for record in records:
+        ends.setdefault(record.arm, set()).add((record.val_loss, record.value("val_bpb")))
+    first = dict[object, Record]()
+    repeats = list[tuple[Record, Record]]()
+    for record in records:
+        curve = tuple(record.curve.val_loss)
+        key: object = record.identity
+        if len(curve) >= SAME_CURVE:
+            key = curve
+        elif len(ends[record.arm]) == 1:
+            key = "end"
+        twin = first.setdefault((record.arm, key), record)
+        if twin is not record and record.status == "finished":
+            repeats.append((record, twin))
+    return repeats
+
+
+def _check_apart(records: Sequence[Record], runs_: dict[str, ReadRun]) -> None:
+    """
+    Errors:
+        ValueError: two runs of one arm and seed have other losses.
+    """
+    first: dict[tuple[str, int], Record] = {}
+    for record in records:
+        if record.status not in ENDS or record.seed < 0:
+            continue
+        other = first.setdefault((record.arm, record.seed), record)
+        if other is record:
+            continue
+        raise ValueError(
+            f"arm {record.arm}, seed {record.seed} has two runs with other losses, {other.name} and "
+            f"{record.name}: they are never averaged; "
+            f"{_apart(runs_[other.identity].run, runs_[record.identity].run)}{naming.FLAGS}"
+        )
+
+
+def _apart(here: LoggedRun, there: LoggedRun) -> str:
+    """Say by which columns and settings, the same in all rows of a run, two runs can be told apart."""
+    names = list[str]()
+    for name, text in here.others.items():
+        if there.others.get(name, text) != text:
+            names.append(name)
+    if not names:
+        return ""
+    first = names[0]
+    values = f"{here.others[first]} and {there.others[first]}"
+    return f"they differ in {shorten(names)} ({values}), so --columns arm={first} may tell them apart; "
