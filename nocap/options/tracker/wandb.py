@@ -269,9 +269,11 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
         OSError: it does not answer, or refuses.
     """
     secret = base64.b64encode(f"api:{settings.api_key}".encode()).decode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Basic {secret}"}
     content = json.dumps({"query": query, "variables": variables}).encode()
-    request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=headers)
+    json_type = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=json_type)
+    # not to a server that this one may lead to
+    request.add_unredirected_header("Authorization", f"Basic {secret}")
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as reply:
             answer = json.load(reply)
