@@ -36,7 +36,7 @@ from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
-ASK_S = 5.0  # for the server to say that it has all rows
+ASK_S = 10.0  # for the server to say that it has all rows, which it may count a little later
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
 LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
 SHORTEST_KEY = 40
