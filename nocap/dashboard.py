@@ -94,7 +94,10 @@ def _parser() -> argparse.ArgumentParser:
         "path", type=Path, metavar="GRID|STUDY", help="a folder of a grid or a study, or any runs"
     )
     parser.add_argument(
-        "--project", default="nocap", metavar="NAME", help="where the runs are (default: nocap)"
+        "--project",
+        default=os.environ.get("WANDB_PROJECT") or "nocap",
+        metavar="NAME",
+        help="where the runs are (default: WANDB_PROJECT, or nocap)",
     )
     parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
     return parser

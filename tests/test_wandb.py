@@ -20,6 +20,7 @@ from nocap.config.flags import asked
 from nocap.launch.plan import without_data
 from nocap.options.tracker.wandb import cut
 from tests.conftest import REPO
+from tests.test_faults import FAULTS
 from tests.test_tracking import environment, history, recorded
 from tests.wandb_server import ENTITY, HANG, KEY, StoredRun, WandbServer, wandb_server
 
@@ -260,6 +261,22 @@ def test_a_server_that_does_not_answer_ends_sync_with_1(lab: Lab, server: WandbS
     assert done.returncode == 1
     assert done.stderr.startswith("nocap: W&B does not take nano-flash-gelu4x-wsd-adamw")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
+    tmp_path: Path, server: WandbServer
+) -> None:
+    """Steps that are trained again keep the times of the first time; their losses are the same."""
+    fault = {"PYTHONPATH": FAULTS, "NOCAP_FAULT": "kill@13", "NOCAP_FAULT_DIR": str(tmp_path)}
+    done = nocap(tmp_path, server, "train", *WORDS, "trainer.checkpoint_every=5", **fault)
+    assert done.returncode == 0
+    assert "starting again from the last checkpoint (1 of 1)" in done.stderr
+    run, expected = only(server), recorded(folder_of(tmp_path))
+    assert [row["step"] for row in run.rows] == list(range(31))
+    for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
+        assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
+    assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
 
 
 # Kills, resumes, outages and uploads: mode, how it goes on, first and last row; or an upload.

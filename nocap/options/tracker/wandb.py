@@ -36,7 +36,7 @@ from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
-ASK_S = 5.0  # for the server to say that it has all rows
+ASK_S = 10.0  # for the server to say that it has all rows, which it may count a little later
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
 LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
 SHORTEST_KEY = 40
@@ -65,15 +65,18 @@ class Wandb(Tracker):
     imports: ClassVar[tuple[str, ...]] = ("wandb", "wandb.sdk.launch.inputs.internal")
     # Texts as a server takes them: for a project W&B's client has the limit, as for tags; for the others it
     # has none, and 128 is what a page shows.
-    project: str = key(longest=LONGEST_NAME)  # where the run is shown
-    entity: str | None = key(longest=LONGEST_NAME)  # user or team; null: the login's own
-    # under which the dashboard gathers runs; null: the grid's name
+    project: str = key(longest=LONGEST_NAME)  # where the run is shown: WANDB_PROJECT, or nocap
+    # user or team: WANDB_ENTITY, or null for the login's own
+    entity: str | None = key(longest=LONGEST_NAME)
+    # under which the dashboard gathers runs: WANDB_RUN_GROUP, or null for the grid's name
     group: str | None = key(longest=LONGEST_NAME)
-    name: str | None = key(longest=LONGEST_NAME, default=None)  # of the run; null: what sets it apart
-    job_type: str | None = key(longest=LONGEST_NAME, default=None)  # null: the run's arm
-    notes: str | None = key(free=True, default=None)  # a text on the run's page
-    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)  # labels of the run
-    mode: WandbMode  # whether rows are sent while it trains
+    # of the run: WANDB_NAME, or null for what sets it apart
+    name: str | None = key(longest=LONGEST_NAME, default=None)
+    # WANDB_JOB_TYPE, or null for the run's arm
+    job_type: str | None = key(longest=LONGEST_NAME, default=None)
+    notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
+    tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)  # labels of the run: WANDB_TAGS
+    mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
     init_timeout_s: int = key(ge=1, le=3600)  # seconds that training waits for a server at the start
     system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
     # a loss: the summary has the step of the first validation at it or below
@@ -269,9 +272,11 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
         OSError: it does not answer, or refuses.
     """
     secret = base64.b64encode(f"api:{settings.api_key}".encode()).decode()
-    headers = {"Content-Type": "application/json", "Authorization": f"Basic {secret}"}
     content = json.dumps({"query": query, "variables": variables}).encode()
-    request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=headers)
+    json_type = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{settings.base_url}/graphql", data=content, headers=json_type)
+    # not to a server that this one may lead to
+    request.add_unredirected_header("Authorization", f"Basic {secret}")
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as reply:
             answer = json.load(reply)
