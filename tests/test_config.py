@@ -251,7 +251,7 @@ def test_precision_and_compilation_follow_from_the_cpu_and_the_arithmetic(
 def test_the_cpus_flags_decide_and_the_line_says_so(
     flags: str, reason: str, other: Precision | None, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset(flags.split()), "25.1.1"))
+    monkeypatch.setattr(hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset(flags.split())))
     run = compose(["model=tiny", *ONE_THREAD])
     assert run.trainer.precision.value == reason[:4]
     assert reasons(run)["precision"] == reason
@@ -262,7 +262,7 @@ def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.Mon
     """A cloud calls Zen 3 and Zen 4 the same; one of them multiplies bf16 thirty times as slowly as fp32."""
     prints = set()
     for kind in ("25.1.1", "25.17.1", "25.1.1"):
-        monkeypatch.setattr(hardware, "_cpu", partial(tuple, ("AMD EPYC", frozenset(), kind)))
+        monkeypatch.setattr(hardware, "_cpu", partial(hardware.Cpu, name="AMD EPYC", kind=kind))
         prints.add(hardware.describe(Device.cpu, 1)["fingerprint"])
     assert len(prints) == 2
 

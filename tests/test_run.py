@@ -305,7 +305,7 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset({"avx512f"}), "25.1.1"))
+    monkeypatch.setattr(hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"avx512f"})))
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2", "trainer.steps=1200"])
     this, why = planned(tmp_path), reasons(run)
     head, *lines = headline(replace(this, run=run)).splitlines()
@@ -322,7 +322,9 @@ def test_the_first_screen_says_what_is_trained_and_why_so(
 def test_the_first_screen_says_what_to_try_where_bf16_may_be_faster(
     here: Door, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "_cpu", lambda: ("a CPU", frozenset({"avx512_bf16"}), "25.17.1"))
+    monkeypatch.setattr(
+        hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"avx512_bf16"}))
+    )
     run = compose([*SMALL, "trainer.device=cpu", "trainer.threads=2"])
     assert run.trainer.precision is Precision.fp32
     this = planned(tmp_path)

@@ -19,6 +19,7 @@ from nocap.judge.cautious import of_pairs
 from nocap.measure import bench as measure
 from nocap.measure.arms import compose_arm, compose_arms
 from nocap.measure.bench import LIMIT, bench, interleave, order
+from nocap.measure.benched import Facts
 from nocap.measure.timed import Clock, DivergedError, TimedArm, block_steps
 from nocap.options.optimizer import soap
 from nocap.training import memory
@@ -374,7 +375,7 @@ def test_each_arm_has_the_peak_of_its_own_threads(threads, monkeypatch):
     peaks = measure._peaks(arms)
     torch.set_num_threads(before)
     for arm, n in zip(arms, threads, strict=True):
-        arm.facts |= {"flops_per_token": 1e6, "tokens_per_step": 1}
+        arm.facts = Facts(flops_per_token=1e6, tokens_per_step=1)
         row = measure._arm(arm, np.full((3, 2), 1e-3), None, base=arm, peaks=peaks)
         assert row.mfu.measured == pytest.approx(1 / n)
 

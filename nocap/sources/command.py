@@ -34,12 +34,7 @@ from nocap.config.outward import redact, visible
 from nocap.sources.columns import EMPTY
 from nocap.sources.formats import Row, jsonl
 from nocap.sources.formats import csv as tables
-<<<<<<< HEAD
-from nocap.sources.rows import EMPTY
 from nocap.store.metrics import METRICS, Better, Kind, Metric, Wording, now
-=======
-from nocap.store.metrics import METRICS, Better, Kind, Metric, now
->>>>>>> logs
 from nocap.store.record import read_json, write_json
 
 LOG, RESULT = "output.log", "result.json"
