@@ -13,7 +13,8 @@ import pytest
 from scipy import stats
 
 from nocap.config.compose import composed
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
 from nocap.judge.interval import of_arms, of_pairs
 from nocap.judge.result import result_of
 from nocap.judge.schema import to_json

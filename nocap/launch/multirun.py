@@ -42,7 +42,7 @@ from nocap.store.files import write_file
 from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compare import Comparison
+    from nocap.judge.compared import Comparison
 
 TIME = "--time"
 
