@@ -48,7 +48,7 @@ TIME = "--time"
 
 
 class Timer(Protocol):
-    """What times the arms of a grid in turns (`nocap.study.timing`)."""
+    """What times the arms of a grid in turns (`nocap.sessions.in_turns`)."""
 
     def plan(self, grid: Grid) -> str:
         """Say before the first run what will be timed.

@@ -23,7 +23,7 @@ import torch
 
 from nocap.launch import worker
 from nocap.outside import LOADED
-from nocap.study import session
+from nocap.sessions import worker as session
 from nocap.training.step import Job
 
 REPO = Path(__file__).resolve().parents[2]
