@@ -4,6 +4,7 @@ library that wrote them."""
 
 import csv
 import io
+import itertools
 import json
 import re
 import runpy
@@ -813,7 +814,8 @@ def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys)
 
 
 def test_runs_of_one_name_and_other_seeds_are_two(tmp_path):
-    rows = [f"{arm},{seed},{step},{4 - step / 100 + seed / 10}\n" for arm in "ab" for seed in (0, 1) for step in (0, 50)]
+    cells = itertools.product("ab", (0, 1), (0, 50))
+    rows = [f"{arm},{seed},{step},{4 - step / 100 + seed / 10}\n" for arm, seed, step in cells]
     path = table(tmp_path / "t.csv", f"run_name,seed,step,val_loss\n{''.join(rows)}")
     assert told_arms(path) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
 
@@ -870,7 +872,8 @@ def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
 
 def test_a_final_score_of_nan_is_a_divergence(tmp_path):
     path = tmp_path / "base" / "seed0.log"
-    table(path, "1/9 val_loss: 2.5 val_bpb: 1.1\n9/9 val_loss: 2.4 val_bpb: 1.0\nfinal_int6 val_loss: nan val_bpb: nan\n")
+    losses = "1/9 val_loss: 2.5 val_bpb: 1.1\n9/9 val_loss: 2.4 val_bpb: 1.0\n"
+    table(path, f"{losses}final_int6 val_loss: nan val_bpb: nan\n")
     assert the_run(tmp_path).status == "diverged"
 
 
@@ -958,7 +961,8 @@ def test_readers_lose_no_rows(tmp_path):
     table(tmp_path / "b" / "run-a-tag-val_loss.csv", "Wall time,Step,Value\n1,0,4\n1,50,3.5\n1,100,3\n")
     assert the_run(tmp_path / "b").curve.step == [0, 50, 100]
     ends = "{'train_runtime': '9', 'epoch': '2'}\n"
-    rows = "{'loss': '3', 'epoch': '0.5'}\n{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
+    losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
+    rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
     path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
     assert {run.status for run in logs.load([str(path)]).records} == {"finished", "not finished"}
 

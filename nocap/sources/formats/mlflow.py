@@ -106,7 +106,8 @@ def _of_database(path: Path) -> Iterator[Row]:
                 (run,),
             )
             points = [
-                Point(time=time, step=step, metric=metric, value=value) for time, step, metric, value in metrics
+                Point(time=time, step=step, metric=metric, value=value)
+                for time, step, metric, value in metrics
             ]
             for row in _rows(points):
                 yield {**told, **row}
