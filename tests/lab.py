@@ -199,6 +199,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     )
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same
-    for place in ("nocap.study.tasks", "nocap.store.identity"):
+    for place in ("nocap.sessions.session", "nocap.store.identity"):
         monkeypatch.setattr(f"{place}.source_hashes", lambda run, of="identity": {})
     return made

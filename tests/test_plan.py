@@ -34,7 +34,7 @@ def measured(session: Session, folder: Path) -> SessionFile:
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "START_S", 7.0)
+    monkeypatch.setattr(grid_plan, "START_S", 7.0)
 
 
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(

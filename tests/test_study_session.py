@@ -136,7 +136,7 @@ def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch
 
 
 def test_a_session_that_fails_names_its_cause_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("nocap.study.tasks.WORKER", "nocap.study.nowhere")
+    monkeypatch.setattr("nocap.sessions.session.WORKER", "nocap.sessions.nowhere")
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     with pytest.raises(
         FailedError, match=r"parts-mha, session 1: .*No module named nocap.study.nowhere; see "

@@ -219,7 +219,7 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
         patch("nocap.launch.runner.AVAILABLE", False),
-        patch("nocap.study.tasks.subprocess", SimpleNamespace(run=session)),
+        patch("nocap.sessions.session.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.head.git_state", lambda: None),
         patch("nocap.study.collect.git_state", lambda: None),
