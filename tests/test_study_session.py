@@ -139,7 +139,7 @@ def test_a_session_that_fails_names_its_cause_and_its_log(tmp_path: Path, monkey
     monkeypatch.setattr("nocap.sessions.session.WORKER", "nocap.sessions.nowhere")
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     with pytest.raises(
-        FailedError, match=r"parts-mha, session 1: .*No module named nocap.study.nowhere; see "
+        FailedError, match=r"parts-mha, session 1: .*No module named nocap.sessions.nowhere; see "
     ):
         asked().run(tmp_path)
 
