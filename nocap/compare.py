@@ -15,7 +15,7 @@ from nocap.store.command import command, writing
 from nocap.store.files import write_text
 
 if TYPE_CHECKING:
-    from nocap.judge.compare import Comparison
+    from nocap.judge.compared import Comparison
 
 FORMS = """\
 A PATH is a run's folder, a folder of runs, a grid's folder, a glob, or a name: of a run, of an arm, an

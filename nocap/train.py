@@ -42,7 +42,7 @@ def main() -> None:
             raise ValueError(f"--multirun must not run under W&B's agent: {reason}")
         else:
             from nocap.launch.multirun import multirun
-            from nocap.study.timing import InTurns
+            from nocap.sessions.in_turns import InTurns
 
             raise SystemExit(
                 multirun(
@@ -77,8 +77,8 @@ def _answered(flags: argparse.Namespace) -> int | None:
         answer(flags)
     elif flags.plan:
         from nocap.launch.multirun import multirun
-        from nocap.study.preview import of_grid
-        from nocap.study.timing import InTurns
+        from nocap.sessions.grid_plan import of_grid
+        from nocap.sessions.in_turns import InTurns
 
         return multirun(
             flags.overrides,

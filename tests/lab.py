@@ -20,17 +20,18 @@ import pytest
 
 from nocap.config import hardware
 from nocap.launch.plan import Plan
+from nocap.sessions.figures import PLACES, SessionFile
+from nocap.sessions.figures import read as read_session
+from nocap.sessions.session import Session
 from nocap.store.record import write_json
 from nocap.store.runs import Record
 from nocap.study.collect import collect
 from nocap.study.conduct import Done, carry_out
-from nocap.study.figures import PLACES, SessionFile
-from nocap.study.figures import read as read_session
 from nocap.study.log import FILE, RunLine, SessionLine, read
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import name_of
 from nocap.study.result import to_json
-from nocap.study.tasks import Session, Training
+from nocap.study.tasks import Training
 from tests.studies import SEEN, Json, loaded, record, study
 
 RECORD = "record.pickle"  # of a made run, in its folder
@@ -198,6 +199,6 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
     )
     monkeypatch.setattr(platform, "node", lambda: made.host)
     # a third of the time; what comes out is the same
-    for place in ("nocap.study.tasks", "nocap.store.identity"):
+    for place in ("nocap.sessions.session", "nocap.store.identity"):
         monkeypatch.setattr(f"{place}.source_hashes", lambda run, of="identity": {})
     return made

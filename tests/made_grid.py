@@ -10,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
 from nocap.store.runs import Curve, Found, Record
 
 EVIL = "</script><img src=x onerror=alert(1)>"

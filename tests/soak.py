@@ -73,7 +73,7 @@ ROLES = {
     "nocap.study": "parent",
     "nocap.launch.forker": "server",
     "nocap.launch.worker": "worker",
-    "nocap.study.session": "session",
+    "nocap.sessions.worker": "session",
 }
 START_S, WORK_S = 4.0, (0.3, 1.0, 3.0)  # kills come as late as that after a start, and after new rows
 DEADLINE_S = 1200.0  # of a command that nobody disturbs, and between two kills

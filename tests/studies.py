@@ -15,10 +15,10 @@ import yaml
 from nocap.config.plain import made
 from nocap.judge.claim import Claim
 from nocap.judge.verdict import Gain, Verdict, Word
+from nocap.sessions.figures import PLACES, SessionFile
 from nocap.store.metrics import Ending
 from nocap.store.runs import Curve, Record
 from nocap.study.evidence import Evidence
-from nocap.study.figures import PLACES, SessionFile
 from nocap.study.registration import Provenance
 from nocap.study.result import JudgedClaim, StudyResult
 from nocap.study.schema import ArmFacts, Speed

@@ -17,7 +17,8 @@ import pytest
 
 from nocap.config.compose import composed
 from nocap.config.plain import to_plain
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
 from nocap.judge.equal_loss import slopes, times
 from nocap.judge.interval import of_pairs
 from nocap.judge.result import result_of

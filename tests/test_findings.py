@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
 from nocap.judge.interval import of_arms, of_pairs, of_samples, seeds_to_show
 from nocap.judge.result import result_of
 from nocap.judge.schema import to_json

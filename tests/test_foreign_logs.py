@@ -4,6 +4,7 @@ library that wrote them."""
 
 import csv
 import io
+import itertools
 import json
 import re
 import runpy
@@ -782,6 +783,196 @@ def test_wandb_s_nan_is_a_divergence(tmp_path):
     _child(WANDB, tmp_path, WANDB_SILENT="true", diverge="1")
     told, _, _ = words(judged(tmp_path))
     assert told["width=64"][0] == "diverged (3 of 3 seeds)"
+
+
+# --- what may be taken for something else -------------------------------------------------------------------
+
+
+def table(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def final(path, loss):
+    """Write a log with two validations."""
+    table(path, f"step,val_loss\n0,4\n100,{loss}\n")
+
+
+def told_arms(path, **options):
+    return {(run.arm, run.seed) for run in logs.load([str(path)], **options).records}
+
+
+def test_differently_named_logs_of_a_folder_are_never_averaged(tmp_path, capsys):
+    kinds = {"attention": ("mha", "gqa", "mla"), "mlp": ("relu", "gelu", "swiglu")}
+    for group, names in kinds.items():
+        for number, name in enumerate(names):
+            final(tmp_path / group / f"{name}.csv", 3 + number / 100)
+    assert "--names '{arm}/*' or --names '*/{arm}' says which" in refusal([tmp_path], capsys)
+    found = logs.load([str(tmp_path)], names="*/{arm}")
+    assert {run.arm for run in found.records} == {*kinds["attention"], *kinds["mlp"]}
+
+
+def test_runs_of_one_name_and_other_seeds_are_two(tmp_path):
+    cells = itertools.product("ab", (0, 1), (0, 50))
+    rows = [f"{arm},{seed},{step},{4 - step / 100 + seed / 10}\n" for arm, seed, step in cells]
+    path = table(tmp_path / "t.csv", f"run_name,seed,step,val_loss\n{''.join(rows)}")
+    assert told_arms(path) == {("a", 0), ("a", 1), ("b", 0), ("b", 1)}
+
+
+def test_mlflow_s_runs_of_one_name_are_two(tmp_path):
+    head = "run_id,experiment_id,status,artifact_uri,metrics.val_loss,tags.mlflow.runName\n"
+    rows = [
+        f"{number}b7c6c03846f4dc89809dcb1e4249001,1,FINISHED,x,{3 + number / 10},{arm}\n"
+        for number, arm in enumerate(("base", "base", "idea", "idea"))
+    ]
+    found = logs.load([str(table(tmp_path / "t.csv", head + "".join(rows)))])
+    assert sorted((run.arm, run.val_loss) for run in found.records) == [
+        ("base", 3.0),
+        ("base", 3.1),
+        ("idea", 3.2),
+        ("idea", 3.3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "arms_"),
+    [
+        (["adam_lr1e-1", "adam_lr1e-2", "sgd_lr1e-1", "sgd_lr1e-2"], None),
+        (["adam_b524288", "sgd_b524288", "sgd_b1048576"], None),
+        (["gpt_124_s0", "gpt_350_s1"], ["gpt_124", "gpt_350"]),
+        (["main", "train", "idea"], None),
+        (["a_lr0.1.csv", "a_lr0.2.csv", "b_lr0.1.csv"], ["a_lr0.1", "a_lr0.2", "b_lr0.1"]),
+    ],
+)
+def test_settings_in_names_stay(tmp_path, names, arms_):
+    for number, name in enumerate(names):
+        path = tmp_path / name
+        final(path if path.suffix == ".csv" else path / "log.csv", 3 + number / 100)
+    found = logs.load([str(tmp_path)])
+    assert sorted(run.arm for run in found.records) == sorted(arms_ or names)
+
+
+def test_a_dot_in_a_name_is_no_ending(tmp_path):
+    for number, name in enumerate(("a_lr0.1", "a_lr0.2", "b_lr0.1")):
+        table(tmp_path / f"run-{name}-tag-val_loss.csv", f"Wall time,Step,Value\n1,0,4\n1,9,3.{number}\n")
+    found = logs.load([str(tmp_path)])
+    assert {run.arm for run in found.records} == {"a_lr0.1", "a_lr0.2", "b_lr0.1"}
+
+
+def test_an_empty_cell_in_a_table_of_last_losses_is_a_divergence(tmp_path):
+    rows = "".join(f"{arm},{seed},3.{seed}\n" for arm in ("base", "idea") for seed in (1, 2))
+    path = table(tmp_path / "t.csv", f"arm,seed,val_loss\nbase,0,3\n{rows}idea,0,\n")
+    statuses = {(run.arm, run.seed): run.status for run in logs.load([str(path)]).records}
+    assert statuses["idea", 0] == "diverged"
+    assert statuses["idea", 1] == "finished"
+    path = table(tmp_path / "states.csv", "arm,seed,state,val_loss\na,0,finished,3\na,1,running,\n")
+    assert len(logs.load([str(path)]).records) == 1
+
+
+def test_a_final_score_of_nan_is_a_divergence(tmp_path):
+    path = tmp_path / "base" / "seed0.log"
+    losses = "1/9 val_loss: 2.5 val_bpb: 1.1\n9/9 val_loss: 2.4 val_bpb: 1.0\n"
+    table(path, f"{losses}final_int6 val_loss: nan val_bpb: nan\n")
+    assert the_run(tmp_path).status == "diverged"
+
+
+def hf_state(path, losses):
+    rows = [{"eval_loss": loss, "step": step} for step, loss in losses]
+    state = {"best_metric": None, "global_step": 100, "max_steps": 100, "log_history": rows}
+    table(path, json.dumps(state))
+
+
+def test_renamed_states_of_one_folder_are_runs(tmp_path):
+    for seed in range(2):
+        hf_state(tmp_path / f"base_s{seed}.json", [(0, 4), (100, 3 + seed / 10)])
+        hf_state(tmp_path / f"idea_s{seed}.json", [(0, 4), (100, 2 + seed / 10)])
+    assert told_arms(tmp_path) == {(arm, seed) for arm in ("base", "idea") for seed in (0, 1)}
+
+
+def test_of_two_validations_at_a_step_the_trainer_s_last_counts(tmp_path):
+    hf_state(tmp_path / "trainer_state.json", [(0, 4), (100, 3), (100, 2.9)])
+    assert the_run(tmp_path).val_loss == 2.9
+
+
+def test_times_that_are_not_known_make_no_equal_budget(tmp_path):
+    for number, (arm, end) in enumerate((("base", 200), ("idea", 400))):
+        for seed in range(3):
+            lines = [
+                f"Step {step:05d} | Validation bpb: {2 - step / 1000 + seed / 100 - number / 10:.6f}\n"
+                for step in range(0, end + 1, 100)
+            ]
+            table(tmp_path / arm / f"seed{seed}.log", "".join(lines))
+    assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
+
+
+def test_runs_on_calls_of_log_have_a_length(tmp_path):
+    for number, (arm, end) in enumerate((("base", 3), ("idea", 9))):
+        for seed in range(3):
+            rows = [f"{at},{at},1.5,{4 - at / 20 - number / 10 + seed / 100}\n" for at in range(end)]
+            table(tmp_path / arm / f"seed{seed}.csv", f",_step,_timestamp,val/loss\n{''.join(rows)}")
+    assert words(judged(tmp_path))[0]["idea"][0] == "confounded (steps)"
+
+
+def test_jobs_that_settings_tell_apart_are_arms(tmp_path):
+    for number, lr in enumerate((0.1, 0.2, 0.3)):
+        job = tmp_path / "multirun" / str(number)
+        final(job / "log.csv", 3 + lr)
+        table(job / ".hydra" / "overrides.yaml", f"- lr={lr}\n")
+    assert {arm for arm, _ in told_arms(tmp_path)} == {"lr=0.1", "lr=0.2", "lr=0.3"}
+
+
+def test_settings_beside_all_logs_are_of_no_run(tmp_path):
+    crossed(tmp_path / "runs", "{arm}_s{seed}.csv")
+    table(tmp_path / "hparams.yaml", "seed: 42\n")
+    assert told_arms(tmp_path / "runs") == {(arm, seed) for arm in ("base", "idea") for seed in range(3)}
+
+
+def test_the_seed_of_a_template_leaves_the_name(tmp_path):
+    for seed in range(3):
+        final(tmp_path / f"exp{seed}.csv", 3 + seed / 100)
+    found = logs.load([str(tmp_path)], names="exp{seed}")
+    assert len({run.arm for run in found.records}) == 1
+    assert {run.seed for run in found.records} == {0, 1, 2}
+
+
+def test_a_project_without_its_entity_is_one_line(capsys):
+    assert "it must be ENTITY/PROJECT" in refusal(["my-project", "--format", "wandb"], capsys)
+
+
+def test_mlflow_s_later_piece_counts(tmp_path):
+    """Of a run whose program gave no steps, and of one that was resumed."""
+    run = tmp_path / "mlruns" / "1" / "abc"
+    table(run / "meta.yaml", "run_id: abc\nrun_name: x\nstatus: 3\nlifecycle_stage: active\n")
+    (run / "params").mkdir()
+    table(run / "metrics" / "val_loss", "1 4.0 0\n2 3.5 0\n3 3.0 0\n")
+    assert the_run(tmp_path).val_loss == 3.0
+    table(run / "metrics" / "val_loss", "1 4.0 0\n2 3.5 50\n3 3.0 100\n4 3.4 50\n5 2.8 100\n")
+    assert the_run(tmp_path).curve.val_loss == [4.0, 3.4, 2.8]
+
+
+def test_readers_lose_no_rows(tmp_path):
+    lost = "".join(f"{step},{step},{4 - step if step < 3 else ''}\r\n" for step in range(6))
+    (tmp_path / "pandas.csv").write_bytes(f"epoch,step,val_loss\r\n{lost}".encode())
+    assert the_run(tmp_path / "pandas.csv").status == "diverged"
+    path = table(tmp_path / "w.csv", "Name,State,seed,val/loss\na,finished,1,3.1\na,finished,0,3.0")
+    assert len(logs.load([str(path)]).records) == 2
+    table(tmp_path / "b" / "run-a-tag-lr.csv", "Wall time,Step,Value\n1,0,1\n1,1,")
+    table(tmp_path / "b" / "run-a-tag-val_loss.csv", "Wall time,Step,Value\n1,0,4\n1,50,3.5\n1,100,3\n")
+    assert the_run(tmp_path / "b").curve.step == [0, 50, 100]
+    ends = "{'train_runtime': '9', 'epoch': '2'}\n"
+    losses = "{'eval_loss': '2.2', 'epoch': '1'}\n{'eval_loss': '2.1', 'epoch': '2'}\n"
+    rows = "{'loss': '3', 'epoch': '0.5'}\n" + losses
+    path = table(tmp_path / "p" / "a.log", f"{rows}{ends}{rows}")
+    assert {run.status for run in logs.load([str(path)]).records} == {"finished", "not finished"}
+
+
+def test_an_unfinished_run_displaces_no_finished_one(tmp_path):
+    rows = "".join(f"{step},{4 - step / 100}\n" for step in range(0, 201, 40))
+    for seed, state in enumerate(("crashed", "finished")):
+        text = rows.replace("\n", f",{state}\n")
+        table(tmp_path / f"a_s{seed}.csv", f"step,val_loss,state\n{text}")
+    assert {run.status for run in logs.load([str(tmp_path)]).records} == {"crashed", "finished"}
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ def stalled(module: str, folder: Path) -> str:
 
 
 @linux
-@pytest.mark.parametrize("module", ["nocap.launch.worker", "nocap.launch.cell", "nocap.study.session"])
+@pytest.mark.parametrize("module", ["nocap.launch.worker", "nocap.launch.cell", "nocap.sessions.worker"])
 def test_a_process_whose_parent_died_before_it_began_imports_nothing(tmp_path: Path, module: str) -> None:
     env = {**os.environ, "PYTHONPATH": stalled(module, tmp_path), "NOCAP_PARENT": "1"}
     command = [sys.executable, "-m", module, "nothing", "nobody"]

@@ -9,11 +9,12 @@ import pytest
 from nocap.config.defaults import COLD_S
 from nocap.config.trainer import Compile
 from nocap.launch.multirun import multirun
+from nocap.sessions import grid_plan
+from nocap.sessions.figures import SessionFile
+from nocap.sessions.session import Session
 from nocap.store.formats import duration
 from nocap.study import preview
-from nocap.study.figures import SessionFile
 from nocap.study.plan import prepare
-from nocap.study.tasks import Session
 from tests.studies import LOSS, RACE, at, loaded, study
 from tests.studies import session as made_session
 
@@ -33,14 +34,14 @@ def measured(session: Session, folder: Path) -> SessionFile:
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "run", measured)
-    monkeypatch.setattr(preview, "START_S", 7.0)
+    monkeypatch.setattr(grid_plan, "START_S", 7.0)
 
 
 def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(*words: str) -> list[str]:
-        assert multirun([*WORDS, *words], look=preview.of_grid) == 0
+        assert multirun([*WORDS, *words], look=grid_plan.of_grid) == 0
         return capsys.readouterr().out.splitlines()
 
     monkeypatch.chdir(tmp_path)
@@ -60,7 +61,7 @@ def test_a_grids_plan_is_arithmetic_on_a_measured_step(
     cold = f" {duration(30 + COLD_S[Compile.regional])} "
     assert cold in "\n".join(told("trainer.compile=regional", *more))
     with pytest.raises(ValueError, match="--plan must be left out of a search"):
-        multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=preview.of_grid)
+        multirun(["search=random", *WORDS, "optimizer.lr=interval(1e-4,1e-2)"], look=grid_plan.of_grid)
 
 
 def test_a_studys_plan_has_its_search_its_runs_and_its_shorter_schedules(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
 from nocap.report import comparison as report
 from nocap.sources import answer
 from nocap.store.runs import Found, Record

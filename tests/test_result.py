@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from nocap import api, compare
-from nocap.judge.compare import Comparison
 from nocap.judge.compare import compare as compared
+from nocap.judge.compared import Comparison
 from nocap.judge.result import result_of
 from nocap.judge.schema import Result, to_json
 from nocap.report import markdown, result

@@ -12,6 +12,7 @@ import pytest
 
 from nocap.config.errors import FailedError, StoppedError
 from nocap.launch.plan import RunResult
+from nocap.sessions.session import Session
 from nocap.study.__main__ import main
 from nocap.study.log import read as read_log
 from nocap.study.plan import shorter
@@ -19,7 +20,7 @@ from nocap.study.registration import registrations
 from nocap.study.result import read as read_result
 from nocap.study.result import to_json
 from nocap.study.spec import load
-from nocap.study.tasks import Session, Training
+from nocap.study.tasks import Training
 from tests.lab import Lab, lab
 from tests.studies import LOSS, RACE, SPEED, STEPS, STUDY, Json, at, claim, study, tree, written
 

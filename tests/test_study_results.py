@@ -18,12 +18,12 @@ from nocap.config.compose import compose
 from nocap.judge.cautious import of_pairs
 from nocap.judge.claim import Claim
 from nocap.model.flops import component_flops
+from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import board, pages, schema, words
 from nocap.study.collect import collect
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements
-from nocap.study.figures import SessionFile
 from nocap.study.log import StudyLog
 from nocap.study.plan import prepare, shorter
 from nocap.study.preview import sigma

@@ -17,8 +17,8 @@ from nocap.config.compose import compose, composed
 from nocap.config.errors import FailedError
 from nocap.config.run import Run
 from nocap.measure.benched import Bench
-from nocap.study import session
-from nocap.study.tasks import Session
+from nocap.sessions import worker as session
+from nocap.sessions.session import Session
 from tests.attempts import spawn, wait_until
 from tests.conftest import REPO
 from tests.soak import processes
@@ -136,10 +136,10 @@ def test_a_session_is_run_once_and_knows_when_it_was(tmp_path: Path, monkeypatch
 
 
 def test_a_session_that_fails_names_its_cause_and_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("nocap.study.tasks.WORKER", "nocap.study.nowhere")
+    monkeypatch.setattr("nocap.sessions.session.WORKER", "nocap.sessions.nowhere")
     monkeypatch.setenv("PYTHONPATH", str(REPO))
     with pytest.raises(
-        FailedError, match=r"parts-mha, session 1: .*No module named nocap.study.nowhere; see "
+        FailedError, match=r"parts-mha, session 1: .*No module named nocap.sessions.nowhere; see "
     ):
         asked().run(tmp_path)
 
@@ -155,6 +155,6 @@ def test_a_session_does_not_outlive_a_killed_study(tmp_path: Path):
     wait_until(lambda: not processes(tmp_path), "its end")
     assert asked().results(tmp_path) == []
     environment = {**os.environ, "PYTHONPATH": str(REPO), "NOCAP_PARENT": "1"}
-    command = [sys.executable, "-m", "nocap.study.session", "no result"]
+    command = [sys.executable, "-m", "nocap.sessions.worker", "no result"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (1, b"")

@@ -13,16 +13,17 @@ import pytest
 from scipy import stats
 
 from nocap.config.compose import composed
-from nocap.judge.compare import Comparison, compare
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
 from nocap.judge.interval import of_arms, of_pairs
 from nocap.judge.result import result_of
 from nocap.judge.schema import to_json
 from nocap.launch.grid import check
 from nocap.report.arms import render
+from nocap.sessions.in_turns import InTurns, arms_of
+from nocap.sessions.session import Session
 from nocap.store.runs import Found
 from nocap.store.timing import Timing
-from nocap.study.tasks import Session
-from nocap.study.timing import InTurns, arms_of
 from tests.conftest import Door
 from tests.grids import CELL
 from tests.test_equal_loss import at_equal_loss, grid

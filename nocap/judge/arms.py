@@ -358,8 +358,14 @@ def _logged_alike(arm: Arm, base: Arm) -> bool:
 def equal_time(arm: Arm, base: Arm) -> bool:
     """Say whether an equal budget of time can have ended the runs of both."""
     times = [*arm.values["train_s"].values(), *base.values["train_s"].values()]
-    known = len(times) == len(arm.seeds) + len(base.seeds) > 0
-    return known and max(times) - min(times) <= EQUAL_TIME * max(times)
+    return len(times) == len(arm.seeds) + len(base.seeds) and one_budget(times)
+
+
+def one_budget(times: Sequence[float]) -> bool:
+    """Say whether one budget of time can have ended runs: no time is 0, and all are nearly equal."""
+    if not times or min(times) <= 0:
+        return False
+    return max(times) - min(times) <= EQUAL_TIME * max(times)
 
 
 def steps_alike(arm: Arm, base: Arm) -> bool:

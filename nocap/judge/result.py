@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from nocap.judge.arms import Arm
-from nocap.judge.compare import ComparedArm, Comparison
+from nocap.judge.compared import ComparedArm, Comparison
 from nocap.judge.equal_loss import STEPS, TimeAtEqualLoss
 from nocap.judge.factors import Factor, Factors, Interaction, Level
 from nocap.judge.findings import Finding, Findings

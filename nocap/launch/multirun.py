@@ -42,13 +42,13 @@ from nocap.store.files import write_file
 from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
-    from nocap.judge.compare import Comparison
+    from nocap.judge.compared import Comparison
 
 TIME = "--time"
 
 
 class Timer(Protocol):
-    """What times the arms of a grid in turns (`nocap.study.timing`)."""
+    """What times the arms of a grid in turns (`nocap.sessions.in_turns`)."""
 
     def plan(self, grid: Grid) -> str:
         """Say before the first run what will be timed.

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap.judge.arms import Arm, setting
-from nocap.judge.compare import ComparedArm, Comparison
+from nocap.judge.compared import ComparedArm, Comparison
 from nocap.judge.interval import LEAST_PAIRS, confidence
 from nocap.judge.losses import Outcome
 from nocap.report import arms, forest, page

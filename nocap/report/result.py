@@ -22,7 +22,8 @@ from nocap import __version__
 from nocap.config.bounded import parse_json
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact
-from nocap.judge.compare import Comparison, ask
+from nocap.judge.compare import ask
+from nocap.judge.compared import Comparison
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import Question
 from nocap.judge.result import result_of

@@ -32,7 +32,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import flat, require
 from nocap.config.outward import redact, visible
 from nocap.sources.columns import EMPTY
-from nocap.sources.formats import Row, jsonl
+from nocap.sources.formats import COLOUR, Row, jsonl
 from nocap.sources.formats import csv as tables
 from nocap.store.metrics import METRICS, Better, Kind, Metric, Wording, now
 from nocap.store.record import read_json, write_json
@@ -41,7 +41,6 @@ LOG, RESULT = "output.log", "result.json"
 LOOK_S = 0.05  # between looks at the processes
 GRACE_S = 5.0  # from the request to end to the kill
 LOG_BYTES = 2**26  # of a log: what is longer is cut, and the log says so
-COLOUR = re.compile(r"\x1b\[[\d;]*[mK]")  # of a terminal: a number may stand between two
 CUT = "cut: more output than is kept"
 # a sign counts where it does not join two words, as in 1-2
 NUMBER = re.compile(r"(?:(?<![\w.])[+-])?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")

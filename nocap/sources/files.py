@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import runpy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from nocap.store.formats import plural, shorten
 
 BUILT_IN = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
 MOST_SEEN = 4  # files that a refusal names
-LONGEST_SUFFIX = 8  # of a name: what is longer after a dot is a part of it
+ENDING = re.compile(r"\.[A-Za-z]\w{0,5}")  # of a name; .1 of lr0.1 is none
 PRINTED = (".log", ".txt", ".out")
 
 
@@ -71,7 +72,7 @@ class LogFile:
         if self.place.is_dir():
             return ""
         name = self.place.name.removesuffix(".gz")
-        is_form = len(Path(name).suffix) < LONGEST_SUFFIX and not name.endswith(".wandb")
+        is_form = ENDING.fullmatch(Path(name).suffix) and not name.endswith(".wandb")
         return Path(name).stem if is_form else name
 
     @property

@@ -34,7 +34,7 @@ class Imported:
     arm: str | None  # what named its arm
     seed: str | None  # what named its seed; None: nothing
     hardware: str | None  # "said": the user did
-    length: float | None  # where it ended, of a log without steps: epochs, tokens
+    length: float | None  # where it ended, of a log without steps: epochs, tokens, calls of log
 
 
 @dataclass(kw_only=True)
@@ -73,8 +73,10 @@ def make_records(every: Sequence[ReadRun], found: Found, hardware: str | None) -
         else:
             by_record[own.identity] = each
     found.records = list(by_identity.values())
-    for repeat, first in _repeats(found.records):
-        found.records.remove(repeat)
+    repeats = _repeats(found.records)
+    repeated = {repeat.identity for repeat, _ in repeats}
+    found.records = [record for record in found.records if record.identity not in repeated]
+    for repeat, first in repeats:
         found.problems.append(
             f"{repeat.name}: left out, its losses are those of {first.name}: a copy, or a trainer that takes "
             "no seed"
@@ -97,7 +99,7 @@ def _record(each: ReadRun, hardware: str | None) -> Record:
         arm=named.arm_from,
         seed=named.seed_from,
         hardware="said" if hardware and machine == hardware else None,
-        length=each.end if run.axis in ("epoch", "tokens") else None,
+        length=None if run.axis == "step" else each.end,
     )
     summary: dict[str, Any] = {
         "status": each.status,
@@ -159,6 +161,8 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     first = dict[object, Record]()
     repeats = list[tuple[Record, Record]]()
     for record in records:
+        if record.status != "finished":
+            continue
         curve = tuple(record.curve.val_loss)
         key: object = record.identity
         if len(curve) >= SAME_CURVE:
@@ -166,7 +170,7 @@ def _repeats(records: Sequence[Record]) -> list[tuple[Record, Record]]:
         elif len(ends[record.arm]) == 1:
             key = "end"
         twin = first.setdefault((record.arm, key), record)
-        if twin is not record and record.status == "finished":
+        if twin is not record:
             repeats.append((record, twin))
     return repeats
 

@@ -29,6 +29,7 @@ class LoggedRun:
     reached: dict[str, float] = field(default_factory=dict)  # the furthest on each axis
     begins: dict[str, float] = field(default_factory=dict)  # the first on each axis
     rows: int = 0
+    is_empty: bool = False  # the last cell for a loss
     clock: bool = True  # its seconds never went back
     twice: bool = False  # a step had several losses
     # where cells for a loss are, since the last that has one
@@ -99,6 +100,7 @@ class LoggedRun:
 
     def see(self, *, is_empty: bool) -> None:
         """Take note of a row's cell for a loss."""
+        self.is_empty = is_empty
         self.sparse |= is_empty and not self.points
         self.sparse |= not is_empty and bool(self.empty)
         if not is_empty:

@@ -20,6 +20,7 @@ import yaml
 
 from nocap.config.keys import flat, require
 from nocap.config.paths import expanded
+from nocap.judge.arms import EQUAL_TIME, one_budget
 from nocap.sources import naming
 from nocap.sources.columns import Columns
 from nocap.sources.files import LogFile, of_paths
@@ -31,7 +32,6 @@ from nocap.store import runs
 from nocap.store.formats import shorten
 from nocap.store.runs import Found
 
-EQUAL_TIME = 0.01  # by how much times may differ that one budget ended
 CONFIGS = ("hparams.yaml", ".hydra/overrides.yaml")  # beside a log, or above it
 
 
@@ -41,6 +41,7 @@ class _Loaded:
 
     found: Found = field(default_factory=Found)
     runs: list[ReadRun] = field(default_factory=list)
+    configs: Counter[Path | None] = field(default_factory=Counter)  # how many logs each is beside
 
 
 def load(
@@ -69,6 +70,7 @@ def load(
     loaded = _Loaded()
     loaded.found.problems += lines
     root = naming.common_parts([log.folders for log in logs])
+    loaded.configs.update(_config_beside(log, root) for log in logs)
     for log in logs:
         _read(log, root, loaded, columns or {})
     every = _in_time(loaded.runs)
@@ -104,11 +106,7 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
         loaded.found.unreadable[log.shown] = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return
     loaded.found.problems += [f"{log.shown}: {line}" for line in read.lines]
-    try:
-        settings, config_name = _config_beside(log, root)
-    except ValueError as error:
-        loaded.found.problems.append(f"{log.shown}: the settings beside it are not read: {error}")
-        settings, config_name = {}, ""
+    settings, config_name = _settings_beside(log, root, loaded)
     content = _content(log)
     alone = len(read.runs) == 1
     often = Counter[str]()
@@ -144,16 +142,32 @@ def _read(log: LogFile, root: int, loaded: _Loaded, columns: Columns) -> None:
         loaded.runs.append(one)
 
 
-def _config_beside(log: LogFile, root: int) -> tuple[dict[str, str], str]:
-    """Read the settings that stand beside a log, or in a folder above it that is not that of all logs."""
-    if not log.path.exists():
+def _settings_beside(log: LogFile, root: int, loaded: _Loaded) -> tuple[dict[str, str], str]:
+    """Return the settings of a log and the name of their file, whose seed is of no run where several logs
+    share it."""
+    path = _config_beside(log, root)
+    if path is None:
         return {}, ""
+    try:
+        settings = _settings(path)
+    except ValueError as error:
+        loaded.found.problems.append(f"{log.shown}: the settings beside it are not read: {error}")
+        return {}, ""
+    if loaded.configs[path] > 1:
+        settings = {key: value for key, value in settings.items() if not naming.SEEDS.search(key)}
+    return settings, next(name for name in CONFIGS if path.as_posix().endswith(name))
+
+
+def _config_beside(log: LogFile, root: int) -> Path | None:
+    """Return the file of settings beside a log, or in a folder above it."""
+    if not log.path.exists():
+        return None
     depth = max(len(log.folders) - root, 0)
     for folder in [log.folder, *log.folder.parents[: depth + 1]]:
         for name in CONFIGS:
             if (folder / name).is_file():
-                return _settings(folder / name), name
-    return {}, ""
+                return folder / name
+    return None
 
 
 def _settings(path: Path) -> dict[str, str]:
@@ -243,7 +257,7 @@ def _settle_lengths(every: Sequence[ReadRun]) -> None:
         longest = max(ends)
         times = [each.run.last("train_s") for each in members]
         known = [x for x in times if x is not None]
-        if len(known) == len(times) and max(known) - min(known) <= EQUAL_TIME * max(known):
+        if len(known) == len(times) and one_budget(known):
             continue
         least = longest - 1 if axis == "step" else longest * (1 - EQUAL_TIME)
         for each, end in zip(members, ends, strict=True):
@@ -266,4 +280,6 @@ def _settle_finals(every: Sequence[ReadRun]) -> Iterator[str]:
         return
     for each in ended:
         each.final = each.run.finals[common[-1]]
+        if not math.isfinite(each.final):
+            each.status = "diverged"
     yield f"compared: {common[-1]}, the last score that all runs have{beside}"

@@ -19,15 +19,21 @@ OF_THE_SEED = re.compile(SEED, re.IGNORECASE)
 # parts of names that are never an arm
 NEVER = re.compile(
     r"version_\d+|lightning_logs|logs?|csv(?:_logs)?|tb(?:_logs)?|tensorboard|runs?|checkpoint-\d+|checkpoints?|"
-    r"wandb|mlruns|mlflow|multirun|outputs?|out|results?|metrics|train(?:ing)?|main|trainer_state|history|"
-    r"stdout|console|events\.out\.tfevents.*|meta|(?:offline-)?run-\d.*|run-.*\.wandb|export|files|artifacts|"
+    r"wandb|mlruns|mlflow|multirun|outputs?|out|results?|metrics|events\.out\.tfevents.*|(?:offline-)?run-\d.*|run-.*\.wandb|files|artifacts|"
     r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_.*",
     re.IGNORECASE,
 )
+# names of files that are never an arm; a folder may be called so by its arm
+NEVER_OF_FILES = re.compile(
+    r"train(?:ing)?|main|trainer_state|history|stdout|console|meta|export", re.IGNORECASE
+)
 INDEX = re.compile(r"(?:run|trial|rep|repeat|try|attempt|job)s?[=_-]?\d*", re.IGNORECASE)
 WHEN = re.compile(r"\d{4}-?\d\d-?\d\d(?:[T_ -]\d\d[-:]?\d\d(?:[-:]?\d\d)?)?|\d\d[-:]\d\d[-:]\d\d")
-HASH = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,}")
-NUMBER = re.compile(r"(?:(.*?)[_-])?(\d{1,6})")
+HASH = re.compile(
+    r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|"
+    r"(?![a-f]\d+(?![0-9a-zA-Z]))(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{6,}"  # b524288 is a setting
+)
+NUMBER = re.compile(r"(?:(.*?)(?<!\d[eE])[_-])?(\d{1,6})")  # lr1e-3 ends with no number
 VERSION = re.compile(r"[_-]version_\d+$")
 # settings that name a run or a place, and change no number
 PLACES = re.compile(
@@ -36,6 +42,7 @@ PLACES = re.compile(
     re.IGNORECASE,
 )
 SEEDS = re.compile(r"(?:^|[._/])(?:\w*_)?seed$", re.IGNORECASE)
+NAMES = "--names"
 LEAST = 2  # runs of an arm, of which numbers may be the seeds
 FLAGS = (
     "--names '{arm}/{seed}' says how paths name them, --columns arm=COLUMN,seed=COLUMN what in the log does"
@@ -110,7 +117,22 @@ def _by_template(runs: Sequence[NamedRun], template: str) -> None:
             run.arm_from = "--names"
         if "seed" in found:
             run.seed = found["seed"]
-            run.seed_from = "--names"
+            run.seed_from = NAMES
+            _take_out(run, match.span("seed"))
+
+
+def _take_out(run: NamedRun, span: tuple[int, int]) -> None:
+    """Take what names the seed out of its path, so that the rest may name the arm."""
+    first, end = span
+    before = run.path[:first].rpartition("/")[2]
+    after = run.path[end:].partition("/")[0]
+    whole = f"{before}{run.path[first:end]}{after}"
+    left = f"{before.rstrip('=_- .')}{after}".strip("=_- .")
+    run.folders = [{whole: left}.get(part, part) for part in run.folders]
+    if run.file == whole:
+        run.file = left
+    if run.own == whole:
+        run.own = left
 
 
 def _seeds_of_config(runs: Sequence[NamedRun]) -> None:
@@ -138,7 +160,7 @@ def _read_names(run: NamedRun) -> None:
             part = VERSION.sub("", part)
             if NEVER.fullmatch(part) or INDEX.fullmatch(part):
                 run.numbered |= bool(re.search(r"\d", part))
-            elif part:
+            elif part and not (place == "file names" and NEVER_OF_FILES.fullmatch(part)):
                 left.append(part)
         run.labels[place] = "/".join(left)
 
@@ -198,7 +220,7 @@ def _keep_shared(runs: Sequence[NamedRun], *, counted: bool) -> None:
         numbers = list[str]()
         for place, label in run.labels.items():
             parts = [_without_ids(part, taken) for part in label.split("/")]
-            if not counted:
+            if not counted and run.seed_from not in (*run.labels, NAMES):
                 parts = [_without_number(part, numbers) for part in parts]
             rest[place] = "/".join(filter(None, parts))
         run.has_number = bool(numbers)
@@ -223,10 +245,10 @@ def _keep_shared(runs: Sequence[NamedRun], *, counted: bool) -> None:
 def _without_ids(part: str, taken: list[str]) -> str:
     """Return a name without times and hashes."""
     for pattern in (WHEN, HASH):
-        match = re.search(rf"(?:^|[_-])({pattern.pattern})(?:$|(?=[_-]))", part)
+        match = re.search(rf"(?:^|[_ -])({pattern.pattern})(?:$|(?=[_ -]))", part)
         if match:
             taken.append(match[1])
-            part = f"{part[: match.start()]}{part[match.end() :]}".strip("_-")
+            part = f"{part[: match.start()]}{part[match.end() :]}".strip("_- ")
     return part
 
 
@@ -247,7 +269,6 @@ def _by_labels(runs: Sequence[NamedRun]) -> None:
     told: dict[str, list[str]] = {}
     if len({*folders}) > 1:
         told["folder names"] = folders
-        _check_crossing(runs)
     if len({*files}) > 1 and (not told or _collide(runs, told)):
         told["file names"] = files
     varying = _varying(runs)
@@ -266,7 +287,9 @@ def _by_labels(runs: Sequence[NamedRun]) -> None:
     if len({run.arm for run in runs}) < len({*every}):  # `a` of a folder, and of a file beside it
         for run, parts in zip(runs, every, strict=True):
             run.arm = "/".join(part or "." for part in parts)
-    _check_loose(runs, told)
+    if "file names" not in told:
+        _check_crossing(runs)
+    _check_loose(runs, told, are_set=bool(varying))
 
 
 def _least(told: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -320,29 +343,34 @@ def _settings(run: NamedRun, keys: Sequence[str]) -> str:
 def _check_crossing(runs: Sequence[NamedRun]) -> None:
     """
     Errors:
-        ValueError: the same names of files stand in several folders, and either may be the arms.
+        ValueError: an arm has files of several names, which may be arms themselves.
     """
-    files: dict[str, set[str]] = {}
+    files: dict[str, dict[str, None]] = {}
     for run in runs:
         if run.labels["file names"] and not run.seed:
-            files.setdefault(run.labels["folder names"], set()).add(run.labels["file names"])
-    shared = Counter(frozenset(names) for names in files.values())
-    twice = [names for names, often in shared.items() if often > 1 and len(names) > 1]
-    if twice:
+            files.setdefault(run.arm, {})[run.labels["file names"]] = None
+    several = [names for names in files.values() if len(names) > 1]
+    if several:
         raise ValueError(
             f"the arms may be the folders ({shorten(files)}) or the files in them "
-            f"({shorten(sorted(twice[0]))}): --names '{{arm}}/*' or --names '*/{{arm}}' says which"
+            f"({shorten(several[0])}): --names '{{arm}}/*' or --names '*/{{arm}}' says which"
         )
 
 
-def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object]) -> None:
+def _check_loose(runs: Sequence[NamedRun], told: Mapping[str, object], *, are_set: bool) -> None:
     """
     Errors:
-        ValueError: runs without a seed differ only by numbers, hashes or times, and nothing names an arm.
+        ValueError: runs without a seed differ only by numbers, hashes or times, and no name or setting
+            (`are_set`) tells arms apart.
     """
     unnamed = [run for run in runs if not run.seed]
-    apart = [run for run in unnamed if run.has_number or (not told and (run.loose or run.numbered))]
-    if told and _differ_by_numbers(runs, told):
+    often = Counter(run.arm for run in unnamed)
+    apart = list[NamedRun]()
+    for run in unnamed:
+        has_twin = run.has_number and (not are_set or often[run.arm] > 1)
+        if has_twin or (not told and (run.loose or run.numbered)):
+            apart.append(run)
+    if told and not are_set and _differ_by_numbers(runs, told):
         apart = unnamed
     if len(apart) > 1:
         n = len(apart)

@@ -72,6 +72,8 @@ class _Reading:
         run.levels |= levels(row, self.columns)
         _keep_named(run, row, where)
         self.by_name[_name_of(run.facts)] = run
+        if "run" in run.facts:
+            self.by_name[_name_of({**run.facts, "seed": ""})] = run  # rows may say the seed once
         if "call" in numbers and run.now.get("call", -math.inf) >= numbers["call"] - 1:
             run.calls_follow = True
         run.calls_follow |= "_step" not in row and "call" in numbers
@@ -87,8 +89,10 @@ class _Reading:
         told = {key: facts[key] for key in TOLD if key in facts}
         run = self.current
         # another run than that of the row before
-        if any(run.facts.get(key, fact) != fact for key, fact in told.items()):
-            run = self.by_name.get(_name_of(told)) or LoggedRun()
+        if _is_other(run, told):
+            seedless = _name_of({**told, "seed": ""})
+            known = self.by_name.get(_name_of(told)) or self.by_name.get(seedless)
+            run = LoggedRun() if known is None or _is_other(known, told) else known
         if run.is_another(numbers):
             kept = {key: fact for key, fact in run.facts.items() if key in (*TOLD, "hardware")}
             run = LoggedRun(facts=kept, config=dict(run.config))
@@ -114,6 +118,7 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
     for key, column in columns.items():
         for part in parts(column.name, names) if key == "arm" else [column.name]:
             require(part in names, f"--columns {key}", f"be one of its columns, {offered}", part)
+    _add_lost(reading.runs)
     with_loss = [run for run in reading.runs if run.points or run.finals]
     for run in with_loss:
         run.end()
@@ -121,6 +126,19 @@ def runs_of(rows: Iterable[Row], columns: Columns) -> LogRead:
     rule = f"have a row with {' or '.join(LOSSES)}{_hint(shown)}"
     require(bool(with_loss), "it", rule, offered)
     return LogRead(runs=with_loss, lines=[*reading.lines, *_lines_about(reading.runs, with_loss)])
+
+
+def _add_lost(runs: Sequence[LoggedRun]) -> None:
+    """Add that a run of a table of final losses diverged, where its cell is empty and others have a loss."""
+    ended = [run for run in runs if run.points]
+    if any(run.rows > 1 for run in ended):
+        return
+    known = dict.fromkeys(key for run in ended for key in LOSSES if key in run.points[-1])
+    for run in runs:
+        is_told = bool(run.facts.keys() & {*TOLD}) and not (run.points or run.finals)
+        is_over = run.facts.get("ended", "finished") == "finished"
+        if is_told and is_over and run.rows == 1 and run.is_empty:
+            run.points.append({**run.now, **dict.fromkeys(known, math.nan)})
 
 
 def _hint(names: Sequence[str]) -> str:
@@ -137,7 +155,7 @@ def _lines_about(every: Sequence[LoggedRun], with_loss: Sequence[LoggedRun]) -> 
     lines = [
         f"{title(run.facts)}: left out, no row of it has a loss"
         for run in every
-        if run not in with_loss and run.facts.keys() & {*TOLD}
+        if not (run.points or run.finals) and run.facts.keys() & {*TOLD}
     ]
     for run in with_loss:
         if run.twice:
@@ -184,8 +202,13 @@ def title(facts: Mapping[str, str]) -> str:
 
 
 def _name_of(told: Mapping[str, str]) -> object:
-    """Return what tells a run from the others of its file: its name, else its seed."""
-    return told.get("arm"), told.get("run"), None if "run" in told else told.get("seed")
+    """Return what tells a run from the others of its file."""
+    return told.get("arm"), told.get("run"), told.get("seed") or None
+
+
+def _is_other(run: LoggedRun, told: Mapping[str, str]) -> bool:
+    """Say whether a row contradicts what is known of a run."""
+    return any(run.facts.get(key, fact) != fact for key, fact in told.items())
 
 
 def _keep_named(run: LoggedRun, row: Row, where: str) -> None:

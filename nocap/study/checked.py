@@ -15,8 +15,8 @@ from nocap.config.keys import require
 from nocap.judge.claim import Claim
 from nocap.judge.interval import ROUNDING
 from nocap.judge.verdict import Verdict
+from nocap.sessions.figures import PLACES, place_of
 from nocap.store.metrics import Measurement, moment
-from nocap.study.figures import PLACES, place_of
 from nocap.study.log import RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, more, prepare
 from nocap.study.registration import content_of, registrations

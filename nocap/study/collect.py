@@ -13,11 +13,11 @@ from nocap.config.compose import Composed
 from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
 from nocap.launch.lengths import others_of
+from nocap.sessions.figures import PACE, DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.store.identity import git_state
 from nocap.store.runs import Record, dig
 from nocap.study.conduct import Done
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
-from nocap.study.figures import PACE, DecodingFigures, Figures, LengthFigures, StepFigures
 from nocap.study.plan import StudyPlan
 from nocap.study.result import JudgedClaim, StudyResult, compared_with
 from nocap.study.schema import ArmFacts, FinalLosses, Shape, Speed

@@ -20,11 +20,12 @@ from nocap.judge.claim import Claim
 from nocap.judge.interval import analyses, analysis_of
 from nocap.judge.verdict import Reason, Verdict
 from nocap.launch.plan import DAMAGED, RunResult
+from nocap.sessions.figures import PLACES, TRAIN, SessionFile
+from nocap.sessions.session import Session
 from nocap.store.formats import duration
 from nocap.store.record import ENDED
 from nocap.store.runs import Record, number
 from nocap.study.evidence import Evidence, places, verdict_of
-from nocap.study.figures import PLACES, TRAIN, SessionFile
 from nocap.study.log import (
     FILE,
     AnalysisLine,
@@ -42,7 +43,6 @@ from nocap.study.schema import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
 from nocap.study.tasks import (
-    Session,
     Training,
     length_trainings,
     loss_of,

@@ -18,10 +18,10 @@ from nocap.judge.interval import LEAST_PAIRS, analyses, analysis_of
 from nocap.judge.pace import Paces
 from nocap.judge.time_to_target import race
 from nocap.judge.verdict import Verdict, judge
+from nocap.sessions.figures import PACE, TRAIN, Figures, PartFigures, SessionFile, StepFigures, place_of
 from nocap.store.metrics import HELD, METRICS, Ending, Measurement, Metric, Per, is_count
 from nocap.store.runs import Record
 from nocap.store.runs import measurements as of_run
-from nocap.study.figures import PACE, TRAIN, Figures, PartFigures, SessionFile, StepFigures, place_of
 from nocap.study.spec import Study
 
 Steps = tuple[float | None, Ending]

@@ -10,11 +10,11 @@ from typing import Any
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
 from nocap.judge.equal_loss import SHARES
+from nocap.sessions.figures import PACE, TRAIN
 from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
-from nocap.study.figures import PACE, TRAIN
 from nocap.study.log import AnalysisLine, LogLine, RegistrationLine, RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of

@@ -18,8 +18,8 @@ from nocap.config.plain import made, refuse_interpolations
 from nocap.judge.cautious import Declared
 from nocap.judge.claim import CLAIMABLE, Claim
 from nocap.judge.interval import BATCH, BATCHES, LEAST_PAIRS
+from nocap.sessions.figures import setting_of
 from nocap.store.metrics import Better, Metric
-from nocap.study.figures import setting_of
 
 FILE = "study.yaml"
 PLACE = Path("experiments")  # of studies, in a checkout and in the folder where a command is typed

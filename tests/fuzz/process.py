@@ -23,7 +23,7 @@ import torch
 
 from nocap.launch import worker
 from nocap.outside import LOADED
-from nocap.study import session
+from nocap.sessions import worker as session
 from nocap.training.step import Job
 
 REPO = Path(__file__).resolve().parents[2]
@@ -219,7 +219,7 @@ def workers_here(session: Callable[..., _Ended] = _session) -> Iterator[None]:
     with (
         patch("nocap.launch.attempt.subprocess", Subprocess),
         patch("nocap.launch.runner.AVAILABLE", False),
-        patch("nocap.study.tasks.subprocess", SimpleNamespace(run=session)),
+        patch("nocap.sessions.session.subprocess", SimpleNamespace(run=session)),
         patch("os.fsync", lambda descriptor: None),  # no power is cut here
         patch("nocap.launch.head.git_state", lambda: None),
         patch("nocap.study.collect.git_state", lambda: None),

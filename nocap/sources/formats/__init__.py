@@ -64,14 +64,19 @@ class Sample:
             text = f"{text}\n{self.tail.decode('utf-8', errors='replace')}"
         return COLOUR.sub("", text)
 
-    @property
+    @cached_property
     def first(self) -> str:
         """Its first line that is not empty."""
         return next((line for line in self.text.splitlines() if line.strip()), "")
 
+    @cached_property
+    def lines(self) -> list[str]:
+        """Its lines without blanks around them and progress bars before them."""
+        return [_past_bars(line) for line in self.text.split("\n")]
+
     def has(self, pattern: re.Pattern[str]) -> bool:
         """Say whether a line matches from its beginning, blanks and progress bars aside."""
-        return any(pattern.match(_past_bars(line)) for line in self.text.split("\n"))
+        return any(map(pattern.match, self.lines))
 
 
 def sample(path: Path) -> Sample:

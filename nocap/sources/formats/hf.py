@@ -1,6 +1,7 @@
 """The state that Hugging Face's Trainer saves, `trainer_state.json`. A run has one in its folder, and one
 in each `checkpoint-STEP`, of which each is a beginning of the next: the furthest counts. It names no
-seed. `train_loss` of its last row is the mean over the run, and `train_runtime` counts validations too."""
+seed. `train_loss` of its last row is the mean over the run, and `train_runtime` counts validations too. A
+validation after training stands at the step of the last one before it, and replaces that."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from nocap.config.keys import require
 from nocap.sources.formats import Row, Sample, opened
 
 PATTERN = "*.json"
+NAME = "trainer_state.json"
 
 
 def recognises(sample: Sample) -> bool:
@@ -23,14 +25,20 @@ def recognises(sample: Sample) -> bool:
 
 def run_of(path: Path) -> str:
     folder = path.parent
-    return str(folder.parent if re.fullmatch(r"checkpoint-\d+", folder.name) else folder)
+    if re.fullmatch(r"checkpoint-\d+", folder.name):
+        return str(folder.parent)
+    return str(folder if path.name == NAME else path)
 
 
 def read(*paths: Path) -> Iterator[Row]:
     states = [_state(path) for path in paths]
     state = max(states, key=lambda each: each["global_step"])
     yield {"total_steps": state["max_steps"]}
-    for row in state["log_history"]:
+    history = state["log_history"]
+    validations = {row.get("step"): row for row in history if "eval_loss" in row}  # the last of a step
+    for row in history:
+        if "eval_loss" in row and row is not validations[row.get("step")]:
+            continue
         yield {key: value for key, value in row.items() if key not in ("train_loss", "train_runtime")}
     yield {"step": state["global_step"]}
 

@@ -24,7 +24,8 @@ def recognises(sample: Sample) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    yield {"ended": "not finished"}
+    ended = "not finished"
+    yield {"ended": ended}
     for number, line in printed(path):
         if not BEGINS.match(line):
             continue
@@ -35,6 +36,9 @@ def read(path: Path) -> Iterator[Row]:
             values = None
         require(isinstance(values, dict), f"line {number}", "be an object of Python", repr(line[:80]))
         assert values
-        ended = {"ended": "finished"} if "train_runtime" in values else {}
+        if "train_runtime" in values:
+            ended = "finished"
+        elif "loss" in values:  # training went on, perhaps of another run
+            ended = "not finished"
         kept = {key: value for key, value in values.items() if key in ("loss", "eval_loss", "epoch")}
-        yield {"line": number, **kept, **ended}
+        yield {"line": number, **kept, "ended": ended}

@@ -3,18 +3,12 @@ the epoch that trained."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-from nocap.sources.formats import Row, Sample, csv
+from nocap.sources.formats import Sample, csv
 
 PATTERN = csv.PATTERN
+read = csv.read
 
 
 def recognises(sample: Sample) -> bool:
     names = csv.names_of(sample)
     return names[:1] == ["epoch"] and {"loss", "val_loss"} <= {*names} and "step" not in names
-
-
-def read(path: Path) -> Iterator[Row]:
-    yield from csv.read(path)

@@ -4,20 +4,13 @@ module saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-from nocap.sources.formats import Row, Sample, csv
+from nocap.sources.formats import Sample, csv
 
 PATTERN = csv.PATTERN
+read = csv.read
 
 
 def recognises(sample: Sample) -> bool:
     names = csv.names_of(sample)
     is_own = names == sorted(names) and "iter_time" not in names  # which litgpt adds
     return is_own and {"epoch", "step"} <= {*names} and "\r\n" in sample.text
-
-
-def read(path: Path) -> Iterator[Row]:
-    for row in csv.read(path):
-        yield {key: value for key, value in row.items() if value != ""}

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -46,7 +48,7 @@ def _of_folder(run: Path) -> Iterator[Row]:
     state = STATES.get(meta.get("status"), "unknown")
     told = {"run": meta.get("run_name") or run.name, "started": meta.get("start_time")}
     yield {**told, "ended": state, **_settings(run / "params")}
-    rows = list[tuple[int, str, str]]()
+    points = list[Point]()
     folder = run / "metrics"
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         metric = file.relative_to(folder).as_posix()
@@ -55,9 +57,32 @@ def _of_folder(run: Path) -> Iterator[Row]:
             require(
                 len(cells) in (2, 3), f"{metric}, line {number}", "be time, value and step", repr(text[:60])
             )
-            rows.append((int(cells[2]) if len(cells) == 3 else 0, metric, cells[1]))
-    for step, metric, value in sorted(rows, key=lambda row: row[0]):
-        yield {"step": step, metric: value}
+            step = int(cells[2]) if len(cells) == 3 else 0
+            points.append(Point(time=int(cells[0]), step=step, metric=metric, value=cells[1]))
+    yield from _rows(points)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A metric's value, and when it was logged."""
+
+    time: int
+    step: int
+    metric: str
+    value: object
+
+
+def _rows(points: Iterable[Point]) -> Iterator[Row]:
+    """Return points as rows by step. Of a metric each step counts once: where steps go back, as in a resumed
+    run, or stay at 0, as where a program gives none, the later ones count."""
+    kept: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda point: (point.time, point.step)):
+        known = kept.setdefault(point.metric, [])
+        while known and known[-1].step >= point.step:
+            known.pop()
+        known.append(point)
+    for point in sorted(chain(*kept.values()), key=lambda point: point.step):
+        yield {"step": point.step, point.metric: point.value}
 
 
 def _settings(folder: Path) -> Row:
@@ -76,17 +101,23 @@ def _of_database(path: Path) -> Iterator[Row]:
             settings = base.execute("SELECT key, value FROM params WHERE run_uuid = ?", (run,))
             yield {**told, "ended": state, **{f"config/{key}": value for key, value in settings}}
             metrics = base.execute(
-                "SELECT step, key, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY step, timestamp",
+                "SELECT timestamp, step, key, CASE WHEN is_nan THEN 'nan' ELSE value END FROM metrics "
+                "WHERE run_uuid = ? ORDER BY rowid",
                 (run,),
             )
-            for step, metric, value, is_nan in metrics:
-                yield {**told, "step": step, metric: "nan" if is_nan else value}
+            points = [
+                Point(time=time, step=step, metric=metric, value=value)
+                for time, step, metric, value in metrics
+            ]
+            for row in _rows(points):
+                yield {**told, **row}
 
 
 def _of_export(path: Path) -> Iterator[Row]:
     for row in csv.read(path):
         told = {key: row[key] for key in ("line", "start_time") if key in row}
-        told |= {"run": row.get(f"tags.{NAME}") or row["run_id"], "ended": row["status"]}
+        name = row.get(f"tags.{NAME}", "")
+        told |= {"run": f"{name} {row['run_id']}".strip(), "ended": row["status"]}
         named = {re.sub(r"^metrics\.", "", key): x for key, x in row.items() if key.startswith("metrics.")}
         settings = {
             re.sub(r"^params\.", "config/", key): x for key, x in row.items() if key.startswith("params.")

@@ -25,14 +25,14 @@ def recognises(sample: Sample) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    train_s, gpu, tokens = 0.0, "", dict[bool, int]()
+    clock, gpu, tokens = dict[str, float](), "", dict[bool, int]()
     for number, line in printed(path):
         if match := GPU.match(line):
             gpu = match[1]
         elif match := BATCH.match(line):
             tokens[bool(match[1])] = int(match[2].replace(",", ""))
         elif match := STEP.match(line):
-            train_s = 60 * float(match[3])
+            clock["train_s"] = 60 * float(match[3])
             yield {"line": number, "step": int(match[1]), "total_steps": int(match[2])}
         elif BEGINS.match(line):
             match = whole(VALIDATION.match(line), number, line)
@@ -40,7 +40,7 @@ def read(path: Path) -> Iterator[Row]:
                 "line": number,
                 "step": int(match[1]),
                 "val_bpb": float(match[2]),
-                "train_s": train_s,
+                **clock,
             }
             if gpu and len(tokens) == 2:
                 row["hardware"] = f"{tokens[False] // tokens[True]} × {gpu}"

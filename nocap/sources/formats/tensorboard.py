@@ -69,7 +69,7 @@ def _scalars(event: bytes) -> Iterator[Row]:
         scalar = own[2] if 2 in own else _of_tensor(_bytes(own.get(8)))
         if isinstance(scalar, bytes) and len(scalar) == 4:
             tag = _bytes(own.get(1)).decode(errors="replace")
-            yield {"step": fields.get(2, 0), tag: struct.unpack("<f", scalar)[0]}
+            yield {tag: struct.unpack("<f", scalar)[0], "step": fields.get(2, 0)}
 
 
 def _of_tensor(tensor: bytes) -> int | bytes | None:

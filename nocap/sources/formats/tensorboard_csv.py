@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from heapq import merge
 from pathlib import Path
 
-from nocap.sources.formats import Row, Sample, csv
+from nocap.sources.formats import CutError, Row, Sample, csv
 
 PATTERN = csv.PATTERN
 NAME = re.compile(r"run-(.+)-tag-(.+?)(?: \(\d+\))?\.csv(?:\.gz)?")
@@ -24,11 +24,23 @@ def run_of(path: Path) -> str:
 
 
 def read(*paths: Path) -> Iterator[Row]:
-    yield from merge(*map(_of_tag, paths), key=lambda row: float(row["step"]))
+    """
+    Errors:
+        CutError: the last lines of tables are cut, and were left out.
+    """
+    cut = list[str]()
+    yield from merge(*(_of_tag(path, cut) for path in paths), key=lambda row: float(row["step"]))
+    if cut:
+        raise CutError("; ".join(cut))
 
 
-def _of_tag(path: Path) -> Iterator[Row]:
+def _of_tag(path: Path, cut: list[str]) -> Iterator[Row]:
+    """Return the rows of a table, and add to `cut` what is wrong with its end."""
     match = NAME.fullmatch(path.name)
     told = {"run": match[1]} if match else {}
-    for row in csv.read(path):
-        yield {"step": row["Step"], match[2] if match else "Value": row["Value"], **told}
+    tag = match[2] if match else "Value"
+    try:
+        for row in csv.read(path):
+            yield {tag: row["Value"], "step": row["Step"], **told}
+    except CutError as error:
+        cut.append(f"{path.name}: {error}")

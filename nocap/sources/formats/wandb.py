@@ -34,7 +34,9 @@ def recognises(sample: Sample) -> bool:
 
 
 def run_of(path: Path) -> str:
-    """Name the run by its id, beside the folders of the same project."""
+    """Name the run by its id, beside the folders of the same project; a place on the server by itself."""
+    if not path.is_file():
+        return str(path)
     return str(path.parents[1] / path.name)
 
 

@@ -26,7 +26,7 @@ def _is_panel(names: list[str]) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    rows = csv.read(path)
+    rows = csv.read(path, cut=False)  # who exports a table writes it whole
     if {*csv.names_of(sample(path))} >= OF_RUNS:  # the newest stands first
         rows = iter(sorted(rows, key=lambda row: str(row.get("Created", ""))))
     for row in rows:

@@ -14,8 +14,8 @@ from nocap.config.keys import require
 from nocap.config.trainer import Device
 from nocap.launch.grid import Cell, Grid, replaced
 from nocap.launch.multirun import TIME
+from nocap.sessions.session import Session
 from nocap.store.formats import plural
-from nocap.study.tasks import Session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""One measurement of a study, in a process of its own: `python -m nocap.study.session RESULT`, which gets
+"""One measurement of a study, in a process of its own: `python -m nocap.sessions.worker RESULT`, which gets
 what is asked on stdin.
 
 A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are
@@ -44,9 +44,7 @@ from nocap.model.flops import component_flops
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel
 from nocap.options.attention import first_window, kernel_name
-from nocap.store.metrics import now
-from nocap.store.record import write_json
-from nocap.study.figures import (
+from nocap.sessions.figures import (
     UNSET,
     AskedSession,
     DecodingFigures,
@@ -56,6 +54,8 @@ from nocap.study.figures import (
     RoundFigures,
     StepFigures,
 )
+from nocap.store.metrics import now
+from nocap.store.record import write_json
 from nocap.training import allocator
 
 Seen = Mapping[str, Figures]  # what was measured of each arm

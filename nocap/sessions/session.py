@@ -1,0 +1,129 @@
+"""A session: arms measured in turns, in a process of their own. One at a time is timed on a machine."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from nocap.config import hardware
+from nocap.config.compose import Composed
+from nocap.config.errors import FailedError
+from nocap.config.paths import cache_root
+from nocap.config.plain import to_plain
+from nocap.config.trainer import Device
+from nocap.sessions.figures import PLACES, AskedSession, SessionFile
+from nocap.sessions.figures import read as read_session
+from nocap.store.files import not_elsewhere
+from nocap.store.identity import digest, source_hashes
+from nocap.store.metrics import now
+
+WORKER = "nocap.sessions.worker"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A measurement in a process of its own, all its arms interleaved; it may be repeated, under numbers from
+    1."""
+
+    place: str  # a key of PLACES
+    arms: Mapping[str, Composed]
+    how: Mapping[str, object] = field(default_factory=dict)
+
+    @cached_property
+    def key(self) -> str:
+        """Twelve hex digits: the same where another session would measure the same."""
+        runs = {name: arm.run for name, arm in self.arms.items()}
+        t = next(iter(runs.values())).trainer
+        return digest(
+            {
+                "kind": PLACES[self.place].kind,
+                "how": dict(self.how),
+                "arms": {name: run.that_count("step", to_plain(run)) for name, run in runs.items()},
+                "source": {name: source_hashes(run, of="step") for name, run in runs.items()},
+                "machine": hardware.describe(t.device, t.threads)["fingerprint"],
+            }
+        )
+
+    @property
+    def name(self) -> str:
+        return f"{self.place}{f'-{next(iter(self.arms))}' if self.place == 'parts' else ''}"
+
+    def path(self, folder: Path, number: int) -> Path:
+        return folder / "sessions" / f"{self.name}-{number}-{self.key}.json"
+
+    def results(self, folder: Path) -> list[SessionFile]:
+        """List the files of all its numbers that there are, in their order."""
+        paths = (folder / "sessions").glob(f"{glob.escape(self.name)}-*-{self.key}.json")
+        files = [file for path in paths if (file := read_session(path)) is not None]
+        return sorted(files, key=lambda file: file.number)
+
+    def run(self, folder: Path, number: int = 1) -> SessionFile:
+        """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
+        same time.
+
+        Errors:
+            FailedError: the process ended without a result.
+        """
+        path, t = self.path(folder, number), next(iter(self.arms.values())).run.trainer
+        env = {
+            "GOMP_SPINCOUNT": "1000",
+            "KINETO_LOG_LEVEL": "99",
+            **os.environ,
+            "OMP_NUM_THREADS": str(t.threads),
+            "NOCAP_PARENT": str(os.getpid()),
+            **({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}),
+        }
+        with timing():
+            if (result := read_session(path)) is not None:  # maybe another command's, while this one waited
+                return result
+            asked = AskedSession(
+                kind=PLACES[self.place].kind,
+                place=self.place,
+                key=self.key,
+                number=number,
+                how=dict(self.how),
+                started=now(),
+                arms={name: list(arm.overrides) for name, arm in self.arms.items()},
+            )
+            (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
+            with open(log, "w", opener=not_elsewhere) as file:
+                done = subprocess.run(
+                    [sys.executable, "-m", WORKER, str(path)],
+                    env=env,
+                    input=msgspec.json.encode(asked).decode(),
+                    text=True,
+                    stdout=file,
+                    stderr=file,
+                    check=False,
+                )
+        if (result := read_session(path)) is None:
+            lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+            raise FailedError(
+                f"{self.name}, session {number}: "
+                f"{lines[-1] if lines else f'exit code {done.returncode}'}; see {log}"
+            )
+        log.unlink(missing_ok=True)
+        return result
+
+
+@contextmanager
+def timing() -> Iterator[None]:
+    """Wait until no other study times on this machine: two timings at once would slow each other down."""
+    path = cache_root() / f"timing-{socket.gethostname()}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # freed with the file, also by a kill
+        yield
+    time.sleep(0.5)  # who waits for it goes first, on a busy machine too
