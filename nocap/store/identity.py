@@ -18,11 +18,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,7 @@ def _of_options(run: Run, what: str) -> list[str]:
     return [cls.__module__ for option in chosen for cls in type(option).__mro__ if cls is not object]
 
 
+@cache
 def is_quiet(module: str) -> bool:
     return any(fnmatchcase(module, pattern) for pattern in QUIET)
 
@@ -230,15 +231,23 @@ def module_path(module: str, beside: Path = PACKAGE) -> Path | None:
     spec = _spec(root, beside)
     if spec is None:
         return None
-    paths = list[Path]()
+    for path in _candidates(spec, rest):
+        if path.is_file() and not _is_known(module, path):
+            return path
+    return None
+
+
+def _candidates(spec: ModuleSpec, rest: Sequence[str]) -> Iterator[Path]:
+    """Yield the files that may hold the module `rest` of a package, or the module of `spec` itself, in the
+    order in which Python looks for them."""
     for folder in spec.submodule_search_locations or ():
         base = Path(folder).joinpath(*rest)
-        paths.append(base / "__init__.py")
-        paths += base.parent.glob(f"{base.name}.*so")
-        paths.append(base.with_suffix(".py"))
+        yield base / "__init__.py"
+        for suffix in EXTENSION_SUFFIXES:
+            yield base.with_name(base.name + suffix)
+        yield base.with_suffix(".py")
     if spec.origin and spec.has_location and not rest:
-        paths.append(Path(spec.origin))
-    return next((path for path in paths if path.is_file() and not _is_known(module, path)), None)
+        yield Path(spec.origin)
 
 
 def _spec(root: str, beside: Path) -> ModuleSpec | None:
