@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nocap.config.bounded import parse_json, read_bytes, read_text
 from nocap.config.keys import InputError, require
@@ -23,9 +23,10 @@ from nocap.store.files import not_elsewhere, write_file
 
 SCHEMA_VERSION = 1
 ENDED = ("finished", "diverged")  # a non-finite loss is a result; a run that was cut short is none
-MANIFEST, SUMMARY = "manifest.json", "summary.json"
-# the key of the summary that holds the digests, and what they are of
-SEAL, SEALED = "sha256", ("config.yaml", MANIFEST, "metrics.jsonl")
+MANIFEST = "manifest.json"
+SUMMARY = "summary.json"
+SEAL = "sha256"  # the key of the summary that holds the digests
+SEALED = ("config.yaml", MANIFEST, "metrics.jsonl")  # what they are of
 
 Json = dict[str, Any]
 Row = Json
@@ -35,14 +36,16 @@ Shape = Any
 
 
 class Whole(dict[Any, Any]):
-    """The shape of an object that has all these keys; a null stands for a number only."""
+    """Hold the shape of an object that has all these keys; a null stands for a number only."""
 
 
 def _each(shape: Shape, keys: str) -> dict[str, Shape]:
+    """Return this shape for each of the keys, which spaces part."""
     return dict.fromkeys(keys.split(), shape)
 
 
-_NUMBERS, _TEXTS = {...: float}, {...: str}
+_NUMBERS = {...: float}
+_TEXTS = {...: str}
 _HARDWARE = _each(str, "fingerprint name host malloc")
 _ASKED = {"at": str, "seeds": [int], "place": int, "length_of": str}
 _ATTEMPT = (
@@ -93,18 +96,21 @@ _WORDS = {
 
 
 def digest(content: object) -> str:
-    """Twelve hex digits of canonical JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    """Return twelve hex digits of the SHA-256 of canonical JSON."""
+    canonical = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, stage: Path | None = None) -> None:
+    """Write an object with the version of its schema, and without secrets."""
     content = redact({"schema_version": SCHEMA_VERSION, **content})
-    write_file(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), stage=stage)
+    text = json.dumps(content, indent=2, allow_nan=False)
+    write_file(path, f"{text}\n".encode(), stage=stage)
 
 
 def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
-    """The object in the file, whose keys hold what the shape says, or `SHAPES` for a file of that name;
-    `None` where there is no file.
+    """Read the object in the file, whose keys hold what the shape says, or `SHAPES` for a file of that name;
+    None where there is no file.
 
     Errors:
         ValueError: the file is there and holds no JSON object, a key holds something else, or a newer nocap
@@ -117,16 +123,13 @@ def read_json(path: Path, shape: Shape | None = None) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} must hold a JSON object: {error}") from error
     require(isinstance(content, dict), str(path), "hold a JSON object", type(content).__name__)
-    named = SHAPES.get(path.name, dict)
-    check_shape(content, named if shape is None else shape, path)
+    if shape is None:
+        shape = SHAPES.get(path.name, dict)
+    check_shape(content, shape, path)
     check_shape(content, {"schema_version": int}, path)
     version = content.get("schema_version") or 0
-    require(
-        version <= SCHEMA_VERSION,
-        f"{path}: schema_version",
-        f"be at most {SCHEMA_VERSION} for this nocap",
-        version,
-    )
+    rule = f"be at most {SCHEMA_VERSION} for this nocap"
+    require(version <= SCHEMA_VERSION, f"{path}: schema_version", rule, version)
     return content
 
 
@@ -136,84 +139,116 @@ def check_shape(value: object, shape: Shape, path: Path, key: str = "") -> None:
     Errors:
         ValueError: it has another type.
     """
-    kind = shape if isinstance(shape, type) else dict if isinstance(shape, dict) else list
-    right = isinstance(value, int | float if kind is float else kind) and (
-        kind is bool or not isinstance(value, bool)
-    )
-    if value is not None and not right:
+    kind = _kind(shape)
+    if value is None:
+        return
+    if not _is_of(value, kind):
         raise ValueError(f"{path}: {key or 'it'} must be {_WORDS[kind]}, got {str(value)[:80]!r}")
-    if isinstance(shape, list) and isinstance(value, list):
-        for number, element in enumerate(value):
+    if isinstance(shape, list):
+        elements = cast(list[object], value)
+        for number, element in enumerate(elements):
             check_shape(element, shape[0], path, f"{key}[{number}]")
-    elif isinstance(shape, dict) and isinstance(value, dict):
-        for name in shape if isinstance(shape, Whole) else ():
-            if name not in value or (value[name] is None and shape[name] not in (int, float)):
+    elif isinstance(shape, dict):
+        _check_object(cast(Json, value), shape, path, key)
+
+
+def _kind(shape: Shape) -> type:
+    """Return the type of JSON that a shape is of."""
+    if isinstance(shape, type):
+        return shape
+    return dict if isinstance(shape, dict) else list
+
+
+def _is_of(value: object, kind: type) -> bool:
+    """Say whether a value is of a type of JSON, whose booleans are no numbers."""
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind)
+
+
+def _check_object(value: Json, shape: dict[Any, Shape], path: Path, key: str) -> None:
+    """Refuse an object that lacks a key, or has a wrong value.
+
+    Errors:
+        ValueError: that.
+    """
+    if isinstance(shape, Whole):
+        for name, inner in shape.items():
+            is_number = inner in (int, float)
+            if name not in value or (value[name] is None and not is_number):
                 raise ValueError(f"{path}: {key or 'it'} must have {name}")
-        for name in value:
-            if (inner := shape.get(name, shape.get(...))) is not None:
-                check_shape(value[name], inner, path, f"{key}.{name}" if key else str(name))
+    for name in value:
+        inner = shape.get(name, shape.get(...))
+        if inner is not None:
+            place = f"{key}.{name}" if key else str(name)
+            check_shape(value[name], inner, path, place)
 
 
 def filled(content: Any, shape: Shape) -> Any:
-    """The same with an empty object or list where one is missing or null: who reads it has no case for
+    """Return the same with an empty object or list where one is missing or null: a reader has no case for
     that."""
     if isinstance(shape, list):
         return [filled(item, shape[0]) for item in content or ()]
+    if shape is dict:
+        return content or {}
     if not isinstance(shape, dict):
-        return content or {} if shape is dict else content
-    nests = {
-        key: inner
-        for key, inner in shape.items()
-        if key is not ... and (inner is dict or isinstance(inner, dict | list))
-    }
-    return {
-        **(content or {}),
-        **{key: filled((content or {}).get(key), inner) for key, inner in nests.items()},
-    }
+        return content
+    full = dict(content or {})
+    for key, inner in shape.items():
+        nests = inner is dict or isinstance(inner, dict | list)
+        if key is not ... and nests:
+            full[key] = filled(full.get(key), inner)
+    return full
 
 
 def read_rows(content: bytes) -> list[Row]:
-    """The sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are none
-    are left out: torn, foreign, or not after the row before."""
+    """Return the sound rows of a `metrics.jsonl`: objects of numbers and nulls and of a step. Lines that are
+    none are left out: torn, foreign, or not after the row before."""
     rows = list[Row]()
+    last = -1
     for line in content.splitlines():
         with suppress(AttributeError, KeyError, ValueError):
             row = parse_json(line.decode())
-            numbers = all(value is None or type(value) in (int, float) for value in row.values())
-            if numbers and type(row["step"]) is int and row["step"] > (rows[-1]["step"] if rows else -1):
+            has_numbers = all(value is None or type(value) in (int, float) for value in row.values())
+            step = row["step"]
+            if has_numbers and type(step) is int and step > last:
                 rows.append(row)
+                last = step
     return rows
 
 
 class Metrics:
-    """`metrics.jsonl`: one object a logged step, each step once. What this process put there it also knows by
-    heart."""
+    """Write and read `metrics.jsonl`: one object a logged step, each step once. What this process put there
+    it also keeps in memory."""
 
     def __init__(self, path: Path, *, stage: Path | None = None) -> None:
-        """`stage`: of the lease that its writer has."""
-        self.path, self._stage = path, stage
+        """Take the file, and the `stage` of its writer's lease."""
+        self.path = path
+        self._stage = stage
         self._known: list[bytes] = []
 
     @property
     def content(self) -> bytes:
-        """All rows that are to be in the file, as they are there."""
+        """Return all rows that are to be in the file, as they are there."""
         return b"".join(self._known)
 
     def rows(self) -> list[Row]:
-        """All sound rows of the file. A kill can tear the last line; it is left out, as is what somebody else
-        put there."""
+        """Return all sound rows of the file. A kill can tear the last line; it is left out, as are lines that
+        another program put there."""
         return read_rows(self._read())
 
     def put_back(self, content: bytes, *, source: str) -> list[str]:
-        """Make the file hold these rows and no more; a line where they were not in it as they should."""
-        on_disk, self._known = self._read(), [content]
+        """Make the file hold these rows and no more. Return a line where they were not in it as they should
+        be."""
+        on_disk = self._read()
+        self._known = [content]
         if on_disk != content or self.path.is_symlink():
             write_file(self.path, content, stage=self._stage)
-        return (
-            []
-            if on_disk.startswith(content)
-            else [f"{self.path}: damaged; its rows are put back from {source}"]
-        )
+        if on_disk.startswith(content):
+            return []
+        return [f"{self.path}: damaged; its rows are put back from {source}"]
 
     def append(self, row: Row) -> None:
         """Add a row.
@@ -222,19 +257,18 @@ class Metrics:
             LostError: another process writes them now.
             OSError: the disk does not take it; a part of the line may be there, which a reader leaves out.
         """
-        line = (json.dumps(redact(row), allow_nan=False) + "\n").encode()
+        content = json.dumps(redact(row), allow_nan=False).encode() + b"\n"
         lease.check(self._stage)
         try:
             with open(self.path, "ab", opener=not_elsewhere) as file:
-                file.write(line)
+                file.write(content)
         except OSError as error:
-            raise OSError(
-                f"the row of step {row['step']} cannot be written: {error}; training stopped there"
-            ) from error
-        self._known.append(line)
+            line = f"the row of step {row['step']} cannot be written: {error}; training stopped there"
+            raise OSError(line) from error
+        self._known.append(content)
 
     def sync(self) -> None:
-        """Rows so far survive a power cut."""
+        """Make the rows so far survive a power cut."""
         if self.path.exists():
             with self.path.open("a") as file:
                 os.fsync(file.fileno())
@@ -258,11 +292,13 @@ def write_summary(folder: Path, summary: Mapping[str, Any], *, stage: Path | Non
 
 
 def _digests(folder: Path, summary: Mapping[str, Any]) -> Json:
-    """File → its SHA-256, the summary's own included; nothing where there is no such file."""
-    own = json.dumps({key: value for key, value in summary.items() if key != SEAL}, sort_keys=True).encode()
-    contents = {SUMMARY: own} | {
-        name: read_bytes(path) for name in SEALED if (path := folder / name).exists()
-    }
+    """Return file → its SHA-256, the summary's own included; nothing where there is no such file."""
+    unsealed = {key: value for key, value in summary.items() if key != SEAL}
+    contents = {SUMMARY: json.dumps(unsealed, sort_keys=True).encode()}
+    for name in SEALED:
+        path = folder / name
+        if path.exists():
+            contents[name] = read_bytes(path)
     return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
@@ -270,53 +306,72 @@ def check_record(
     folder: Path, *, identity: str | None = None, config: Mapping[str, Any] | None = None
 ) -> tuple[Json, Json]:
     """Refuse a record that was changed, or is not of this identity. A run that has not ended may have no
-    digest: then `config`, what counts of config.yaml, is compared with its manifest. Its manifest and its
-    summary, or an empty one.
+    digest: then `config`, what counts of config.yaml, is compared with its manifest. Return its manifest and
+    its summary, or an empty one.
 
     Errors:
         InputError: that; the message names the file.
         ValueError: a file cannot be read.
     """
-    manifest, summary = (read_json(folder / name) or {} for name in (MANIFEST, SUMMARY))
-    own, parts = manifest.get("identity"), manifest.get("parts") or {}
-    try:
-        sums, seal = (_digests(folder, summary), summary.get(SEAL) or {}) if summary else ({}, {})
-    except OSError as error:
-        raise InputError(f"{folder}: a file cannot be read: {error}") from error
-    named, made = re.search(r"-([0-9a-f]{12})$", folder.name), digest(parts)
-    rules = [
-        *(
-            (sums.get(name) == seal.get(name), f"{name} is not what its digest in {SUMMARY} says")
-            for name in (SUMMARY, *SEALED)
-        ),
-        (
-            bool(summary) or config in (None, parts.get("config")),
-            f"config.yaml is not the config of {MANIFEST}, with which it was trained",
-        ),
-        (bool(manifest), f"{MANIFEST} is missing"),
-        # A secret, with which the digest was made, may have been redacted.
-        (
-            own == made or "<redacted:" in json.dumps(parts),
-            f"{MANIFEST} has identity {own}, and its parts make {made}",
-        ),
-        (
-            named is None or named[1] == own,
-            f"{MANIFEST} has identity {own}, and the folder's name {named and named[1]}",
-        ),
-        (identity in (None, own), f"{MANIFEST} has identity {own}, and this run {identity}"),
-    ]
-    for holds, problem in rules:
-        if not holds:
-            raise InputError(f"{folder}: {problem}")
+    manifest = read_json(folder / MANIFEST) or {}
+    summary = read_json(folder / SUMMARY) or {}
+    for problem in _problems(folder, manifest, summary, identity=identity, config=config):
+        raise InputError(f"{folder}: {problem}")
     return manifest, summary
 
 
+def _problems(
+    folder: Path, manifest: Json, summary: Json, *, identity: str | None, config: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Yield what is wrong with a record.
+
+    Errors:
+        InputError: a file of it cannot be read.
+    """
+    parts = manifest.get("parts") or {}
+    if summary:
+        yield from _changed(folder, summary)
+    elif config is not None and config != parts.get("config"):
+        yield f"config.yaml is not the config of {MANIFEST}, with which it was trained"
+    if not manifest:
+        yield f"{MANIFEST} is missing"
+    own = manifest.get("identity")
+    computed = digest(parts)
+    # A secret, with which the digest was made, may have been redacted.
+    if own != computed and "<redacted:" not in json.dumps(parts):
+        yield f"{MANIFEST} has identity {own}, and its parts make {computed}"
+    in_name = re.search(r"-([0-9a-f]{12})$", folder.name)
+    if in_name is not None and in_name[1] != own:
+        yield f"{MANIFEST} has identity {own}, and the folder's name {in_name[1]}"
+    if identity not in (None, own):
+        yield f"{MANIFEST} has identity {own}, and this run {identity}"
+
+
+def _changed(folder: Path, summary: Json) -> Iterator[str]:
+    """Yield what is wrong with the files that a summary has digests of.
+
+    Errors:
+        InputError: one cannot be read.
+    """
+    try:
+        sums = _digests(folder, summary)
+    except OSError as error:
+        raise InputError(f"{folder}: a file cannot be read: {error}") from error
+    seal = summary.get(SEAL) or {}
+    for name in (SUMMARY, *SEALED):
+        if sums.get(name) != seal.get(name):
+            yield f"{name} is not what its digest in {SUMMARY} says"
+
+
 def read_ended(folder: Path, *, identity: str | None = None) -> Json | None:
-    """The summary of a run that has come to its end, which is of this identity; `None` where it has not.
+    """Read the summary of a run that has come to its end, which is of this identity; None where it has not.
 
     Errors:
         InputError: its record was changed.
         ValueError: a file cannot be read.
     """
-    ended = (read_json(folder / SUMMARY) or {}).get("status") in ENDED
-    return check_record(folder, identity=identity)[1] if ended else None
+    summary = read_json(folder / SUMMARY) or {}
+    if summary.get("status") not in ENDED:
+        return None
+    _, checked = check_record(folder, identity=identity)
+    return checked

@@ -1,5 +1,5 @@
-"""Runs on the disk: found by folder, grid, glob or name, and read. What cannot be read is named, never
-dropped in silence."""
+"""Find runs on the disk by folder, grid, glob or name, and read them. A run that cannot be read is named,
+never dropped in silence."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ TRAIN_LINES = ("train", "data", "teacher")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """The validations of a run. `train_s` is training, its waits for data and a teacher's training up to that
-    step, nothing else."""
+    """Hold the validations of a run. `train_s` is training, its waits for data and a teacher's training up to
+    that step, nothing else."""
 
     step: list[int] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """Where a run was timed, and how its memory was allocated."""
+    """Say where a run was timed, and how its memory was allocated."""
 
     fingerprint: str  # of the hardware
     devices: int
@@ -68,8 +68,8 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty one
-    where there is none."""
+    """Hold a run as its folder has it. Manifest and summary have every object and list of `SHAPES`, an empty
+    one where there is none."""
 
     folder: Path
     identity: str
@@ -91,12 +91,14 @@ class Record:
             object.__setattr__(self, name, filled(getattr(self, name), SHAPES[file]))
 
     def number(self, *keys: str) -> float | None:
-        """A number of the summary, by its path; `None` where it was not measured."""
+        """Return a number of the summary, by its path; None where it was not measured."""
         return number(dig(self.summary, *keys))
 
     def value(self, metric: str) -> float | None:
-        """What the run measured in a metric, in the metric's unit."""
-        return self.train_s if metric == "train_s" else self.number(*METRICS[metric].path)
+        """Return the run's measurement of a metric, in the metric's unit."""
+        if metric == "train_s":
+            return self.train_s
+        return self.number(*METRICS[metric].path)
 
     @property
     def val_loss(self) -> float | None:
@@ -104,38 +106,44 @@ class Record:
 
     @property
     def train_s(self) -> float | None:
-        """Seconds of training: its waits for data and a teacher's training included."""
+        """Return the seconds of training, with its waits for data and a teacher's training."""
         clock = self.summary["clock_s"]
-        return sum(clock.get(line) or 0.0 for line in TRAIN_LINES) if clock else None
+        if not clock:
+            return None
+        return sum(clock.get(line) or 0.0 for line in TRAIN_LINES)
 
     @property
     def when(self) -> tuple[float, int, float, str]:
         """Return what sorts runs, in whatever order they are listed: when a command asked for it, where that
         command had its arm, and when it was started."""
-        asked = self.manifest["attempts"][0]["asked"]
+        request = self.manifest["attempts"][0]["asked"]
         started = moment(self.started)
-        at = moment(asked.get("at") or "")
-        early = -math.inf if started is None else started
-        return (early if at is None else at, asked.get("place") or 0, early, self.folder.name)
+        if started is None:
+            started = -math.inf
+        requested = moment(request.get("at") or "")
+        if requested is None:
+            requested = started
+        return requested, request.get("place") or 0, started, self.folder.name
 
     @property
     def attempt(self) -> Mapping[str, Any]:
-        """The last one."""
+        """Return the last attempt."""
         return cast(Mapping[str, Any], self.manifest["attempts"][-1])
 
     @property
     def hardware(self) -> Mapping[str, Any]:
+        """Return the hardware of the end, or of the last start where the run has not ended."""
         return cast(Mapping[str, Any], self.summary["hardware"] or self.manifest["hardware"])
 
     @property
     def imported(self) -> Mapping[str, Any]:
-        """Of a run whose log another trainer wrote: its format, what named its arm and its seed, whether the
-        user said its hardware, and of a log without steps its length."""
+        """Return the facts of a run whose log another trainer wrote: its format, what named its arm and its
+        seed, whether the user said its hardware, and the length of a log without steps."""
         return cast(Mapping[str, Any], self.manifest["imported"])
 
     @property
     def machine(self) -> Machine:
-        """What a run was timed on: times are comparable where it is equal."""
+        """Return the machine that timed the run: times are comparable where it is equal."""
         return Machine(
             fingerprint=str(self.hardware.get("fingerprint", UNKNOWN)),
             devices=int(self.number("devices") or 1),
@@ -153,36 +161,41 @@ class Record:
         return f"{machine.devices} × {name}{host} ({machine.fingerprint}{malloc})"
 
     def tokens_hash(self, split: str) -> str:
-        """Which tokens: the shards' hashes, or, for a record that does not list its shards, the whole data
-        manifest."""
-        named = [str(shard["sha256"]) for shard in self.manifest["data"][split] if shard.get("sha256")]
-        return "+".join(named) or str(self.parts.get("data"))
+        """Return the shards' hashes, which say what tokens a split has. A record that does not list its
+        shards has the hash of its data."""
+        shards = self.manifest["data"][split]
+        hashes = [str(shard["sha256"]) for shard in shards if shard.get("sha256")]
+        return "+".join(hashes) or str(self.parts.get("data"))
 
 
 def measurements(record: Record) -> list[Measurement]:
-    """What a run measured at its end. A diverged run has no loss, and says so."""
+    """Return what a run measured at its end. A diverged run has no loss, and says so."""
     rows = list[Measurement]()
-    for metric in map(METRICS.__getitem__, OF_A_RUN):
-        lost = record.status == "diverged" and metric.made_by == "train"
-        value, ending = (None, Ending.diverged) if lost else (record.value(metric.name), Ending.measured)
-        if lost or value is not None:
-            rows.append(
-                Measurement(
-                    arm=record.arm,
-                    repeat=record.seed,
-                    metric=metric,
-                    value=value,
-                    ending=ending,
-                    where=record.machine.fingerprint,
-                    when=record.started,
-                )
-            )
+    for name in OF_A_RUN:
+        metric = METRICS[name]
+        value = record.value(name)
+        ending = Ending.measured
+        if record.status == "diverged" and metric.made_by == "train":
+            value = None
+            ending = Ending.diverged
+        elif value is None:
+            continue
+        row = Measurement(
+            arm=record.arm,
+            repeat=record.seed,
+            metric=metric,
+            value=value,
+            ending=ending,
+            where=record.machine.fingerprint,
+            when=record.started,
+        )
+        rows.append(row)
     return rows
 
 
 @dataclass(kw_only=True, slots=True)
 class Found:
-    """What the paths held."""
+    """Hold the runs of some paths, and what is wrong there."""
 
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -191,14 +204,19 @@ class Found:
 
 
 def dig(tree: Any, *keys: str) -> Any:
+    """Return the value at a path of keys; None where there is none."""
     for key in keys:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
+        if not isinstance(tree, Mapping):
+            return None
+        tree = tree.get(key)
     return tree
 
 
 def number(value: object) -> float | None:
-    ok = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if ok else None  # type: ignore[arg-type]
+    """Return a finite number, and None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
 
 
 def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = True) -> Found:
@@ -211,40 +229,51 @@ def load(paths: Iterable[str | Path], *, outputs: Path = OUTPUTS, rows: bool = T
     Errors:
         ValueError: a path that is nothing; no path holds a run.
     """
-    runs, places, folders = Found(), [str(path) for path in paths], dict[Path, Path]()
+    places = [str(path) for path in paths]
+    found = Found()
+    folders = dict[Path, Path]()
     for path in places:
         try:
-            folders |= {folder.resolve(): folder for folder in find(path, outputs=outputs)}
+            for folder in find(path, outputs=outputs):
+                folders[folder.resolve()] = folder
         except ValueError:
-            if not os.path.lexists(expanded(path)) or (path == places[-1] and not folders):
+            is_last = path == places[-1]
+            if not os.path.lexists(expanded(path)) or (is_last and not folders):
                 raise
-            runs.problems.append(f"{path}: left out, it holds no run of nocap's own")
-    by_identity = dict[str, Record]()
-    for folder in folders.values():
-        try:
-            record = read(folder, rows=rows)
-        except ValueError as error:
-            runs.unreadable[folder.name] = str(error)
-            continue
-        if (twin := by_identity.setdefault(record.identity, record)) is not record:
-            runs.problems.append(
-                f"{folder}: left out, it is the same run as {twin.folder} (identity {twin.identity})"
-            )
+            found.problems.append(f"{path}: left out, it holds no run of nocap's own")
+    by_identity = _records(folders.values(), found, rows=rows)
     grids = _grids(places)
     for grid in grids:
         try:
-            runs.timings += timings_in(grid)
+            found.timings += timings_in(grid)
         except ValueError as error:
-            runs.problems.append(f"a timing is left out: {error}")
+            found.problems.append(f"a timing is left out: {error}")
     lengths = _lengths(grids)
-    runs.records = [
-        replace(record, length_of=lengths.get(record.identity, record.length_of))
-        for record in by_identity.values()
-    ]
-    if len(places) > 1 or not (expanded(places[0]) / GRID).is_file():
-        runs.records.sort(key=lambda record: record.when)
-    runs.problems += [line for path in places for line in without_record(expanded(path))]
-    return runs
+    for identity, record in by_identity.items():
+        found.records.append(replace(record, length_of=lengths.get(identity, record.length_of)))
+    is_one_grid = len(places) == 1 and (expanded(places[0]) / GRID).is_file()
+    if not is_one_grid:
+        found.records.sort(key=lambda record: record.when)
+    for path in places:
+        found.problems += without_record(expanded(path))
+    return found
+
+
+def _records(folders: Iterable[Path], found: Found, *, rows: bool) -> dict[str, Record]:
+    """Return identity → record of the runs in these folders. Put those that cannot be read, and copies, into
+    `found`."""
+    by_identity = dict[str, Record]()
+    for folder in folders:
+        try:
+            record = read(folder, rows=rows)
+        except ValueError as error:
+            found.unreadable[folder.name] = str(error)
+            continue
+        first = by_identity.setdefault(record.identity, record)
+        if first is not record:
+            same = f"it is the same run as {first.folder} (identity {first.identity})"
+            found.problems.append(f"{folder}: left out, {same}")
+    return by_identity
 
 
 def _grids(places: Sequence[str]) -> list[Path]:
@@ -260,21 +289,24 @@ def _lengths(grids: Sequence[Path]) -> dict[str, str | None]:
 
 
 def read(folder: Path, *, rows: bool = True) -> Record:
-    """One run's record; without `rows`, as a list of many runs shows it.
+    """Read one run's record; without `rows`, as a list of many runs shows it.
 
     Errors:
         ValueError: the folder is no run, its record cannot be read or was changed, or a newer nocap wrote it.
     """
     manifest, summary = check_record(folder)
-    name = manifest.get("name") or folder.name
-    # of another's nocap
-    shown, name, arm = redact((dig(manifest, "parts", "config") or {}, name, manifest.get("arm") or name))
-    config = dict(flat(shown))
+    # a nocap of somebody else may have written a secret
+    name = redact(manifest.get("name") or folder.name)
+    arm = redact(manifest.get("arm") or name)
+    config = dict(flat(redact(dig(manifest, "parts", "config") or {})))
     seed = config.pop("seed", None)
     require(type(seed) is int, "the seed of manifest.json", "be an integer", seed)
     attempts = manifest.get("attempts") or []
     require(bool(attempts) and all(attempts), "manifest.json", "list the run's attempts", attempts)
     status = summary.get("status") or "not finished"
+    curve = Curve()
+    if rows and status in ENDED:
+        curve = _curve(Metrics(folder / "metrics.jsonl").rows())
     return Record(
         folder=folder,
         identity=str(manifest.get("identity")),
@@ -287,12 +319,13 @@ def read(folder: Path, *, rows: bool = True) -> Record:
         parts=manifest.get("parts") or {},
         manifest=manifest,
         summary=summary,
-        curve=_curve(Metrics(folder / "metrics.jsonl").rows()) if rows and status in ENDED else Curve(),
+        curve=curve,
         length_of=(attempts[0].get("asked") or {}).get("length_of"),
     )
 
 
 def _curve(rows: Sequence[Row]) -> Curve:
+    """Return the validations among logged rows."""
     points = [row for row in rows if row.get("val/loss") is not None]
     return Curve(
         step=[row["step"] for row in points],
@@ -304,17 +337,19 @@ def _curve(rows: Sequence[Row]) -> Curve:
 
 
 def train_s(row: Row) -> float:
-    """Seconds of training before this row's validation: its clock is read after the step that follows the
-    validation."""
-    clock = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
-    return max(0.0, clock - (row.get("perf/step_ms") or 0.0) / 1e3)
+    """Return the seconds of training before this row's validation. Its clock is read after the step that
+    follows the validation."""
+    clock_s = sum(row.get(f"clock/{line}_s") or 0.0 for line in TRAIN_LINES)
+    step_s = (row.get("perf/step_ms") or 0.0) / 1e3
+    return max(0.0, clock_s - step_s)
 
 
 # --- names --------------------------------------------------------------------------------------------------
 
 
 def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
-    """The run folders that a path, glob or name stands for; a name is looked for in the `runs` of `outputs`.
+    """Find the run folders that a path, glob or name stands for; a name is looked for in the `runs` of
+    `outputs`.
 
     A name is `last`, the run that was started or gone on with last; a folder's name, an identity, or the
     readable name of runs or of an arm; or the beginning of one run's name or identity.
@@ -323,27 +358,43 @@ def find(path: str, *, outputs: Path = OUTPUTS) -> list[Path]:
         ValueError: there is no such run, or what is no whole name begins several: the message lists them.
     """
     place = expanded(path)
+    root = outputs / "runs"
     if place.is_dir():
-        folders, rule = _below(place), "a run, a folder of runs or a grid's folder, and holds no run"
+        folders = _below(place)
     else:
-        matches = map(Path, sorted(glob.glob(str(place), recursive=True))) if glob.has_magic(path) else []
-        folders = [run for match in matches if match.is_dir() for run in _below(match)] or _named(
-            path, outputs / "runs"
-        )
-        rule = (
-            f"a run, a folder, a glob, or a run's name or identity in {outputs / 'runs'}, and no "
-            "run was found"
-        )
-        if not folders and (there := [folder.name for folder in run_folders(outputs / "runs")]):
-            near = difflib.get_close_matches(path, there, n=CANDIDATES, cutoff=0.3) or there
-            rule += f"; there: {shorten(near, most=CANDIDATES)}"
-    if not folders:
-        raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
+        folders = _matching(path, place) or _named(path, root)
+    if folders:
+        return folders
+    rule = "a run, a folder of runs or a grid's folder, and holds no run"
+    if not place.is_dir():
+        rule = _names_rule(path, root)
+    raise ValueError("; ".join([f"{path} must be {rule}", *without_record(place)]))
+
+
+def _matching(path: str, place: Path) -> list[Path]:
+    """Return the run folders that a glob matches."""
+    if not glob.has_magic(path):
+        return []
+    folders = list[Path]()
+    for match in sorted(glob.glob(str(place), recursive=True)):
+        folder = Path(match)
+        if folder.is_dir():
+            folders += _below(folder)
     return folders
 
 
+def _names_rule(path: str, root: Path) -> str:
+    """Say what names a run, and which names are near to this one."""
+    rule = f"a run, a folder, a glob, or a run's name or identity in {root}, and no run was found"
+    names = [folder.name for folder in run_folders(root)]
+    if not names:
+        return rule
+    near = difflib.get_close_matches(path, names, n=CANDIDATES, cutoff=0.3) or names
+    return f"{rule}; there: {shorten(near, most=CANDIDATES)}"
+
+
 def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
-    """The one run folder that a path or name stands for.
+    """Find the one run folder that a path or name stands for.
 
     Errors:
         ValueError: there is none, or there are several.
@@ -354,94 +405,119 @@ def find_one(path: str, *, outputs: Path = OUTPUTS) -> Path:
 
 
 def _refuse_several(name: str, folders: Sequence[Path]) -> None:
+    """Refuse a name of several runs.
+
+    Errors:
+        ValueError: that; the message lists them.
+    """
     names = shorten((folder.name for folder in folders), most=CANDIDATES)
     require(len(folders) <= 1, name, "be one run", f"{len(folders)}: {names}")
 
 
 def run_folders(root: Path) -> list[Path]:
-    """The run folders right below, by name."""
+    """List the run folders right below, by name."""
     return sorted(folder for folder in root.glob("[!.]*/") if _is_run(folder))
 
 
 def _is_run(folder: Path) -> bool:
-    """Whatever they are: what is no file is a damaged run, which is named."""
-    return os.path.lexists(folder / "manifest.json") or os.path.lexists(folder / "summary.json")
+    """Say whether a folder has a run's files, of whatever kind: one that is no file is a damaged run, which
+    is named."""
+    return any(os.path.lexists(folder / name) for name in (MANIFEST, SUMMARY))
 
 
 def _in_order(folders: Iterable[Path], attempt: int = 0) -> list[Path]:
-    """As they were started, or with attempt -1 gone on with last."""
+    """Sort runs as they were started, or with attempt -1 as they were gone on with last."""
     return sorted(folders, key=lambda folder: (_started(folder, attempt), folder.name))
 
 
 def _started(folder: Path, attempt: int) -> float:
     """Read when an attempt began; a run that does not say it comes first."""
-    began = None
-    with suppress(ValueError, LookupError, TypeError):  # a damaged one is named by who reads it
-        began = moment(str((read_json(folder / "manifest.json") or {})["attempts"][attempt]["started"]))
-    return -math.inf if began is None else began
+    with suppress(ValueError, LookupError, TypeError):  # the reader of a damaged one names it
+        manifest = read_json(folder / MANIFEST) or {}
+        began = moment(str(manifest["attempts"][attempt]["started"]))
+        if began is not None:
+            return began
+    return -math.inf
 
 
 def _below(place: Path) -> list[Path]:
+    """List the run folders of a run, a grid or a folder of runs."""
     if _is_run(place):
         return [place]
     if (place / GRID).is_file():
         return [cell["folder"] for cell in _cells(place) if cell["folder"] is not None]
-    return _in_order(run_folders(place / "runs" if (place / "runs").is_dir() else place))
+    inner = place / "runs"
+    if inner.is_dir():
+        place = inner
+    return _in_order(run_folders(place))
 
 
 def _cells(grid: Path) -> list[dict[str, Any]]:
-    """A grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None where
-    nobody started it. A damaged run is known by the name that it was given."""
+    """Return a grid's cells, each with the `folder` of its run, which lies beside all others in `runs/`: None
+    where nobody started it. A damaged run is known by the name that it was given."""
     root = grid.absolute().parents[1] / "runs"
-    cells = [
-        cell for cell in (read_json(grid / GRID) or {}).get("cells") or () if cell and cell.get("identity")
-    ]
-    for cell in cells:
-        # never outside
-        folder = of_identity(root, cell["identity"]) or root / Path(cell.get("run") or cell["identity"]).name
+    content = read_json(grid / GRID) or {}
+    cells = list[dict[str, Any]]()
+    for cell in content.get("cells") or ():
+        identity = cell and cell.get("identity")
+        if not identity:
+            continue
+        folder = of_identity(root, identity)
+        if folder is None:
+            folder = root / Path(cell.get("run") or identity).name  # never outside
         cell["folder"] = folder if _is_run(folder) else None
+        cells.append(cell)
     return cells
 
 
 def without_record(place: Path) -> Iterator[str]:
-    """Lines about a grid's cells that have none, and about other cells than those whose digest the folder's
-    name has."""
+    """Yield lines about a grid's cells that have no record, and about other cells than those whose digest the
+    folder's name has."""
     if _is_run(place) or not (place / GRID).is_file():
         return
     cells = _cells(place)
-    if lost := [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]:
-        yield f"{place}: {plural(len(lost), 'cell')} without a record ({shorten(lost)})"
-    named = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
-    if named and named[1] != digest({"identities": sorted(cell["identity"] for cell in cells)})[:8]:
+    missing = [cell.get("run") or cell["identity"] for cell in cells if cell["folder"] is None]
+    if missing:
+        yield f"{place}: {plural(len(missing), 'cell')} without a record ({shorten(missing)})"
+    in_name = re.search(r"-([0-9a-f]{8})$", place.absolute().name)
+    identities = sorted(cell["identity"] for cell in cells)
+    if in_name and in_name[1] != digest({"identities": identities})[:8]:
         yield f"{place / GRID}: it lists other cells than those that made the folder's name"
 
 
 def of_identity(root: Path, identity: str) -> Path | None:
-    """The folder below `root` of the run with this identity: its name is its manifest's, or it has none yet.
-    A copy is another's."""
-    # a path for each of ten thousand runs, for each cell of a grid, is half an hour
-    names = os.listdir(root) if root.is_dir() else ()
-    for folder in sorted(root / name for name in names if name.endswith(f"-{identity}")):
+    """Find the folder below `root` of the run with this identity: its name is its manifest's, or it has no
+    manifest yet. A copy is another's."""
+    if not root.is_dir():
+        return None
+    # names first: a path for each of ten thousand runs, for each cell of a grid, is half an hour
+    names = [name for name in os.listdir(root) if name.endswith(f"-{identity}")]
+    for name in sorted(names):
+        folder = root / name
         with suppress(ValueError):
-            manifest = read_json(folder / "manifest.json") if folder.is_dir() else {}
-            if manifest is None or folder.name == f"{manifest.get('name')}-{manifest.get('identity')}":
+            manifest = read_json(folder / MANIFEST) if folder.is_dir() else {}
+            if manifest is None or name == f"{manifest.get('name')}-{manifest.get('identity')}":
                 return folder
     return None
 
 
 def _named(name: str, root: Path) -> list[Path]:
-    """The runs that `find` says a name stands for.
+    """Return the runs that `find` says a name stands for.
 
     Errors:
         ValueError: it begins the names of several.
     """
-    identities = {folder: folder.name.rpartition("-")[2] for folder in run_folders(root)}
+    folders = run_folders(root)
     if name == LAST:
-        return _in_order(identities, attempt=-1)[-1:]
-    whole = [
-        f for f, identity in identities.items() if name in (f.name, identity) or f.name.startswith(f"{name}-")
-    ]
-    begins = [f for f, identity in identities.items() if f.name.startswith(name) or identity.startswith(name)]
-    if not whole:
-        _refuse_several(name, begins)
-    return _in_order(whole or begins)
+        return _in_order(folders, attempt=-1)[-1:]
+    exact = list[Path]()
+    begun = list[Path]()
+    for folder in folders:
+        identity = folder.name.rpartition("-")[2]
+        if name in (folder.name, identity) or folder.name.startswith(f"{name}-"):
+            exact.append(folder)
+        elif folder.name.startswith(name) or identity.startswith(name):
+            begun.append(folder)
+    if not exact:
+        _refuse_several(name, begun)
+    return _in_order(exact or begun)
