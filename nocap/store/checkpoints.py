@@ -1,5 +1,5 @@
-"""The names of checkpoints, and what a killed process may leave of its own. Only names that nocap makes are
-ever touched. No torch."""
+"""Name checkpoints, and find what a killed process left. Only names that nocap makes are ever touched. No
+torch."""
 
 from __future__ import annotations
 
@@ -19,37 +19,46 @@ UNFINISHED = re.compile(r"\..+\.[0-9a-f]{12}\.tmp|(\.step-\d{8,18}\.tmp)")
 
 
 def name_of(step: int) -> str:
-    """A checkpoint folder's name."""
+    """Return the name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int | None:
-    """The step that a checkpoint's name has; `None` for any other name."""
+    """Return the step that a checkpoint's name has; None for any other name."""
     match = re.fullmatch(r"step-(\d{8,18})", path.name)
-    return int(match[1]) if match and path.name == name_of(int(match[1])) else None
+    if match is None:
+        return None
+    step = int(match[1])
+    return step if path.name == name_of(step) else None
 
 
 def newest_first(root: Path) -> list[Path]:
-    """All that is named as a checkpoint, also what is no folder: it is in the way of one."""
-    steps = {path: step for path in _inside(root) if (step := step_of(path)) is not None}
+    """List all paths with a checkpoint's name, also one that is no folder: it is in the way of one."""
+    steps = dict[Path, int]()
+    for path in _inside(root):
+        step = step_of(path)
+        if step is not None:
+            steps[path] = step
     return sorted(steps, key=lambda path: steps[path], reverse=True)
 
 
 def saved_steps(run_dir: Path) -> list[int]:
-    """The steps of a run's checkpoints, the newest first."""
-    return [
-        step
-        for path in newest_first(run_dir / FOLDER)
-        if is_folder(path) and (step := step_of(path)) is not None
-    ]
+    """List the steps of a run's checkpoints, the newest first."""
+    steps = list[int]()
+    for path in newest_first(run_dir / FOLDER):
+        step = step_of(path)
+        if step is not None and is_folder(path):
+            steps.append(step)
+    return steps
 
 
 def is_folder(path: Path) -> bool:
-    """A folder itself, no link to one."""
+    """Say whether a path is a folder itself, and no link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -58,33 +67,40 @@ def sha256(path: Path) -> str:
 
 
 def unfinished(folder: Path, *, older_than_s: float = 0.0) -> list[Path]:
-    """What killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and
+    """List what killed calls of `write_file` and killed saves left in a folder: `.NAME.….tmp` and
     `.step-….tmp`."""
-    return [
-        path
-        for path in _inside(folder)
-        if (match := UNFINISHED.fullmatch(path.name))
-        and not path.is_symlink()
-        and path.is_dir() == bool(match[1])
-        and time.time() - path.stat().st_mtime >= older_than_s
-    ]
+    paths = list[Path]()
+    for path in _inside(folder):
+        match = UNFINISHED.fullmatch(path.name)
+        if match is None or path.is_symlink():
+            continue
+        is_checkpoint = match[1] is not None
+        if path.is_dir() == is_checkpoint and time.time() - path.stat().st_mtime >= older_than_s:
+            paths.append(path)
+    return paths
 
 
 def any_whole(run_dir: Path) -> bool:
-    """Whether a run has a checkpoint that matches its checksums."""
+    """Say whether a run has a checkpoint that matches its checksums."""
     return any(is_folder(path) and _is_whole(path) for path in newest_first(run_dir / FOLDER))
 
 
 def delete(paths: Iterable[Path]) -> None:
+    """Remove files, and folders with all that they hold."""
     for path in paths:
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _inside(folder: Path) -> list[Path]:
+    """List what a folder holds; nothing where there is no folder."""
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
 def _is_whole(path: Path) -> bool:
+    """Say whether a checkpoint's files match its checksums."""
     try:
         sums = parse_json(read_text(path / MANIFEST))
         # a pipe would be waited for

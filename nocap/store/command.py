@@ -1,5 +1,4 @@
-"""What every command does: it reads its words, calls what does the work, answers as JSON, and ends with an
-exit code."""
+"""Carry out a command: read its words, call its function, answer as JSON, and end with an exit code."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def command(
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """--output-dir, of a command that names runs."""
+    """Add --output-dir to a command that names runs."""
     parser.add_argument(
         "--output-dir",
         type=Path,
@@ -56,7 +55,7 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_allow_code(parser: argparse.ArgumentParser) -> None:
-    """--allow-code, of a command that builds a run's model."""
+    """Add --allow-code to a command that builds a run's model."""
     parser.add_argument(
         "--allow-code",
         action="store_true",
@@ -71,65 +70,65 @@ def check_writable(key: str, path: Path | None) -> None:
     Errors:
         ValueError: it cannot.
     """
-    if path is not None:
-        require(path != STDOUT, key, "be a file, not -", path)
-        there = next(part for part in (path.absolute(), *path.absolute().parents) if part.exists())
-        right = there.is_file() if there == path.absolute() else there.is_dir()
-        require(
-            right and os.access(there, os.W_OK) and str(path.parent) not in STREAMS,
-            key,
-            "be a file that can be written",
-            path,
-        )
+    if path is None:
+        return
+    require(path != STDOUT, key, "be a file, not -", path)
+    file = path.absolute()
+    nearest = next(part for part in (file, *file.parents) if part.exists())
+    right = nearest.is_file() if nearest == file else nearest.is_dir()
+    can_write = right and os.access(nearest, os.W_OK) and str(path.parent) not in STREAMS
+    require(can_write, key, "be a file that can be written", path)
 
 
 @contextmanager
 def writing(key: str, path: Path) -> Iterator[Path]:
-    """Where to write, inside the block, a file that a person named; its folder is created, and its name
-    printed afterwards. A link to a file is followed.
+    """Yield where to write a file that a person named; its folder is created, and its name printed after the
+    block. A link to a file is followed.
 
     Errors:
         ValueError: it cannot be written.
     """
     check_writable(key, path)
     try:
-        path = path.resolve() if path.is_symlink() else path
+        if path.is_symlink():
+            path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         yield path
     except OSError as error:
-        raise ValueError(
-            f"{key} must be a file that can be written, got {path} ({error.strerror})"
-        ) from error
+        reason = f"{key} must be a file that can be written, got {path} ({error.strerror})"
+        raise ValueError(reason) from error
     print(f"written: {path}")
 
 
 @contextmanager
 def answering(path: Path | None, *, lines: bool = False) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """A command's --json, for the block's answer. On stdout that is a line, and all that the block prints
-    goes to stderr; a file is written at the block's end. None: nobody asks for it. `lines`: there may be
-    several answers, and a file has a line for each, too.
+    """Yield the function that takes a command's answer for --json. On stdout the answer is a line, and all
+    that the block prints goes to stderr; a file is written at the block's end. None: nobody asks for it.
+    `lines`: there may be several answers, and a file has a line for each, too.
 
     Errors:
         ValueError: the file cannot be written. That is known before the block begins.
     """
-    out, answers = sys.stdout, list[Mapping[str, Any]]()
+    if path == STDOUT:
+        out = sys.stdout
+        with redirect_stdout(sys.stderr):
+            yield lambda content: print(_line(content), end="", file=out, flush=True)
+        return
+    rule = "be a file, or - before what is no file's name"
+    require(path is None or "=" not in path.name, "--json", rule, path)
+    check_writable("--json", path)
+    answers = list[Mapping[str, Any]]()
+    yield answers.append
+    if path is None or not (answers or lines):
+        return
+    with writing("--json", path) as place:
+        if lines:
+            write_file(place, "".join(map(_line, answers)).encode())
+        else:
+            write_json(place, answers[0])
 
-    def line(content: Mapping[str, Any]) -> str:
-        return json.dumps(redact({"schema_version": SCHEMA_VERSION, **content}), allow_nan=False) + "\n"
 
-    require(
-        path is None or "=" not in path.name, "--json", "be a file, or - before what is no file's name", path
-    )
-    check_writable("--json", None if path == STDOUT else path)
-    with redirect_stdout(sys.stderr if path == STDOUT else out):
-        yield (
-            answers.append
-            if path != STDOUT
-            else lambda content: print(line(content), end="", file=out, flush=True)
-        )
-    if path not in (None, STDOUT) and (answers or lines):
-        with writing("--json", path) as place:
-            if lines:
-                write_file(place, "".join(map(line, answers)).encode())
-            else:
-                write_json(place, answers[0])
+def _line(content: Mapping[str, Any]) -> str:
+    """Return an answer as a line of JSON, without secrets."""
+    answer = redact({"schema_version": SCHEMA_VERSION, **content})
+    return json.dumps(answer, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all. A text loses its secrets on the way."""
+"""Write a file whole or not at all. A text loses its secrets on the way."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_file(path: Path, *parts: bytes | memoryview, stage: Path | None = None
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_file` of a text for people, without its secrets."""
+    """Write a text for people, without its secrets."""
     write_file(path, redact(text).encode("utf-8", "surrogateescape"))
 
 
@@ -48,14 +48,14 @@ def append_text(path: Path, text: str) -> None:
 
 
 def to_append(path: Path) -> TextIO:
-    """A file opened for more lines. A link in its place is removed; a pipe that nobody reads is an error, not
-    a hang."""
+    """Open a file for more lines. A link in its place is removed; a pipe that nobody reads is an error, not a
+    hang."""
     if path.is_symlink():
         path.unlink()
     return open(path, "a", encoding="utf-8", opener=not_elsewhere)
 
 
 def not_elsewhere(name: str, flags: int) -> int:
-    """An opener for files that are written to: a link is an error, and not followed to what somebody else
+    """Open a file to write to it. A link is an error: it is not followed to a place that somebody else
     chose."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, 0o666)

@@ -1,4 +1,4 @@
-"""The one set of formats of numbers and lists. What is missing is a dash, never a zero."""
+"""Format numbers and lists, everywhere the same. A missing value is a dash, never a zero."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ MINUS = "−"
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """`1,234.5`, with a true minus. Adding 0 takes the minus from a rounded −0."""
-    return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
+    """Return `1,234.5`, with a true minus."""
+    if value is None:
+        return NONE
+    rounded = round(value, digits) + 0.0  # adding 0 takes the minus from a rounded −0
+    return f"{rounded:,.{digits}f}".replace("-", MINUS)
 
 
 loss = partial(fixed, digits=4)
@@ -19,69 +22,78 @@ whole = partial(fixed, digits=0)
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """`−14.3%` of 0.857 − 1."""
-    return NONE if share is None else f"{round(100 * share, digits) + 0.0:+,.{digits}f}%".replace("-", MINUS)
+    """Return `−14.3%` of 0.857 − 1."""
+    if share is None:
+        return NONE
+    rounded = round(100 * share, digits) + 0.0
+    return f"{rounded:+,.{digits}f}%".replace("-", MINUS)
+
+
+COUNTS = {"T": 1e12, "B": 1e9, "M": 1e6}
 
 
 def count(value: float | None) -> str:
-    """`114,752`; 124,439,808 as `124.4M`."""
-    if value is None or abs(value) < 1e6:
-        return whole(value)
-    size, unit = next(
-        (size, unit) for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if abs(value) >= size
-    )
-    return f"{value / size:.{1 if abs(value) >= 10 * size else 2}f}{unit}"
+    """Return `114,752`; of 124,439,808 `124.4M`."""
+    if value is None:
+        return NONE
+    for unit, size in COUNTS.items():
+        if abs(value) >= size:
+            digits = 1 if abs(value) >= 10 * size else 2
+            return f"{value / size:.{digits}f}{unit}"
+    return whole(value)
 
 
 def three_digits(value: float | None) -> str:
-    """Milliseconds or seconds of any size: `1,234`, `61.6`, `0.123`."""
-    return fixed(
-        value,
-        3
-        if value is None
-        else 0
-        if abs(value) >= 100
-        else 1
-        if abs(value) >= 10
-        else 2
-        if abs(value) >= 1
-        else 3,
-    )
+    """Return milliseconds or seconds of any size: `1,234`, `61.6`, `0.123`."""
+    if value is None:
+        return NONE
+    for digits, least in enumerate((100, 10, 1)):
+        if abs(value) >= least:
+            return fixed(value, digits)
+    return fixed(value, 3)
 
 
 BYTES = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
 
 
 def size(n: float | None) -> str:
-    """`1.2 GiB`."""
-    if n is None or n < BYTES["K"]:
-        return NONE if n is None else f"{n:.0f} B"
-    letter = next(letter for letter in "GMK" if n >= BYTES[letter])
-    return f"{n / BYTES[letter]:.1f} {letter}iB"
+    """Return `1.2 GiB`."""
+    if n is None:
+        return NONE
+    for letter in "GMK":
+        if n >= BYTES[letter]:
+            return f"{n / BYTES[letter]:.1f} {letter}iB"
+    return f"{n:.0f} B"
 
 
 def duration(seconds: float | None) -> str:
-    """`2.3 h`, `4.5 min`, `61.6 s`."""
-    if seconds is None or seconds < 120:
-        return NONE if seconds is None else f"{seconds:.3g} s"
-    return f"{seconds / 3600:.1f} h" if seconds >= 7200 else f"{seconds / 60:.1f} min"
+    """Return `2.3 h`, `4.5 min`, `61.6 s`."""
+    if seconds is None:
+        return NONE
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    if seconds >= 120:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.3g} s"
 
 
 def plural(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"
+    """Return `1 run`, `2 runs`."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def listed(items: Iterable[str]) -> str:
-    """`a, b and c`."""
+    """Return `a, b and c`."""
     *most, last = list(items) or [NONE]
-    return f"{', '.join(most)} and {last}" if most else last
+    if not most:
+        return last
+    return f"{', '.join(most)} and {last}"
 
 
 def shorten(items: Iterable[str], *, most: int = 4) -> str:
-    """`a, b, c and 21 more`."""
-    shown = list(items)
-    return (
-        ", ".join(shown)
-        if len(shown) <= most
-        else f"{', '.join(shown[: most - 1])} and {len(shown) - most + 1} more"
-    )
+    """Return `a, b, c and 21 more`."""
+    every = list(items)
+    if len(every) <= most:
+        return ", ".join(every)
+    first = every[: most - 1]
+    return f"{', '.join(first)} and {len(every) - len(first)} more"

@@ -1,4 +1,4 @@
-"""The arms of a grid, timed in turns: what `--time` keeps in the grid's folder."""
+"""Read how long the arms of a grid took in turns: `--time` keeps it in the grid's folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHAPE = Whole(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How long the arms of a grid trained for a token, round by round, in one session on one machine."""
+    """Say how long the arms of a grid trained for a token, round by round, in one session on one machine."""
 
     started: str
     machine: str  # fingerprint
@@ -39,6 +39,7 @@ class Timing:
 
     @property
     def rounds(self) -> int:
+        """Return the most rounds of an arm."""
         return max((len(row) for row in self.seconds.values()), default=0)
 
 
@@ -53,24 +54,34 @@ def timings_in(grid: Path) -> list[Timing]:
 
 
 def _read(path: Path) -> Timing:
+    """Read the timing of a session.
+
+    Errors:
+        ValueError: the file is damaged.
+    """
     content = read_json(path)
     assert content is not None, "it was listed"
     check_shape(content, _SHAPE, path)
     arms = content["measured"]["arms"]
-    hardware = content["hardware"]
     require(bool(arms), str(path), "have an arm", "none")
-    measured = {name: arm for name, arm in arms.items() if arm.get("status") == "measured"}
-    rounds = sorted({len(arm["seconds_per_token"]) for arm in measured.values()})
+    seconds = dict[str, Sequence[float]]()
+    left_out = dict[str, str]()
+    for name, arm in arms.items():
+        if arm.get("status") == "measured":
+            seconds[name] = arm["seconds_per_token"]
+        else:
+            left_out[name] = f"{arm['status']}: {arm['reason']}"
+    rounds = sorted({len(row) for row in seconds.values()})
     require(len(rounds) <= 1, str(path), "have as many rounds of each arm", rounds)
-    least = min((x for arm in measured.values() for x in arm["seconds_per_token"]), default=1.0)
+    least = min((min(row, default=1.0) for row in seconds.values()), default=1.0)
     require(least > 0, str(path), "have times above 0", least)
-    left_out = {name: arm for name, arm in arms.items() if name not in measured}
-    clocks = [arm["clock"] for arm in arms.values()]
+    first = next(iter(arms.values()))
+    hardware = content["hardware"]
     return Timing(
         started=content["started"],
         machine=hardware["fingerprint"],
         machine_name=hardware["name"],
-        clock=clocks[0],
-        seconds={name: arm["seconds_per_token"] for name, arm in measured.items()},
-        left_out={name: f"{arm['status']}: {arm['reason']}" for name, arm in left_out.items()},
+        clock=first["clock"],
+        seconds=seconds,
+        left_out=left_out,
     )
