@@ -1,4 +1,4 @@
-"""One composed config, trained in a process of its own. A cluster's job imports it by this module's name."""
+"""Train one composed config in a process of its own. A cluster's job imports it by this module's name."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from nocap import outside
-from nocap.config.compose import composed
+from nocap.config.compose import Composed, composed
 from nocap.config.keys import EXIT_CODES, require
 from nocap.config.outward import guarded
 from nocap.launch import attempt
 from nocap.launch.head import typed_keys, write_record_head
 from nocap.launch.plan import Asked, Plan, headline, nothing_to_train, plan, sound
-from nocap.store.record import read_json
+from nocap.store import lease
+from nocap.store.record import MANIFEST, SUMMARY, read_json
 from nocap.store.runs import GRID
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.terminal import table
@@ -41,37 +42,41 @@ def single(overrides: Sequence[str], *, started: float) -> NoReturn:
     Errors:
         ValueError: it cannot be trained.
     """
-    is_rank, ranks = "RANK" in os.environ, int(os.environ.get("WORLD_SIZE", "1"))
-    this = composed([f"trainer.devices={ranks}", *overrides] if is_rank else overrides)
-    if is_rank:
+    if "RANK" in os.environ:
+        ranks = int(os.environ.get("WORLD_SIZE", "1"))
+        rank = composed([f"trainer.devices={ranks}", *overrides])
         watch_parent(os.getppid())
-        t = this.run.trainer
-        require(t.devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", t.devices)
-    planned = replace(plan(this.run, choices=this.choices), swept=typed_keys(this.run, overrides))
-    if is_rank:
-        _train_as_rank(planned, started=started)
-    raise SystemExit(attempt.start(planned, started=started))
+        devices = rank.run.trainer.devices
+        require(devices == ranks, "trainer.devices", f"be torchrun's {ranks} ranks", devices)
+        _train_as_rank(_planned(rank, overrides), started=started)
+    code = attempt.start(_planned(composed(overrides), overrides), started=started)
+    raise SystemExit(code)
+
+
+def _planned(cell: Composed, overrides: Sequence[str]) -> Plan:
+    """Return the plan of the run that these overrides make."""
+    return replace(plan(cell.run, choices=cell.choices), swept=typed_keys(cell.run, overrides))
 
 
 @dataclass(frozen=True, slots=True)
 class CellJob:
-    """A cluster's job: to train the cell that is this run of the grid in a folder."""
+    """Train the cell that is this run of the grid in a folder, as a cluster's job."""
 
     folder: str
     identity: str
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """Return the file of what it prints."""
         return Path(self.folder) / "jobs" / f"{self.identity}.log"
 
     @property
     def words(self) -> list[str]:
-        """The same as a process: `python WORDS…`."""
+        """Return what follows `python` in a command that does the same."""
         return ["-m", "nocap.launch.cell", self.folder, self.identity]
 
     def __call__(self) -> int:
-        """Its exit code. A SystemExit passes: with it submitit ends a job that is requeued."""
+        """Return its exit code. A SystemExit passes: with it submitit ends a job that is requeued."""
         with guarded():
             try:
                 planned = _cell(Path(self.folder), self.identity)
@@ -87,37 +92,40 @@ class CellJob:
                 return EXIT_CODES["failed"]
 
     def checkpoint(self) -> Any:
-        """What submitit calls before Slurm requeues the job: the run has saved, and goes on."""
+        """Return the job that Slurm requeues; submitit calls it when the run has saved."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
 
 def _cell(folder: Path, identity: str) -> Plan:
-    """The plan of a cell, which is the run that the grid has planned.
+    """Return the plan of a cell, which is the run that the grid has planned.
 
     Errors:
         ValueError: it is another run on this machine, or the grid has no such cell.
     """
     grid = read_json(folder / GRID) or {}
-    asked = next((cell for cell in grid.get("cells") or () if cell.get("identity") == identity), None)
-    if asked is None:
+    matching = [cell for cell in grid.get("cells") or () if cell.get("identity") == identity]
+    if not matching:
         raise ValueError(f"{folder / GRID} must have the cell {identity}")
-    this = composed(asked["overrides"])
-    seeds = asked.get("asked")
-    planned = replace(
-        plan(this.run, choices=this.choices),
-        grid=folder.name,
-        swept=tuple(grid.get("swept") or ()),
-        asked=Asked(**seeds | {"seeds": tuple(seeds["seeds"])}) if seeds else None,
-    )
-    here, there = (
-        ", ".join(str(value) for value in place.values())
-        for place in (planned.parts["environment"], asked["environment"])
-    )
+    cell = matching[0]
+    request = cell.get("asked")
+    asked = None
+    if request:
+        asked = Asked(**request | {"seeds": tuple(request["seeds"])})
+    own = composed(cell["overrides"])
+    swept = tuple(grid.get("swept") or ())
+    planned = replace(plan(own.run, choices=own.choices), grid=folder.name, swept=swept, asked=asked)
+    here = _in_words(planned.parts["environment"])
+    there = _in_words(cell["environment"])
     require(here == there, "hydra.launcher.target", f"be the machine where the job runs ({here})", there)
     require(planned.identity == identity, str(folder / GRID), "be planned with this code and data", "others")
     return planned
+
+
+def _in_words(environment: Mapping[str, object]) -> str:
+    """Return the values of an environment, in a line."""
+    return ", ".join(map(str, environment.values()))
 
 
 def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
@@ -133,34 +141,36 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     from nocap.training.world import join
 
     world = join(plan.run.trainer.device, timeout_s=plan.run.trainer.hang_timeout_s)
-    require(
-        world.from_main([outside.state(), plan.parts["source"]]) == [outside.state(), plan.parts["source"]],
-        "--config-dir",
-        "hold the same files, which import the same, on every rank",
-        outside.state(),
-    )
-    run_lease, problem, summary = None, None, None
+    code = [outside.state(), plan.parts["source"]]
+    rule = "hold the same files, which import the same, on every rank"
+    require(world.from_main(code) == code, "--config-dir", rule, outside.state())
+    run_lease: lease.Lease | None = None
+    problem: str | None = None
+    summary: dict[str, Any] | None = None
     if world.is_main:
         try:
-            if (summary := sound(plan)) is None:
-                run_lease = attempt.hold(plan)
-                stage = run_lease.stage()
-                os.environ["NOCAP_STAGE"] = str(stage)
-                write_record_head(plan, stage)
-                Heartbeat.create(plan.run_dir, ranks=world.size)
+            summary = sound(plan)
+            if summary is None:
+                run_lease = _begin(plan, ranks=world.size)
         except ValueError as error:
             problem = str(error)
     problem, summary, run_dir = world.from_main([problem, summary, str(plan.run_dir)])
     if problem:
         raise ValueError(problem)
-    if world.is_main:
-        print(headline(plan) if summary is None else nothing_to_train(plan, summary), flush=True)
     if summary is None:
-        shared = world.all(_appears(Path(run_dir) / "manifest.json"))
+        if world.is_main:
+            print(headline(plan), flush=True)
+        shared = world.all(_appears(Path(run_dir) / MANIFEST))
         require(shared, "output_dir", "be a folder that all nodes share", run_dir)
-    status = work(plan.run, Path(run_dir), started=started) if summary is None else summary["status"]
-    if world.is_main and (summary := read_json(plan.run_dir / "summary.json")) is not None:
-        print(table(summary, run_dir=plan.run_dir), flush=True)
+        status = work(plan.run, Path(run_dir), started=started)
+    else:
+        if world.is_main:
+            print(nothing_to_train(plan, summary), flush=True)
+        status = summary["status"]
+    if world.is_main:
+        written = read_json(plan.run_dir / SUMMARY)
+        if written is not None:
+            print(table(written, run_dir=plan.run_dir), flush=True)
     if status in ("preempted", "diverged"):
         # torchrun stops the others when one leaves with another code than 0: wait until rank 0 has saved
         world.from_main(status)
@@ -169,8 +179,23 @@ def _train_as_rank(plan: Plan, *, started: float) -> NoReturn:
     leave(EXIT_CODES[status])
 
 
+def _begin(plan: Plan, *, ranks: int) -> lease.Lease:
+    """Take the lease of a run, write the head of its record, and return the lease.
+
+    Errors:
+        ValueError: another process is training this run.
+    """
+    run_lease = attempt.hold(plan)
+    stage = run_lease.stage()
+    os.environ["NOCAP_STAGE"] = str(stage)
+    write_record_head(plan, stage)
+    Heartbeat.create(plan.run_dir, ranks=ranks)
+    return run_lease
+
+
 def _appears(path: Path) -> bool:
-    """Whether a file is there, or comes within the seconds that a shared file system may take to show it."""
+    """Say whether a file is there, or comes within the seconds that a shared file system may take to show
+    it."""
     ends = time.monotonic() + SHOWN_S
     while not path.exists() and time.monotonic() < ends:
         time.sleep(0.1)

@@ -1,9 +1,9 @@
-"""`summary.json`: a run in one object, made from its rows, its manifest and the totals that the recorder
+"""Make `summary.json`, a run in one object, from its rows, its manifest and the totals that the recorder
 measured."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,40 +21,43 @@ QUANTILES = {"median": 50, "p10": 10, "p90": 90}
 def summarize(
     run: Run,
     manifest: Mapping[str, Any],
-    rows: list[Row],
+    rows: Sequence[Row],
     *,
     status: str,
     step: int,
     clock_s: Mapping[str, float],
     totals: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All keys of the contract; what could not be measured is null, with the reason beside it."""
+    """Return all keys of the contract. A value that could not be measured is null, with the reason beside
+    it."""
     totals = dict(totals)
-    val = [row for row in rows if "val/loss" in row] or [dict.fromkeys(("val/loss", "val/bpb", "step"))]
-    step_ms = [row["perf/step_ms"] for row in rows if "perf/step_ms" in row]
-    token_us = [row["perf/token_us"] for row in rows if "perf/token_us" in row]
-    t, training_s = run.trainer, clock_s["train"] + clock_s["data"]
-    tokens_per_s = run.tokens_before(step) / training_s if step and training_s else None
+    last: Row = {}  # validation
+    for row in rows:
+        if "val/loss" in row:
+            last = row
+    tokens = run.tokens_before(step)
+    training_s = clock_s["train"] + clock_s["data"]
+    tokens_per_s = tokens / training_s if step and training_s else None
     epoch_tokens = totals.pop("train_windows", 0) * run.model.seq_len
+    epoch_s = epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None
+    data = manifest["data"]
     return {
         "status": status,
         "identity": manifest["identity"],
         "name": manifest["name"],
         "arm": manifest["arm"],
         "seed": run.seed,
-        "val_loss": val[-1]["val/loss"],
-        "val_bpb": val[-1].get("val/bpb"),
-        "val_bpb_reason": manifest["data"]["val_bytes_reason"],
-        "val_step": val[-1]["step"],
+        "val_loss": last.get("val/loss"),
+        "val_bpb": last.get("val/bpb"),
+        "val_bpb_reason": data["val_bytes_reason"],
+        "val_step": last.get("step"),
         "steps": step,
-        "tokens": run.tokens_before(step),
+        "tokens": tokens,
         "tokens_per_s": tokens_per_s,
-        "epoch_s": epoch_tokens / tokens_per_s if tokens_per_s and epoch_tokens else None,
+        "epoch_s": epoch_s,
         "spikes": [row["step"] for row in rows if "train/spike" in row],
-        "step_ms": {name: float(np.percentile(step_ms, q)) for name, q in QUANTILES.items()}
-        if step_ms
-        else None,
-        "token_us": float(np.median(token_us)) if token_us else None,
+        "step_ms": _quantiles(rows, "perf/step_ms"),
+        "token_us": _median(rows, "perf/token_us"),
         **_mfu(run, tokens_per_s, totals),
         "flops_per_token": None,
         "params": {},
@@ -62,11 +65,25 @@ def summarize(
         "clock_s": dict(clock_s),
         "kernel": {},
         "hardware": manifest["hardware"],
-        "data": {"manifest": manifest["data"]["manifest"], "name": run.data.kind},
-        "devices": t.devices,
+        "data": {"manifest": data["manifest"], "name": run.data.kind},
+        "devices": run.trainer.devices,
         "attempts": len(manifest["attempts"]),
         **totals,
     }
+
+
+def _quantiles(rows: Sequence[Row], key: str) -> dict[str, float] | None:
+    """Return `QUANTILES` of what the rows have under a key; None where no row has it."""
+    values = [row[key] for row in rows if key in row]
+    if not values:
+        return None
+    return {name: float(np.percentile(values, q)) for name, q in QUANTILES.items()}
+
+
+def _median(rows: Sequence[Row], key: str) -> float | None:
+    """Return the median of what the rows have under a key; None where no row has it."""
+    values = [row[key] for row in rows if key in row]
+    return float(np.median(values)) if values else None
 
 
 def cut_short(
@@ -77,12 +94,15 @@ def cut_short(
     Where its time went is known up to its last row; the rest is `other`. On a full disk or without its lease
     it is returned only: a run without a summary is one that has not ended.
     """
-    manifest, rows = read_json(run_dir / "manifest.json"), Metrics(run_dir / "metrics.jsonl").rows()
+    manifest = read_json(run_dir / "manifest.json")
     assert manifest is not None
-    clock = {line: (rows[-1].get(f"clock/{line}_s") or 0.0) if rows else 0.0 for line in LINES}
-    clock["other"] += max(0.0, manifest["attempts"][-1]["spent_s"] + attempt_s - sum(clock.values()))
+    rows = Metrics(run_dir / "metrics.jsonl").rows()
+    last: Row = rows[-1] if rows else {"step": 0}
+    clock = {line: last.get(f"clock/{line}_s") or 0.0 for line in LINES}
+    spent_s = manifest["attempts"][-1]["spent_s"] + attempt_s
+    clock["other"] += max(0.0, spent_s - sum(clock.values()))
     clock["wall"] = sum(clock.values())
-    step = rows[-1]["step"] if rows else 0
+    step = last["step"]
     summary = summarize(run, manifest, rows, status=status, step=step, clock_s=clock, totals={"error": error})
     with suppress(OSError):
         write_summary(run_dir, summary, stage=stage)
@@ -90,7 +110,10 @@ def cut_short(
 
 
 def _mfu(run: Run, tokens_per_s: float | None, totals: Mapping[str, Any]) -> dict[str, Any]:
-    t, flops = run.trainer, totals.get("flops_per_token")
+    """Return the model's FLOPs as a share of the device's peak, with how they were counted, or why it is not
+    known."""
+    t = run.trainer
+    flops = totals.get("flops_per_token")
     peak, basis = hardware.peak_flops(t.device, t.precision)
     if peak is None:
         return {"mfu": None, "mfu_basis": basis}
@@ -98,10 +121,6 @@ def _mfu(run: Run, tokens_per_s: float | None, totals: Mapping[str, Any]) -> dic
         return {"mfu": None, "mfu_basis": "no step was timed"}
     if flops is None:
         return {"mfu": None, "mfu_basis": f"FLOPs {totals['flops_basis']}"}
-    formula = (
-        f"tokens/s × {flops / 1e6:.1f} MFLOP/token (causal attention counted once) / {t.devices} × {basis}"
-    )
-    return {
-        "mfu": hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices),
-        "mfu_basis": formula,
-    }
+    counted = f"{flops / 1e6:.1f} MFLOP/token (causal attention counted once)"
+    share = hardware.utilization(tokens_per_s * flops, t.device, t.precision, t.devices)
+    return {"mfu": share, "mfu_basis": f"tokens/s × {counted} / {t.devices} × {basis}"}
