@@ -50,10 +50,25 @@ ORDER = ("system", "pooled", "pooled", "system")  # of first runs
 
 
 def run() -> None:
-    """Measure steps and first runs, and write steps.json."""
-    steps = [_step(length, option) for length in LENGTHS for option in OPTIONS]
-    runs = [_first_run(malloc) for malloc in ORDER]
-    FILE.write_text(json.dumps({"steps": steps, "first_runs": runs}, indent=1) + "\n")
+    """Measure the steps and the first runs that steps.json does not have, and write it after each."""
+    measured: dict[str, list[dict[str, Any]]] = {"steps": [], "first_runs": []}
+    if FILE.is_file():
+        measured = json.loads(FILE.read_text())
+    steps = measured["steps"]
+    first_runs = measured["first_runs"]
+    have = [(step["length"], step["option"]) for step in steps]
+    for length in LENGTHS:
+        for option in OPTIONS:
+            if (length, option) not in have:
+                steps.append(_step(length, option))
+                _write(measured)
+    for malloc in ORDER[len(first_runs) :]:
+        first_runs.append(_first_run(malloc))
+        _write(measured)
+
+
+def _write(measured: Mapping[str, Any]) -> None:
+    FILE.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 def _step(length: int, option: str) -> dict[str, Any]:
@@ -90,7 +105,13 @@ def _benched(shared: Sequence[str]) -> dict[str, Any]:
 
 def _peak_mib(shared: Sequence[str], malloc: str) -> float:
     """Return the most memory that a process of four training steps has had resident."""
-    few = ["data=synthetic", "trainer.steps=4", "trainer.threads=1", "tracker=none"]
+    few = [
+        "data=synthetic",
+        "trainer.steps=4",
+        "trainer.val_tokens=8192",
+        "trainer.threads=1",
+        "tracker=none",
+    ]
     return _trained([*shared, *few, f"trainer.malloc={malloc}"]).number("memory_mib", "peak") or math.nan
 
 
