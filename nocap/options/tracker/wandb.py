@@ -40,6 +40,7 @@ ASK_S = 10.0  # for the server to say that it has all rows, which it may count a
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
 LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
 SHORTEST_KEY = 40
+SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
 UNREACHABLE = "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
 
@@ -490,10 +491,13 @@ def _login(*, online: bool) -> Any:
     """wandb's settings, where there is a login; else None."""
     import wandb
 
+    # Each process has a service of its own: one that it shared would end with the process that began it.
+    os.environ.pop(SERVICE, None)
     # Silent before the login: a login that may print asks the server for the user's name, 5 s without a
     # network. `online` only lets it look for credentials where `WANDB_MODE` says offline and the config says
     # online.
     setup = wandb.setup(settings=wandb.Settings(silent=True, mode="online" if online else "offline"))
+    os.environ.pop(SERVICE, None)
     return setup.settings if online and wandb.login(prompt=False, verify=False) else None
 
 

@@ -1,0 +1,117 @@
+"""A mirror's session with a client in place of W&B's own, which takes a second to import, and a real server.
+What W&B's client itself sends is in `tests/test_wandb.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nocap.options.tracker import RunFacts
+from nocap.options.tracker.wandb import Wandb, WandbMode
+from tests.wandb_server import ENTITY, KEY, StoredRun, WandbServer, wandb_server
+
+SERVICE = "WANDB_SERVICE"
+
+
+@dataclass
+class Client:
+    """What a session calls of the module `wandb`."""
+
+    server: WandbServer
+    logged_in: bool = True
+    api_key: str | None = KEY
+    services: list[str | None] = field(default_factory=list)  # what `setup` finds of a service
+    runs: list[Run] = field(default_factory=list)
+    torn_down: int = 0
+
+    def setup(self, settings: Any) -> Any:
+        """Begin a service, as W&B's client does, and leave its address to all processes."""
+        self.services.append(os.environ.get(SERVICE))
+        os.environ[SERVICE] = f"service {len(self.services)}"
+        known = {"base_url": self.server.url, "app_url": self.server.url, "api_key": self.api_key}
+        return SimpleNamespace(settings=SimpleNamespace(**known))
+
+    def login(self, **how: bool) -> bool:
+        return self.logged_in
+
+    def Settings(self, **chosen: Any) -> Any:
+        return SimpleNamespace(**chosen)
+
+    def init(self, **described: Any) -> Run:
+        self.runs.append(Run(self, described))
+        return self.runs[-1]
+
+    def teardown(self) -> None:
+        self.torn_down += 1
+
+
+class Run:
+    """A run of the client. Its rows are on the server at once."""
+
+    def __init__(self, client: Client, described: dict[str, Any]) -> None:
+        self.described = described
+        self.client = client
+        self.id = described["id"]
+        self.entity = described["entity"] or ENTITY
+        self.project = described["project"]
+        self.offline = described["mode"] == "offline"
+        self.url = f"{client.server.url}/{self.id}"
+        self.settings = SimpleNamespace(base_url=client.server.url, api_key=KEY)
+        self.summary = dict[str, Any]()
+        self.ended = list[int]()
+        self.stored = StoredRun(id=self.id, project=self.project, entity=self.entity)
+        if not self.offline:
+            self.stored = client.server.runs.setdefault(self.id, self.stored)
+        history = self.stored.history
+        self.starting_step = history[-1]["step"] + 1 if history else 0
+
+    def log(self, values: dict[str, Any], **how: Any) -> None:
+        lines = self.stored.lines.setdefault("wandb-history.jsonl", {})
+        lines[len(lines)] = json.dumps(values)
+
+    def define_metric(self, name: str, **how: Any) -> None:
+        """Take it."""
+
+    def finish(self, exit_code: int) -> None:
+        self.ended.append(exit_code)
+
+
+@pytest.fixture
+def server() -> Iterator[WandbServer]:
+    with wandb_server() as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> Client:
+    """The client is what `import wandb` gives, and there is a login."""
+    made = Client(server)
+    monkeypatch.setitem(sys.modules, "wandb", made)  # type: ignore[arg-type]
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.delenv(SERVICE, raising=False)
+    return made
+
+
+def tracker(**keys: Any) -> Wandb:
+    chosen = {"project": "p", "entity": None, "group": None, "mode": WandbMode.auto, "init_timeout_s": 4}
+    return Wandb(**{**chosen, **keys})
+
+
+def facts_of(folder: Path) -> RunFacts:
+    return RunFacts(identity="0123abcd4567", name="a run", arm="gqa", seed=0, run_dir=folder, config={})
+
+
+def test_no_process_shares_the_service_of_another(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a run shared with its grid would end with the grid's, and the rows with it."""
+    monkeypatch.setenv(SERVICE, "of another process")
+    assert tracker().begin_grid("a grid") == f"{client.server.url}/{ENTITY}/p/groups/a%20grid"
+    assert client.services == [None]
+    assert SERVICE not in os.environ
