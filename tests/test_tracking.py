@@ -12,6 +12,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,14 +28,14 @@ from nocap.config.plain import to_plain
 from nocap.launch.grid import check
 from nocap.launch.head import manifest, run_facts, typed_keys
 from nocap.launch.mirror import send_left
-from nocap.options.tracker import RunFacts
+from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Place, name_there
-from nocap.store.record import Metrics
+from nocap.store.record import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
-from tests.in_process import TINY, planned
+from tests.in_process import TINY, planned, start
 
 IDENTITY = "0123abcd4567"
 KEY = "f" * 40
@@ -524,3 +526,43 @@ def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
     assert sweep["command"][-1] == "${args_no_hyphens}"
     run = compose([f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()])
     assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (True, 0.003, 2)
+
+
+# --- how a worker ends a tracker ----------------------------------------------------------------------------
+
+
+class SlowSession(TrackerSession):
+    """Takes long to end: until the next heartbeat."""
+
+    finish_s = 60.0
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.ending = threading.Event()
+        self.alive = threading.Event()
+        self.recorded = ""  # the status in the record when it began to end
+
+    def beat(self, step: int) -> None:
+        if self.ending.is_set():
+            self.alive.set()
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        written = read_json(self.run_dir / "summary.json")
+        assert written is not None
+        self.recorded = written["status"]
+        self.ending.set()
+        assert self.alive.wait(60), "no heartbeat came"
+        self.url_or_hint = "the address at the end"
+
+
+def test_a_tracker_that_ends_slowly_does_not_seem_to_hang_and_the_record_is_there_before(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path / "out")
+    session = SlowSession(plan.run_dir)
+    start(plan, session=session, beat=session.beat)
+    assert session.alive.is_set()
+    assert session.recorded == "finished"
+    summary = read_json(plan.run_dir / "summary.json")
+    assert summary is not None
+    assert summary["tracker"] == "the address at the end"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nocap.config.compose import compose
 from nocap.options.tracker import RunFacts
 from nocap.options.tracker.wandb import Wandb, WandbMode
 from tests.wandb_server import ENTITY, KEY, StoredRun, WandbServer, wandb_server
@@ -115,3 +117,23 @@ def test_no_process_shares_the_service_of_another(client: Client, monkeypatch: p
     assert tracker().begin_grid("a grid") == f"{client.server.url}/{ENTITY}/p/groups/a%20grid"
     assert client.services == [None]
     assert SERVICE not in os.environ
+
+
+def test_only_a_run_that_finished_waits_long_for_its_checkpoint(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is asked to stop has the short time, whatever the client does."""
+    stuck = threading.Event()
+    monkeypatch.setattr(Run, "finish", lambda run, exit_code: stuck.wait(60))
+    for name in ("FINISH_TIMEOUT_S", "ASK_S", "GRACE_S"):
+        monkeypatch.setattr(f"nocap.options.tracker.wandb.{name}", 0.05)
+    session = tracker(checkpoint=True).open(facts_of(tmp_path))
+    assert session.finish_s > 3600
+    session.finish(summary={}, status="failed")
+    assert "not everything was uploaded (wandb does not answer)" in capsys.readouterr().err
+    stuck.set()
+
+
+def test_a_start_that_waits_longer_than_a_training_may_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^tracker\.init_timeout_s must be at most 300, got 301$"):
+        compose(["tracker=wandb", "tracker.init_timeout_s=301"])

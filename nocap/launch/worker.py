@@ -12,10 +12,12 @@ if __name__ == "__main__":
     die_with_parent(int(os.environ["NOCAP_PARENT"]))
 
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,6 +50,7 @@ from nocap.training.terminal import Reporter
 from nocap.training.world import join, place
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
+BEAT_S = 0.5  # between heartbeats while a tracker ends
 
 
 def main() -> NoReturn:
@@ -159,7 +162,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
 
 
 def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
-    """Write the summary after the tracker has ended: so its clock holds that as well."""
+    """Write the summary, and once more when the tracker has ended: so its clock holds that as well."""
     rows = Metrics(job.run_dir / "metrics.jsonl").rows()
 
     def summary() -> dict[str, Any]:
@@ -174,8 +177,31 @@ def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: Tra
             totals=outcome.totals,
         )
 
-    session.finish(summary=summary(), status=outcome.status)
-    write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
+    def write() -> None:
+        write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
+
+    write()
+    with _beating(partial(job.heartbeat, outcome.step), longest_s=session.finish_s):
+        session.finish(summary=summary(), status=outcome.status)
+    with suppress(OSError):  # the first one stays
+        write()
+
+
+@contextmanager
+def _beating(beat: Callable[[], None], *, longest_s: float) -> Iterator[None]:
+    """Send heartbeats inside the block, for so many seconds at most."""
+    deadline = time.monotonic() + longest_s
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while time.monotonic() < deadline and not ended.wait(BEAT_S):
+            beat()
+
+    threading.Thread(target=go_on, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _stopped_in_compilation(job: Job) -> str:

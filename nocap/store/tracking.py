@@ -33,6 +33,10 @@ class Mirrors(TrackerSession):
     def link(self) -> str | None:  # type: ignore[override]
         return "; ".join(link for session in self._all if (link := session.link)) or None
 
+    @property
+    def finish_s(self) -> float:  # type: ignore[override]
+        return max((session.finish_s for _, session in self._working), default=0.0)
+
     def log(self, row: Mapping[str, object]) -> None:
         self._call("log", row)
 
@@ -41,6 +45,7 @@ class Mirrors(TrackerSession):
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         self._call("finish", summary=summary, status=status)
+        self._working.clear()  # each ends once
 
     def _call(self, method: str, *args: object, **named: object) -> None:
         for tracker, session in list(self._working):

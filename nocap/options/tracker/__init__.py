@@ -72,6 +72,7 @@ class TrackerSession:
     link: str | None = None  # the run's address, where rows go there while it trains
     sent = 0  # rows
     complete = False  # the server has said that it has all rows
+    finish_s = 0.0  # the longest that `finish` may take without a heartbeat of the training
 
     def log(self, row: Mapping[str, object]) -> None:
         """Mirror one row of `metrics.jsonl`."""

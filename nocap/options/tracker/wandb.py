@@ -78,7 +78,7 @@ class Wandb(Tracker):
     notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
     tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)  # labels of the run: WANDB_TAGS
     mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
-    init_timeout_s: int = key(ge=1, le=3600)  # seconds that training waits for a server at the start
+    init_timeout_s: int = key(ge=1, le=300)  # seconds that training waits for a server at the start
     system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
     # a loss: the summary has the step of the first validation at it or below
     target: float | None = key(gt=0, le=1e3, default=None)
@@ -315,7 +315,8 @@ class WandbSession(TrackerSession):
         self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
         self._silenced, self._hidden = False, set[str]()
         self._ends = dict[str, object]()  # what only all rows together tell
-        self._finish_s = SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S
+        self._upload_s = SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S
+        self.finish_s = self._upload_s + ASK_S + GRACE_S
         # What the server has begins before this step: a resumed run repeats rows, but for their clock.
         # Offline it is 0, and the folder is a new one.
         self._first_step = int(run.starting_step)
@@ -404,7 +405,9 @@ class WandbSession(TrackerSession):
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
         self._calls.put(partial(self._finish, summary, status, done))
-        if not done.wait(self._finish_s + ASK_S + GRACE_S):
+        # a run that failed or is asked to stop has no checkpoint to send
+        upload_s = self._upload_s if status == "finished" else FINISH_TIMEOUT_S
+        if not done.wait(upload_s + ASK_S + GRACE_S):
             self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
