@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from nocap.config.compose import compose
-from nocap.options.tracker import RunFacts
+from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.wandb import Wandb, WandbMode
 from tests.wandb_server import ENTITY, KEY, StoredRun, WandbServer, wandb_server
 
@@ -24,8 +24,36 @@ SERVICE = "WANDB_SERVICE"
 
 
 @dataclass
+class Page:
+    """A file that a run's page shows."""
+
+    path: str
+    inject: bool
+
+
+@dataclass
+class Artifact:
+    """Files with a name."""
+
+    name: str
+    type: str
+    paths: list[str] = field(default_factory=list)
+
+    def add_file(self, path: str, *, name: str) -> None:
+        self.paths.append(path)
+
+    def add_dir(self, path: str) -> None:
+        self.paths.append(path)
+
+
+@dataclass
 class Client:
     """What a session calls of the module `wandb`."""
+
+    Settings: ClassVar[Any] = SimpleNamespace
+    Table: ClassVar[Any] = SimpleNamespace
+    Html: ClassVar[Any] = Page
+    Artifact: ClassVar[Any] = Artifact
 
     server: WandbServer
     logged_in: bool = True
@@ -33,6 +61,7 @@ class Client:
     services: list[str | None] = field(default_factory=list)  # what `setup` finds of a service
     runs: list[Run] = field(default_factory=list)
     torn_down: int = 0
+    refuses: bool = False  # the server takes no rows
 
     def setup(self, settings: Any) -> Any:
         """Begin a service, as W&B's client does, and leave its address to all processes."""
@@ -44,16 +73,12 @@ class Client:
     def login(self, **how: bool) -> bool:
         return self.logged_in
 
-    def Settings(self, **chosen: Any) -> Any:
-        return SimpleNamespace(**chosen)
-
     def init(self, **described: Any) -> Run:
         self.runs.append(Run(self, described))
         return self.runs[-1]
 
     def teardown(self) -> None:
         self.torn_down += 1
-
 
 class Run:
     """A run of the client. Its rows are on the server at once."""
@@ -69,18 +94,29 @@ class Run:
         self.settings = SimpleNamespace(base_url=client.server.url, api_key=KEY)
         self.summary = dict[str, Any]()
         self.ended = list[int]()
+        self.artifacts = list[Artifact]()
+        self.preempting = False
         self.stored = StoredRun(id=self.id, project=self.project, entity=self.entity)
         if not self.offline:
             self.stored = client.server.runs.setdefault(self.id, self.stored)
-        history = self.stored.history
-        self.starting_step = history[-1]["step"] + 1 if history else 0
+        steps = [row["step"] for row in self.stored.history if "step" in row]
+        self.starting_step = max(steps, default=len(self.stored.history) - 1) + 1
 
     def log(self, values: dict[str, Any], **how: Any) -> None:
+        """Send a row. A page or a file has its name there."""
+        if self.client.refuses:
+            return
         lines = self.stored.lines.setdefault("wandb-history.jsonl", {})
-        lines[len(lines)] = json.dumps(values)
+        lines[len(lines)] = json.dumps(values, default=str)
 
     def define_metric(self, name: str, **how: Any) -> None:
         """Take it."""
+
+    def mark_preempting(self) -> None:
+        self.preempting = True
+
+    def log_artifact(self, artifact: Artifact) -> None:
+        self.artifacts.append(artifact)
 
     def finish(self, exit_code: int) -> None:
         self.ended.append(exit_code)
@@ -137,3 +173,68 @@ def test_only_a_run_that_finished_waits_long_for_its_checkpoint(
 def test_a_start_that_waits_longer_than_a_training_may_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^tracker\.init_timeout_s must be at most 300, got 301$"):
         compose(["tracker=wandb", "tracker.init_timeout_s=301"])
+
+
+ROW = {"tokens": 1, "train/loss": 2.0}
+
+
+def test_rows_that_a_resumed_record_has_otherwise_are_no_loss(client: Client, tmp_path: Path) -> None:
+    """It may log less often than before: the server has rows that the record has no more."""
+    first = tracker().open(facts_of(tmp_path))
+    for step in range(4):
+        first.log({"step": step, **ROW})
+    first.finish(summary={}, status="preempted")
+    assert first.complete
+    second = tracker().open(facts_of(tmp_path))
+    for step in (0, 2, 4, 6):
+        second.log({"step": step, **ROW})
+    second.finish(summary={}, status="finished")
+    assert second.sent == 2
+    assert second.complete
+    (run,) = client.server.runs.values()
+    assert [row["step"] for row in run.rows] == [0, 1, 2, 3, 4, 6]
+
+
+def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server has more rows than the record, and refuses those that are new."""
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    first = tracker().open(facts_of(tmp_path))
+    for step in range(4):
+        first.log({"step": step, **ROW})
+    first.finish(summary={}, status="preempted")
+    client.refuses = True
+    second = tracker().open(facts_of(tmp_path))
+    for step in (0, 4):
+        second.log({"step": step, **ROW})
+    second.finish(summary={}, status="finished")
+    assert not second.complete
+    assert "(the server has 4 of 5 rows)" in capsys.readouterr().err
+    assert Wandb.left(tmp_path)
+
+
+def test_a_changed_comparison_that_was_refused_is_not_complete(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    report = tmp_path / "report.html"
+    report.write_text("first")
+    assert compared(tmp_path, report).complete
+    report.write_text("second")
+    client.refuses = True
+    assert not compared(tmp_path, report).complete
+    assert Wandb.left(tmp_path)
+    client.refuses = False
+    again = compared(tmp_path, report)
+    assert again.complete
+    assert again.sent == 1
+    assert compared(tmp_path, report).sent == 0
+
+
+def compared(folder: Path, report: Path) -> TrackerSession:
+    """Send a grid's comparison."""
+    session = tracker().open_comparison(facts_of(folder))
+    session.log_comparison({}, report)
+    session.finish(summary={}, status="finished")
+    return session

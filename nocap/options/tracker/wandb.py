@@ -182,6 +182,7 @@ class Place:
     deleted: int = 0  # how often the run was deleted on the server
     complete: bool = False
     report: str = ""  # of a comparison: the digest of the report that was sent
+    rows: int = 0  # that the server had when the last session began
 
     @classmethod
     def read(cls, folder: Path) -> Place | None:
@@ -320,7 +321,6 @@ class WandbSession(TrackerSession):
         # What the server has begins before this step: a resumed run repeats rows, but for their clock.
         # Offline it is 0, and the folder is a new one.
         self._first_step = int(run.starting_step)
-        self._rows = 0  # of the record
         self._hint = f"python -m nocap.runs sync {shlex.quote(shown(facts.run_dir))}"
         self.link = None if run.offline else run.url
         self.url_or_hint: str | None = self.link or self._hint
@@ -346,7 +346,6 @@ class WandbSession(TrackerSession):
         step = row["step"]
         if not isinstance(step, int):
             return
-        self._rows += 1
         self._note_best(row)
         if self._silenced or step < self._first_step:
             return
@@ -394,7 +393,6 @@ class WandbSession(TrackerSession):
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
 
-        self._rows += 1
         content = _digest(report)
         if content == self._place.report and self._first_step:  # the server has it
             return
@@ -455,18 +453,20 @@ class WandbSession(TrackerSession):
         self._run.log_artifact(artifact)
 
     def _lacking(self, settings: Any) -> str:
-        """What the server lacks, in words; empty where it has all rows. Its client ends without an error
-        where the server has refused them."""
+        """Return what the server lacks, in words; empty: nothing. It is to have what it had when the session
+        began, and what the session has sent. Its client ends without an error where the server has refused
+        rows."""
         deadline = time.monotonic() + ASK_S
+        expected = self._place.rows + self.sent
         while True:
             try:
                 there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
                 return f"the server does not say what it has: {_line(error)}"
-            if there >= self._rows:
+            if there >= expected:
                 return ""
             if time.monotonic() > deadline:
-                return f"the server has {there} of {self._rows} rows"
+                return f"the server has {there} of {expected} rows"
             time.sleep(0.2)
 
     def _not_sent(self, reason: str) -> None:
@@ -524,7 +524,7 @@ def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
         problem = "no login"
     if problem:
         _warn(f"offline: {problem}")
-    place = replace(Place.read(facts.run_dir) or Place(id=_new_id(facts)), complete=False)
+    place = _place_of(facts)
     run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
     place.write(facts.run_dir)
     return WandbSession(tracker, run, place, facts)
@@ -540,29 +540,37 @@ def _opened_online(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s:
     return WandbSession(tracker, run, place, facts)
 
 
+def _place_of(facts: RunFacts) -> Place:
+    """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the id that it
+    gave."""
+    place = Place.read(facts.run_dir)
+    agents = _agents_id()
+    if place is None or agents not in ("", place.id):
+        return Place(id=agents or own_id(facts.identity, facts.born))
+    return replace(place, complete=False, rows=0)
+
+
 def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
-    """Where a run is sent. One that was deleted there has another id: a server does not take the old one.
+    """Return where a run is sent, with the rows that the server has of it. One that was deleted there has
+    another id: a server does not take the old one.
 
     Errors:
         OSError: the server does not answer.
     """
-    place = Place.read(facts.run_dir)
-    if place is None or _agents_id() not in ("", place.id):
-        return Place(id=_new_id(facts))
-    here = (settings.base_url, tracker.project, tracker.entity or place.entity)
-    if here != (place.server, place.project, place.entity):
-        return replace(place, complete=False)
-    if _rows_there(settings, place, timeout_s=timeout_s) is not None:
-        return replace(place, complete=False)
+    before = _place_of(facts)
+    if not before.server and not _agents_id():  # it is nowhere yet
+        return before
+    entity = tracker.entity or before.entity
+    place = replace(before, server=settings.base_url, project=tracker.project, entity=entity)
+    rows = _rows_there(settings, place, timeout_s=timeout_s)
+    if place != before:
+        return replace(place, rows=rows or 0, report="")
+    if rows is not None:
+        return replace(place, rows=rows)
     times = place.deleted + 1
     new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
     _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
-    return replace(place, id=new, deleted=times, complete=False)
-
-
-def _new_id(facts: RunFacts) -> str:
-    """W&B's agent knows a run by the id that it gave."""
-    return _agents_id() or own_id(facts.identity, facts.born)
+    return replace(place, id=new, deleted=times, report="")
 
 
 def _agents_id() -> str:
