@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -238,3 +239,18 @@ def compared(folder: Path, report: Path) -> TrackerSession:
     session.log_comparison({}, report)
     session.finish(summary={}, status="finished")
     return session
+
+
+def test_a_record_that_is_sent_later_may_take_its_time(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its upload takes longer than the end of a training may."""
+    for name in ("FINISH_TIMEOUT_S", "GRACE_S"):
+        monkeypatch.setattr(f"nocap.options.tracker.wandb.{name}", 0.0)
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    monkeypatch.setattr(Run, "finish", lambda run, exit_code: time.sleep(1.0))
+    session = tracker().resend(facts_of(tmp_path))
+    session.log({"step": 0, **ROW})
+    session.finish(summary={}, status="diverged")
+    assert session.complete
+    assert client.runs[-1].described["settings"].finish_timeout >= 600

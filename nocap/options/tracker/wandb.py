@@ -35,6 +35,7 @@ from nocap.config.paths import shown
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
+RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training waits for
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
 ASK_S = 10.0  # for the server to say that it has all rows, which it may count a little later
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
@@ -148,7 +149,7 @@ class Wandb(Tracker):
             raise ValueError(f"W&B: no login: {_line(error)}") from error
         require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
         try:
-            return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s)
+            return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s, resent=True)
         except Exception as error:  # whatever its client raises
             raise OSError(f"W&B does not take {facts.name}: {_line(error)}") from error
 
@@ -312,11 +313,15 @@ class WandbSession(TrackerSession):
     once its pipe is full.
     """
 
-    def __init__(self, tracker: Wandb, run: Any, place: Place, facts: RunFacts) -> None:
+    def __init__(
+        self, tracker: Wandb, run: Any, place: Place, facts: RunFacts, *, resent: bool = False
+    ) -> None:
+        """`resent`: nothing trains, and the session may take its time."""
         self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
         self._silenced, self._hidden = False, set[str]()
         self._ends = dict[str, object]()  # what only all rows together tell
-        self._upload_s = SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S
+        self._resent = resent
+        self._upload_s = _upload_s(tracker, resent=resent)
         self.finish_s = self._upload_s + ASK_S + GRACE_S
         # What the server has begins before this step: a resumed run repeats rows, but for their clock.
         # Offline it is 0, and the folder is a new one.
@@ -403,9 +408,10 @@ class WandbSession(TrackerSession):
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
         self._calls.put(partial(self._finish, summary, status, done))
-        # a run that failed or is asked to stop has no checkpoint to send
-        upload_s = self._upload_s if status == "finished" else FINISH_TIMEOUT_S
-        if not done.wait(upload_s + ASK_S + GRACE_S):
+        longest_s = self._upload_s
+        if status != "finished" and not self._resent:  # it has no checkpoint to send
+            longest_s = FINISH_TIMEOUT_S
+        if not done.wait(longest_s + ASK_S + GRACE_S):
             self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
@@ -530,14 +536,23 @@ def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
     return WandbSession(tracker, run, place, facts)
 
 
-def _opened_online(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> WandbSession:
+def _upload_s(tracker: Wandb, *, resent: bool) -> float:
+    """Return how long the end of a run may take."""
+    if tracker.checkpoint:
+        return SLOW_FINISH_S
+    return RESEND_FINISH_S if resent else FINISH_TIMEOUT_S
+
+
+def _opened_online(
+    tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float, resent: bool = False
+) -> WandbSession:
     deadline = time.monotonic() + timeout_s
     place = _place_there(tracker, facts, settings, timeout_s=timeout_s)
     left_s = max(1.0, deadline - time.monotonic())
-    run = _init(tracker, facts, place, mode="online", timeout_s=left_s)
+    run = _init(tracker, facts, place, mode="online", timeout_s=left_s, resent=resent)
     place = replace(place, entity=run.entity, project=run.project, server=settings.base_url)
     place.write(facts.run_dir)
-    return WandbSession(tracker, run, place, facts)
+    return WandbSession(tracker, run, place, facts, resent=resent)
 
 
 def _place_of(facts: RunFacts) -> Place:
@@ -577,7 +592,9 @@ def _agents_id() -> str:
     return os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
 
 
-def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s: float) -> Any:
+def _init(
+    tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s: float, resent: bool = False
+) -> Any:
     import wandb
 
     _forget_attempts(facts)
@@ -587,7 +604,7 @@ def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s
     on_gpu = dict(flat(facts.config)).get("trainer.device") == "cuda"
     settings = wandb.Settings(
         init_timeout=timeout_s,
-        finish_timeout=SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S,
+        finish_timeout=_upload_s(tracker, resent=resent),
         finish_timeout_raises=True,
         silent=True,
         # The local record has the console, the code, the hardware and the versions. A command line could also
