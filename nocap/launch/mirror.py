@@ -18,6 +18,7 @@ from nocap.launch.grid import REPORT
 from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+from nocap.store import lease
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
 from nocap.store.runs import Record, load, read
@@ -29,18 +30,33 @@ if TYPE_CHECKING:
 UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
 
 
-def send_run(record: Record, tracker: Tracker | None = None) -> TrackerSession:
-    """Send what the server lacks of a run, as this tracker or its own has it.
+def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
+    """Send what the server lacks of a run, as this tracker or its own has it. Nobody trains it meanwhile.
 
     Errors:
-        ValueError: there is no login, or its config cannot be read.
+        HeldError: another process trains it.
+        ValueError: there is no login, or its record cannot be read.
         OSError: the server does not take the run.
     """
-    config = config_of(record)
-    rows = Metrics(record.folder / "metrics.jsonl").rows()
-    params = record.summary["params"]
-    facts = run_facts(config, record.folder, record.manifest, params=params)
-    return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
+    with _held(folder):
+        record = read(folder, rows=False)
+        config = config_of(record)
+        rows = Metrics(folder / "metrics.jsonl").rows()
+        facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
+        return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
+
+
+def _held(folder: Path) -> lease.Lease:
+    """Take a run's lease.
+
+    Errors:
+        HeldError: another process has it.
+        ValueError: its folder cannot be written.
+    """
+    try:
+        return lease.acquire(folder)
+    except OSError as error:
+        raise ValueError(f"{folder} must be a place that can be written, got {error.strerror}") from error
 
 
 def config_of(record: Record) -> dict[str, Any]:
@@ -84,7 +100,7 @@ def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
     for folder in waiting:
         if not failed:
             try:
-                failed = not send_run(read(folder, rows=False)).complete
+                failed = not send_run(folder).complete
             except (OSError, ValueError):
                 failed = True
         if failed:

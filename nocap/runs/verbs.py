@@ -20,14 +20,12 @@ from nocap.report.why import render, why
 from nocap.runs.columns import (
     COLUMNS,
     FILTER,
-    RUNNING,
     RunColumn,
     age,
     age_s,
     column,
     matching,
     size_of,
-    status,
 )
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
@@ -89,11 +87,12 @@ def sync(options: argparse.Namespace) -> int:
     problems, sent = list(chosen.problems), list[TrackerSession]()
     try:
         for run in chosen.runs:
-            if status(run) == RUNNING:
+            try:
+                sent.append(send_run(run.folder))
+            except lease.HeldError:
                 problems.append(f"not sent: {run.folder.name} is being trained, and sends its rows itself")
-            else:
-                sent.append(send_run(run))
-                _tell_sent(run.folder.name, sent[-1])
+                continue
+            _tell_sent(run.folder.name, sent[-1])
         for folder in map(Path, sorted(listing)):
             comparison = send_grid(folder)
             if comparison is not None:
