@@ -17,8 +17,12 @@ from typing import Any, ClassVar
 import pytest
 
 from nocap.config.compose import compose
+from nocap.launch.grid import REPORT
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.wandb import Wandb, WandbMode
+from nocap.runs import __main__ as runs
+from tests.sealing import seal
+from tests.test_compare import STEPS, write_run
 from tests.wandb_server import ENTITY, KEY, StoredRun, WandbServer, wandb_server
 
 SERVICE = "WANDB_SERVICE"
@@ -80,6 +84,7 @@ class Client:
 
     def teardown(self) -> None:
         self.torn_down += 1
+
 
 class Run:
     """A run of the client. Its rows are on the server at once."""
@@ -254,3 +259,71 @@ def test_a_record_that_is_sent_later_may_take_its_time(
     session.finish(summary={}, status="diverged")
     assert session.complete
     assert client.runs[-1].described["settings"].finish_timeout >= 600
+
+
+# --- nocap.runs sync ----------------------------------------------------------------------------------------
+
+
+def record(root: Path, *, seed: int, **about: Any) -> Path:
+    """A record that can be sent. Its attempt names no grid."""
+    run = write_run(root, seed=seed, **about)
+    (run / "config.yaml").write_text(f"seed: {seed}\n")
+    return seal(run)
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder `outputs` of the current one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    return tmp_path / "outputs"
+
+
+def test_sync_sends_what_it_can_and_names_the_rest(
+    client: Client, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bad record or folder does not stop the others."""
+    record(outputs, seed=2)
+    folder = record(outputs, seed=1, started="2025-01-01T00:00:00")
+    (folder / ".lease").write_text("somebody's")
+    config = record(outputs, seed=0, started="2025-01-02T00:00:00")
+    (config / "config.yaml").write_text("[")
+    seal(config)
+    assert runs.main(["sync"]) == 1
+    said = capsys.readouterr()
+    assert said.out.endswith(f"on the server: 1 of 3 runs, {len(STEPS)} rows sent now\n")
+    first, second = said.err.splitlines()
+    assert first.startswith(f"nocap: not sent: {folder.name}: ")
+    assert second.startswith(f"nocap: not sent: {config.name}: ")
+    assert len(client.server.runs) == 1
+
+
+def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
+    client: Client, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record(outputs, seed=0)
+    grid = outputs / "grids" / "a-grid"
+    grid.mkdir(parents=True)
+    cell = {"identity": run.name.rpartition("-")[2], "run": run.name}
+    (grid / "grid.json").write_text(json.dumps({"name": grid.name, "cells": [cell]}))
+    assert runs.main(["sync"]) == 0
+    (grid / REPORT).write_text("a report")
+    client.refuses = True
+    assert runs.main(["sync"]) == 1
+    said = capsys.readouterr()
+    assert said.out.endswith("on the server: 1 of 1 run, 0 rows sent now\n")
+    assert "nocap.runs sync outputs/grids/a-grid" in said.err
+    client.refuses = False
+    assert runs.main(["sync"]) == 0
+    assert len(client.server.runs) == 2
+
+
+def test_a_server_that_does_not_answer_is_not_asked_for_each_run(
+    client: Client, outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(3):
+        record(outputs, seed=seed)
+    client.server.fail(500)
+    assert runs.main(["sync"]) == 1
+    assert client.server.refused == 1
+    assert capsys.readouterr().err == "nocap: W&B does not answer: HTTP Error 500: Internal Server Error\n"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import composed
+from nocap.config.keys import require
 from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
 from nocap.launch.grid import REPORT
@@ -35,8 +36,9 @@ def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
 
     Errors:
         HeldError: another process trains it.
-        ValueError: there is no login, or its record cannot be read.
-        OSError: the server does not take the run.
+        NoLoginError: there is no login.
+        OSError: the server does not answer.
+        ValueError: it does not take the run, or the record cannot be read.
     """
     with _held(folder):
         record = read(folder, rows=False)
@@ -96,14 +98,19 @@ def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
 
 
 def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
-    failed = False
+    """Send these runs, and yield those that a server has not taken."""
+    answers = True
     for folder in waiting:
-        if not failed:
+        taken = False
+        if answers:
             try:
-                failed = not send_run(folder).complete
-            except (OSError, ValueError):
-                failed = True
-        if failed:
+                taken = send_run(folder).complete
+                answers = taken
+            except OSError:
+                answers = False
+            except ValueError:  # of this run alone
+                taken = False
+        if not taken:
             yield folder
 
 
@@ -111,11 +118,12 @@ def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
 
 
 def send_grid(folder: Path) -> TrackerSession | None:
-    """Send a grid's comparison, unless the server has it. None: nothing is to be sent.
+    """Send a grid's comparison, unless the server has it. None: there is none.
 
     Errors:
-        ValueError: there is no login, or the grid's runs cannot be read.
-        OSError: the server does not take it.
+        NoLoginError: there is no login.
+        OSError: the server does not answer.
+        ValueError: it does not take the comparison, or the grid's runs cannot be read.
     """
     from nocap.judge.compare import compare
 
@@ -123,6 +131,7 @@ def send_grid(folder: Path) -> TrackerSession | None:
     if not report.is_file():
         return None
     found = load([folder])
+    require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
     if tracker.has(folder, report):
         return None

@@ -110,8 +110,7 @@ def send(
     """Send a record to the tracker's server, from the step on that the server does not have.
 
     Errors:
-        ValueError: there is no login.
-        OSError: the server does not take the run.
+        NoLoginError, OSError, ValueError: as for `Tracker.resend`.
     """
     session = _clean(tracker).resend(_clean(facts))
     mirror = Mirrors([(tracker, session)])
@@ -127,7 +126,7 @@ def send_comparison(
     """Send a grid's comparison to the tracker's server.
 
     Errors:
-        ValueError: as for `send`.
+        NoLoginError, OSError, ValueError: as for `send`.
     """
     session = _clean(tracker).resend(_clean(facts))
     _log_comparison(Mirrors([(tracker, session)]), tables=tables, report=report, summary=summary)

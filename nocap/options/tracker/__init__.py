@@ -65,6 +65,10 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+class NoLoginError(ValueError):
+    """Nobody is logged in at a tracker's server, so no run can be sent."""
+
+
 class TrackerSession:
     """One open mirror of a run. This one mirrors nothing."""
 
@@ -124,8 +128,9 @@ class Tracker(Option):
         """Open a session that sends to the server what it lacks of a run or a comparison.
 
         Errors:
-            ValueError: there is no login.
-            OSError: the server does not take the run.
+            NoLoginError: there is no login.
+            OSError: the server does not answer, also for another run.
+            ValueError: it does not take this one.
         """
         raise NotImplementedError(f"tracker.kind={self.kind} must define resend, as it uploads")
 

@@ -32,7 +32,7 @@ from urllib.parse import quote, urlsplit
 
 from nocap.config.keys import flat, key, require
 from nocap.config.paths import shown
-from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_the_end
+from nocap.options.tracker import NoLoginError, RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
 RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training waits for
@@ -142,16 +142,31 @@ class Wandb(Tracker):
             return False
 
     def resend(self, facts: RunFacts) -> TrackerSession:
-        replace(self, mode=WandbMode.online).check_start()
+        settings = self._login_to_send()
         try:
-            settings = _login(online=True)
-        except Exception as error:  # whatever its client raises
-            raise ValueError(f"W&B: no login: {_line(error)}") from error
-        require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+            _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s)
+        except OSError as error:
+            raise OSError(f"W&B does not answer: {_line(error)}") from error
         try:
             return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s, resent=True)
         except Exception as error:  # whatever its client raises
-            raise OSError(f"W&B does not take {facts.name}: {_line(error)}") from error
+            raise ValueError(f"W&B does not take {facts.name}: {_line(error)}") from error
+
+    def _login_to_send(self) -> Any:
+        """Return the settings of wandb's login.
+
+        Errors:
+            NoLoginError: there is none that works.
+        """
+        try:
+            replace(self, mode=WandbMode.online).check_start()
+            settings = _login(online=True)
+            require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+        except ValueError as error:
+            raise NoLoginError(_line(error)) from error
+        except Exception as error:  # whatever its client raises
+            raise NoLoginError(f"W&B: no login: {_line(error)}") from error
+        return settings
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
         """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
