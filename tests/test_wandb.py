@@ -504,7 +504,8 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     assert "tracker: offline: W&B does not answer: HTTP Error 500" in done.stdout
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
-    assert f"tracker: 2 of 2 runs are not uploaded; this sends them: {command}\n" in done.stdout
+    line = f"tracker: not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}\n"
+    assert line in done.stdout
     server.fail(200)
     sent = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
     assert (sent.returncode, sent.stderr) == (0, "")

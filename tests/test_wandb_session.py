@@ -261,6 +261,31 @@ def test_a_record_that_is_sent_later_may_take_its_time(
     assert client.runs[-1].described["settings"].finish_timeout >= 600
 
 
+def test_a_mirror_that_could_not_be_opened_is_left_to_sync(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**described: Any) -> None:
+        raise RuntimeError("no room\non the disk")
+
+    monkeypatch.setattr(client, "init", fail)
+    session = tracker().open(facts_of(tmp_path))
+    assert type(session) is TrackerSession
+    assert capsys.readouterr().err == "nocap: W&B: no mirror of this run: no room on the disk\n"
+    assert Wandb.left(tmp_path)
+
+
+def test_a_folder_of_before_that_cannot_be_removed_costs_no_mirror(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remove(folder: Path, *, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise PermissionError(f"{folder} is another user's")
+
+    (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
+    monkeypatch.setattr("shutil.rmtree", remove)
+    assert tracker().open(facts_of(tmp_path)).link == client.runs[0].url
+
+
 # --- nocap.runs sync ----------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.store import lease
+from nocap.store.formats import plural
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
 from nocap.store.runs import Record, load, read
@@ -87,14 +88,22 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
 
 
 def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
-    """Send what the server lacks of a grid's runs, and yield a line about those that are left: a server that
-    fails once is not asked again."""
+    """Send what the server lacks of a grid's runs, and yield a line about what is left of them and of the
+    comparison: a server that fails once is not asked again."""
+    if not plans:
+        return
+    tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
-    if waiting and plans[0].run.tracker.sends_now():
+    if waiting and tracker.sends_now():
         waiting = list(_not_taken(waiting))
+    lacking = list[str]()
     if waiting:
+        lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
+    if left(tracker, grid):
+        lacking.append("the comparison")
+    if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"{len(waiting)} of {len(plans)} runs are not uploaded; this sends them: {command}"
+        yield f"not uploaded: {' and '.join(lacking)}; this sends what is missing: {command}"
 
 
 def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:

@@ -526,28 +526,29 @@ def _login(*, online: bool) -> Any:
 
 
 def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
-    """A session online, or offline with the reason in a line."""
+    """Open a session online, or offline with the reason in a line. Its place is written first: a mirror that
+    cannot be opened is left to `nocap.runs sync`."""
+    _place_of(facts).write(facts.run_dir)
     problem = ""
     deadline = time.monotonic() + tracker.init_timeout_s
     online = _may_send(tracker)
-    settings = _login(online=online)
-    if settings is not None:
-        try:
+    try:
+        settings = _login(online=online)
+        if settings is not None:
             return _opened_online(tracker, facts, settings, timeout_s=deadline - time.monotonic())
-        except Exception as error:
-            problem = _line(error)
-            # The failed attempt still holds the id: without this, the offline run is refused ("run ID is
-            # in use").
-            import wandb
+        if tracker.mode is WandbMode.online and online:
+            problem = "no login"
+    except Exception as error:  # whatever its client raises
+        problem = _line(error)
+        # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in
+        # use").
+        import wandb
 
-            wandb.teardown()
-    elif tracker.mode is WandbMode.online and online:
-        problem = "no login"
-    if problem:
-        _warn(f"offline: {problem}")
+        wandb.teardown()
     place = _place_of(facts)
     run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
-    place.write(facts.run_dir)
+    if problem:
+        _warn(f"offline: {problem}")
     return WandbSession(tracker, run, place, facts)
 
 
@@ -563,6 +564,7 @@ def _opened_online(
 ) -> WandbSession:
     deadline = time.monotonic() + timeout_s
     place = _place_there(tracker, facts, settings, timeout_s=timeout_s)
+    place.write(facts.run_dir)
     left_s = max(1.0, deadline - time.monotonic())
     run = _init(tracker, facts, place, mode="online", timeout_s=left_s, resent=resent)
     place = replace(place, entity=run.entity, project=run.project, server=settings.base_url)
@@ -600,7 +602,7 @@ def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: f
     times = place.deleted + 1
     new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
     _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
-    return replace(place, id=new, deleted=times, report="")
+    return replace(place, id=new, deleted=times, server="", report="")  # it is nowhere yet
 
 
 def _agents_id() -> str:
@@ -670,7 +672,7 @@ def _forget_attempts(facts: RunFacts) -> None:
     cannot be uploaded a second time."""
     for folder in facts.run_dir.glob("wandb/*run-*"):
         if folder.is_dir() and not folder.is_symlink():
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _line(error: Exception) -> str:
