@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -272,6 +273,29 @@ def test_a_mirror_that_could_not_be_opened_is_left_to_sync(
     assert type(session) is TrackerSession
     assert capsys.readouterr().err == "nocap: W&B: no mirror of this run: no room on the disk\n"
     assert Wandb.left(tmp_path)
+
+
+def test_a_client_whose_process_has_failed_does_not_end_this_one(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W&B's client ends the program by `sys.exit` there."""
+
+    def fail_online(**described: Any) -> Run:
+        if described["mode"] == "online":
+            raise RuntimeError("it is gone")
+        return Run(client, described)
+
+    def fail(run: Run, exit_code: int) -> None:
+        raise RuntimeError("gone again")
+
+    monkeypatch.setattr(client, "init", fail_online)
+    monkeypatch.setattr(client, "teardown", MagicMock(side_effect=SystemExit(1)))
+    monkeypatch.setattr(Run, "finish", fail)
+    session = tracker().open(facts_of(tmp_path))
+    session.finish(summary={}, status="finished")
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "nocap: W&B: offline: it is gone"
+    assert second.startswith("nocap: W&B: not everything was uploaded (gone again); ")
 
 
 def test_a_folder_of_before_that_cannot_be_removed_costs_no_mirror(

@@ -150,6 +150,7 @@ class Wandb(Tracker):
         try:
             return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s, resent=True)
         except Exception as error:  # whatever its client raises
+            _teardown()  # or the next run would wait for this one
             raise ValueError(f"W&B does not take {facts.name}: {_line(error)}") from error
 
     def _login_to_send(self) -> Any:
@@ -440,10 +441,7 @@ class WandbSession(TrackerSession):
             lacks = _line(error)
             # wandb's own process is gone: without this, its hook prints a traceback at exit
             if not isinstance(error, TimeoutError):
-                import wandb
-
-                with contextlib.suppress(Exception):
-                    wandb.teardown()
+                _teardown()
         if lacks or (failed and not offline):
             self._not_sent(lacks)
         elif not offline:
@@ -525,6 +523,14 @@ def _login(*, online: bool) -> Any:
     return setup.settings if online and wandb.login(prompt=False, verify=False) else None
 
 
+def _teardown() -> None:
+    """End wandb's own process. Where that has failed, wandb would end this process as well."""
+    with contextlib.suppress(Exception, SystemExit):
+        import wandb
+
+        wandb.teardown()
+
+
 def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
     """Open a session online, or offline with the reason in a line. Its place is written first: a mirror that
     cannot be opened is left to `nocap.runs sync`."""
@@ -542,9 +548,7 @@ def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
         problem = _line(error)
         # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in
         # use").
-        import wandb
-
-        wandb.teardown()
+        _teardown()
     place = _place_of(facts)
     run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
     if problem:
