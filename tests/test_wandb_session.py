@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -103,6 +103,7 @@ class Run:
         self.ended = list[int]()
         self.artifacts = list[Artifact]()
         self.preempting = False
+        self.alerts = list[str]()
         self.stored = StoredRun(id=self.id, project=self.project, entity=self.entity)
         if not self.offline:
             self.stored = client.server.runs.setdefault(self.id, self.stored)
@@ -121,6 +122,9 @@ class Run:
 
     def mark_preempting(self) -> None:
         self.preempting = True
+
+    def alert(self, *, title: str, text: str) -> None:
+        self.alerts.append(title)
 
     def log_artifact(self, artifact: Artifact) -> None:
         self.artifacts.append(artifact)
@@ -308,6 +312,49 @@ def test_a_folder_of_before_that_cannot_be_removed_costs_no_mirror(
     (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
     monkeypatch.setattr("shutil.rmtree", remove)
     assert tracker().open(facts_of(tmp_path)).link == client.runs[0].url
+
+
+def with_checkpoint(folder: Path) -> RunFacts:
+    (folder / "checkpoints" / "step-3").mkdir(parents=True)
+    return facts_of(folder)
+
+
+def ended(session: TrackerSession, status: str) -> TrackerSession:
+    session.log({"step": 0, **ROW})
+    session.finish(summary={}, status=status)
+    return session
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [("finished", 0), ("diverged", 1)])
+def test_a_checkpoint_or_an_alert_is_sent_once_and_only_to_a_server(
+    status: str, exit_code: int, client: Client, tmp_path: Path
+) -> None:
+    facts = with_checkpoint(tmp_path)
+    chosen = tracker(checkpoint=True, alert=True)
+    ended(tracker(checkpoint=True, alert=True, mode=WandbMode.offline).open(facts), status)
+    assert not client.runs[0].artifacts
+    assert not client.runs[0].alerts
+    for _ in range(2):
+        assert ended(chosen.resend(facts), status).complete
+    sent = [[artifact.type for artifact in run.artifacts] + run.alerts for run in client.runs[1:]]
+    assert sent == [["model" if status == "finished" else "diverged"], []]
+    assert [run.ended for run in client.runs] == [[exit_code]] * 3
+
+
+def test_a_checkpoint_that_cannot_be_sent_ends_the_run_there_and_is_sent_later(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(run: Run, artifact: Artifact) -> None:
+        raise RuntimeError("too large")
+
+    facts = with_checkpoint(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "log_artifact", fail)
+        assert not ended(tracker(checkpoint=True).open(facts), "finished").complete
+    assert "not everything was uploaded (too large)" in capsys.readouterr().err
+    assert client.runs[0].ended == [0]
+    assert ended(tracker(checkpoint=True).resend(facts), "finished").complete
+    assert len(client.runs[1].artifacts) == 1
 
 
 # --- nocap.runs sync ----------------------------------------------------------------------------------------

@@ -200,6 +200,7 @@ class Place:
     complete: bool = False
     report: str = ""  # of a comparison: the digest of the report that was sent
     rows: int = 0  # that the server had when the last session began
+    end: str = ""  # the status whose checkpoint or alert the server got
 
     @classmethod
     def read(cls, folder: Path) -> Place | None:
@@ -337,6 +338,7 @@ class WandbSession(TrackerSession):
         self._silenced, self._hidden = False, set[str]()
         self._ends = dict[str, object]()  # what only all rows together tell
         self._resent = resent
+        self._report = place.report  # that the server has when all is there
         self._upload_s = _upload_s(tracker, resent=resent)
         self.finish_s = self._upload_s + ASK_S + GRACE_S
         # What the server has begins before this step: a resumed run repeats rows, but for their clock.
@@ -417,7 +419,7 @@ class WandbSession(TrackerSession):
         content = _digest(report)
         if content == self._place.report and self._first_step:  # the server has it
             return
-        self._place = replace(self._place, report=content)
+        self._report = content
         self.sent += 1
         self._submit("the comparison is not mirrored", send)
 
@@ -431,12 +433,10 @@ class WandbSession(TrackerSession):
             self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
-        settings, offline, failed = self._run.settings, self._run.offline, self._silenced
+        offline = self._run.offline
+        failed = self._silenced
         try:
-            self._run.summary.update(ends_of(summary) | self._ends)
-            self._tell(status)
-            self._run.finish(exit_code=0 if status == "finished" else 1)
-            lacks = "" if offline or failed else self._lacking(settings)
+            lacks = self._end(summary, status)
         except Exception as error:
             lacks = _line(error)
             # wandb's own process is gone: without this, its hook prints a traceback at exit
@@ -446,19 +446,47 @@ class WandbSession(TrackerSession):
             self._not_sent(lacks)
         elif not offline:
             self.complete = True
-            replace(self._place, complete=True).write(self._facts.run_dir)
         self._silenced = True
         done.set()
 
-    def _tell(self, status: str) -> None:
-        """Mark a run that was stopped from outside, and do what is to be done at an end, if it was asked
-        for."""
-        if status == "preempted":
-            self._run.mark_preempting()
-        if status == "diverged" and self._tracker.alert:
-            self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
-        if self._tracker.checkpoint and status == "finished":
-            self._send_checkpoint()
+    def _end(self, summary: Mapping[str, object], status: str) -> str:
+        """End the run, and return what the server lacks of it, in words; empty: nothing, or it is offline."""
+        settings = self._run.settings
+        failed = self._silenced
+        self._run.summary.update(ends_of(summary) | self._ends)
+        problem = self._send_end(status)
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+        if self._run.offline:
+            return ""
+        place = self._place
+        if self._wants(status) and not problem:
+            place = replace(place, end=status)
+        place.write(self._facts.run_dir)
+        if failed:
+            return problem
+        lacks = problem or self._lacking(settings)
+        if not lacks:
+            replace(place, complete=True, report=self._report).write(self._facts.run_dir)
+        return lacks
+
+    def _wants(self, status: str) -> bool:
+        """Say whether something is to be sent at this end, which the server has not got before."""
+        wants = {"diverged": self._tracker.alert, "finished": self._tracker.checkpoint}
+        return wants.get(status, False) and not self._run.offline and self._place.end != status
+
+    def _send_end(self, status: str) -> str:
+        """Mark a run that was stopped from outside, and send what is to be sent at an end. Return why that
+        failed, in words: the run ends there all the same."""
+        try:
+            if status == "preempted":
+                self._run.mark_preempting()
+            if status == "diverged" and self._wants(status):
+                self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
+            if status == "finished" and self._wants(status):
+                self._send_checkpoint()
+        except Exception as error:  # whatever its client raises
+            return _line(error)
+        return ""
 
     def _send_checkpoint(self) -> None:
         import wandb
@@ -600,13 +628,13 @@ def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: f
     place = replace(before, server=settings.base_url, project=tracker.project, entity=entity)
     rows = _rows_there(settings, place, timeout_s=timeout_s)
     if place != before:
-        return replace(place, rows=rows or 0, report="")
+        return replace(place, rows=rows or 0, report="", end="")
     if rows is not None:
         return replace(place, rows=rows)
     times = place.deleted + 1
     new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
     _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
-    return replace(place, id=new, deleted=times, server="", report="")  # it is nowhere yet
+    return replace(place, id=new, deleted=times, server="", report="", end="")  # it is nowhere yet
 
 
 def _agents_id() -> str:
