@@ -357,6 +357,15 @@ def test_a_checkpoint_that_cannot_be_sent_ends_the_run_there_and_is_sent_later(
     assert len(client.runs[1].artifacts) == 1
 
 
+def test_a_record_that_is_sent_later_has_no_metrics_of_the_machine_that_sends_it(
+    client: Client, tmp_path: Path
+) -> None:
+    chosen = tracker(system=True)
+    for session in (chosen.open(facts_of(tmp_path)), chosen.resend(facts_of(tmp_path))):
+        session.finish(summary={}, status="finished")
+    assert [run.described["settings"].x_disable_stats for run in client.runs] == [False, True]
+
+
 # --- nocap.runs sync ----------------------------------------------------------------------------------------
 
 

@@ -143,12 +143,13 @@ class Wandb(Tracker):
 
     def resend(self, facts: RunFacts) -> TrackerSession:
         settings = self._login_to_send()
+        here = replace(self, system=False)  # what this machine does is nothing of the run's
         try:
             _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s)
         except OSError as error:
             raise OSError(f"W&B does not answer: {_line(error)}") from error
         try:
-            return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s, resent=True)
+            return _opened_online(here, facts, settings, timeout_s=self.init_timeout_s, resent=True)
         except Exception as error:  # whatever its client raises
             _teardown()  # or the next run would wait for this one
             raise ValueError(f"W&B does not take {facts.name}: {_line(error)}") from error
