@@ -420,7 +420,14 @@ def test_a_comparison_that_was_not_uploaded_ends_sync_with_1(
     assert "nocap.runs sync outputs/grids/a-grid" in said.err
     client.refuses = False
     assert runs.main(["sync"]) == 0
-    assert len(client.server.runs) == 2
+    (place,) = grid.glob("wandb/mirror.json")
+    there = json.loads(place.read_text())["id"]
+    assert len(client.server.runs[there].history) == 1
+    assert runs.main(["sync"]) == 0
+    assert len(client.server.runs[there].history) == 1
+    client.server.delete(there)
+    assert runs.main(["sync"]) == 0
+    assert len(client.server.runs[f"{there}-2"].history) == 1, "what the server says counts"
 
 
 def test_a_server_that_does_not_answer_is_not_asked_for_each_run(

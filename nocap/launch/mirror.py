@@ -127,7 +127,7 @@ def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
 
 
 def send_grid(folder: Path) -> TrackerSession | None:
-    """Send a grid's comparison, unless the server has it. None: there is none.
+    """Send a grid's comparison, unless the server says that it has it. None: there is none.
 
     Errors:
         NoLoginError: there is no login.
@@ -142,8 +142,6 @@ def send_grid(folder: Path) -> TrackerSession | None:
     found = load([folder])
     require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
-    if tracker.has(folder, report):
-        return None
     return send_comparison(tracker, **told(folder, compare(found)), report=report)
 
 

@@ -147,8 +147,3 @@ class Tracker(Option):
     def left(cls, folder: Path) -> bool:
         """Say whether a run's or a grid's folder has a mirror of which the server lacks something."""
         return False
-
-    @classmethod
-    def has(cls, folder: Path, report: Path) -> bool:
-        """Say whether the server has the comparison of a grid's folder, with this report."""
-        return False

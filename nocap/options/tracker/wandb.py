@@ -180,11 +180,6 @@ class Wandb(Tracker):
         place = Place.read(folder)
         return place is not None and not place.complete
 
-    @classmethod
-    def has(cls, folder: Path, report: Path) -> bool:
-        place = Place.read(folder)
-        return place is not None and place.complete and place.report == _digest(report)
-
 
 # --- where a mirror is --------------------------------------------------------------------------------------
 
