@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ import pytest
 
 from nocap.config.compose import compose
 from nocap.launch.grid import REPORT
-from nocap.options.tracker import RunFacts, TrackerSession
+from nocap.options.tracker import NoLoginError, RunFacts, TrackerSession
 from nocap.options.tracker.wandb import Wandb, WandbMode
 from nocap.runs import __main__ as runs
 from tests.sealing import seal
@@ -364,6 +365,20 @@ def test_a_record_that_is_sent_later_has_no_metrics_of_the_machine_that_sends_it
     for session in (chosen.open(facts_of(tmp_path)), chosen.resend(facts_of(tmp_path))):
         session.finish(summary={}, status="finished")
     assert [run.described["settings"].x_disable_stats for run in client.runs] == [False, True]
+
+
+def test_a_login_without_an_api_key_is_one_line(
+    client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """W&B's client takes an identity token of its settings too, by which its server cannot be asked here."""
+    client.api_key = None
+    line = "an identity token of W&B must be left out: W&B is asked what it has by an API key "
+    line += "(WANDB_API_KEY or wandb login), got one"
+    with pytest.raises(NoLoginError, match=f"^{re.escape(line)}$"):
+        tracker().resend(facts_of(tmp_path))
+    assert tracker().open(facts_of(tmp_path)).link is None
+    assert client.runs[0].offline
+    assert capsys.readouterr().err == f"nocap: W&B: offline: {line}\n"
 
 
 # --- nocap.runs sync ----------------------------------------------------------------------------------------

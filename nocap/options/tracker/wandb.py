@@ -41,6 +41,8 @@ ASK_S = 10.0  # for the server to say that it has all rows, which it may count a
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
 LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
 SHORTEST_KEY = 40
+IDENTITY_TOKEN = "WANDB_IDENTITY_TOKEN_FILE"
+NEEDS_KEY = "be left out: W&B is asked what it has by an API key (WANDB_API_KEY or wandb login)"
 SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
 UNREACHABLE = "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
@@ -95,6 +97,8 @@ class Wandb(Tracker):
         """Refuse what W&B's client would not take, while nothing has been trained."""
         if self.mode in (WandbMode.offline, WandbMode.disabled):
             return
+        token = os.environ.get(IDENTITY_TOKEN)
+        require(not token, IDENTITY_TOKEN, NEEDS_KEY, token)
         secret = os.environ.get("WANDB_API_KEY", "").strip()
         rule = f"have at least {SHORTEST_KEY} characters"
         require(len(secret) >= SHORTEST_KEY or not secret, "WANDB_API_KEY", rule, f"{len(secret)}")
@@ -544,7 +548,10 @@ def _login(*, online: bool) -> Any:
     # online.
     setup = wandb.setup(settings=wandb.Settings(silent=True, mode="online" if online else "offline"))
     os.environ.pop(SERVICE, None)
-    return setup.settings if online and wandb.login(prompt=False, verify=False) else None
+    if not online or not wandb.login(prompt=False, verify=False):
+        return None
+    require(bool(setup.settings.api_key), "an identity token of W&B", NEEDS_KEY, "one")
+    return setup.settings
 
 
 def _teardown() -> None:
