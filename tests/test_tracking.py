@@ -13,10 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -25,14 +27,18 @@ from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
 from nocap.config.plain import to_plain
+from nocap.launch import worker
 from nocap.launch.grid import check
-from nocap.launch.head import manifest, run_facts, typed_keys
+from nocap.launch.head import manifest, run_facts, typed_keys, write_record_head
 from nocap.launch.mirror import send_left
+from nocap.launch.plan import Plan
+from nocap.launch.signals import StopNow
 from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Place, name_there
 from nocap.store.record import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
+from nocap.training.heartbeat import Heartbeat
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
@@ -573,3 +579,41 @@ def test_a_tracker_that_ends_slowly_does_not_seem_to_hang_and_the_record_is_ther
     summary = read_json(plan.run_dir / "summary.json")
     assert summary is not None
     assert summary["tracker"] == "the address at the end"
+
+
+class RecordingSession(TrackerSession):
+    """Keeps what it is told at its end."""
+
+    def __init__(self) -> None:
+        self.ends = list[tuple[Mapping[str, object], str]]()
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        self.ends.append((summary, status))
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """Return what writes the head of a run's record, so that a worker can begin in this process."""
+    monkeypatch.setenv("NOCAP_STAGE", str(tmp_path))
+    monkeypatch.setattr(worker, "catch_stops", lambda handler: {})
+
+    def begin(*words: str) -> Plan:
+        plan = planned(tmp_path / "out", *words)
+        plan.run_dir.mkdir(parents=True)
+        write_record_head(plan)
+        Heartbeat.create(plan.run_dir, ranks=1)
+        return plan
+
+    return begin
+
+
+@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no"), "failed"), (StopNow(), "preempted")])
+def test_a_run_that_has_no_end_tells_its_tracker_so(
+    error: BaseException, status: str, begun: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = RecordingSession()
+    monkeypatch.setattr(worker, "TrackerSession", lambda: session)
+    monkeypatch.setattr(worker, "train", MagicMock(side_effect=error))
+    plan = begun()
+    assert worker.work(plan.run, plan.run_dir, started=time.monotonic()) == status
+    assert session.ends == [({"status": status}, status)]

@@ -124,7 +124,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     except (Exception, StopNow) as error:
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
         preempted = isinstance(error, StopNow) or (stops.asked and compiler_failed(error))
-        session.finish(summary={}, status="preempted" if preempted else "failed")
+        status = "preempted" if preempted else "failed"
+        session.finish(summary={"status": status}, status=status)
         if preempted or not isinstance(error, Exception):
             return _stopped_in_compilation(job)
         return _report_failure(job, error, behind=heartbeat.behind())
