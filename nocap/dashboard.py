@@ -99,7 +99,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="where the runs are (default: WANDB_PROJECT, or nocap)",
     )
-    parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
+    parser.add_argument(
+        "--entity",
+        default=os.environ.get("WANDB_ENTITY"),
+        metavar="NAME",
+        help="the account or team (default: WANDB_ENTITY, or the login's)",
+    )
     return parser
 
 
@@ -301,7 +306,6 @@ def _tell(shown: Shown, project: str) -> None:
 
 
 def _library() -> tuple[Any, Any]:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         with warnings.catch_warnings(action="ignore"):  # it is written for an older pydantic
             import wandb_workspaces.reports.v2 as wr

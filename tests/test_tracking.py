@@ -39,6 +39,7 @@ from nocap.options.tracker.wandb import Place, name_there
 from nocap.store.record import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
 from nocap.training.heartbeat import Heartbeat
+from nocap.training.step import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
 from tests.in_process import TINY, planned, start
@@ -617,3 +618,22 @@ def test_a_run_that_has_no_end_tells_its_tracker_so(
     plan = begun()
     assert worker.work(plan.run, plan.run_dir, started=time.monotonic()) == status
     assert session.ends == [({"status": status}, status)]
+
+
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [((), 0), (("tracker.also=[tensorboard]",), 1), (("tracker=wandb", "tracker.mode=disabled"), 1)],
+)
+def test_parameters_are_counted_only_where_a_tracker_gets_them(
+    words: tuple[str, ...], times: int, begun: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(job: Job) -> None:
+        job.on_start([])
+        raise StopNow
+
+    count = MagicMock(return_value={})
+    monkeypatch.setattr(worker, "_parameters", count)
+    monkeypatch.setattr(worker, "train", begin)
+    plan = begun(*words)
+    assert worker.work(plan.run, plan.run_dir, started=time.monotonic()) == "preempted"
+    assert count.call_count == times

@@ -451,6 +451,15 @@ def test_variables_fill_what_the_config_leaves_at_its_default(monkeypatch: pytes
     assert tracker.mode.value == "offline"
 
 
+@pytest.mark.parametrize(("variable", "mode"), [("dryrun", "offline"), ("run", "online")])
+def test_the_older_names_of_modes_are_taken(
+    variable: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", variable)
+    tracker: Any = compose(["tracker=wandb"]).tracker
+    assert tracker.mode.value == mode
+
+
 def test_a_long_name_is_cut_so_that_it_stays_unique() -> None:
     first, second = (cut("x" * 200 + end, 128) for end in "ab")
     assert len(first) == len(second) == 128

@@ -381,6 +381,16 @@ def test_a_login_without_an_api_key_is_one_line(
     assert capsys.readouterr().err == f"nocap: W&B: offline: {line}\n"
 
 
+def test_a_session_leaves_no_thread(client: Client, tmp_path: Path) -> None:
+    before = {*threading.enumerate()}
+    session = tracker().open(facts_of(tmp_path))
+    mirrors = [each for each in threading.enumerate() if each.name == "wandb mirror"]
+    (thread,) = {*mirrors} - before
+    session.finish(summary={}, status="finished")
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 # --- nocap.runs sync ----------------------------------------------------------------------------------------
 
 

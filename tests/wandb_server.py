@@ -127,12 +127,15 @@ class WandbServer:
         handler = type("Handler", (_Handler,), {"state": self, "do_GET": post, "do_PUT": post})
         self._http = _Quiet(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        often = {"poll_interval": 0.02}
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs=often, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._released.set()
         self._http.shutdown()
         self._http.server_close()
+        self._thread.join()
 
     def fail(self, status: int, *, after: int = 0) -> None:
         """Answer everything with this status, or HANG, once `after` more posts came to the file stream; 200

@@ -39,7 +39,7 @@ from nocap.store.files import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
 from nocap.store.record import Metrics, Row, read_json, write_summary
-from nocap.store.tracking import open_tracker
+from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator
 from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
@@ -82,9 +82,10 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
     def on_start(rows: list[Row]) -> None:
         nonlocal session
-        params = _parameters(run, manifest["data"]["vocab_size"], reporter.log)
-        facts = run_facts(to_plain(run), run_dir, manifest, params=params)
-        session = open_tracker(run.tracker, facts, rows=rows)
+        if has_mirror(run.tracker):
+            params = _parameters(run, manifest["data"]["vocab_size"], reporter.log)
+            facts = run_facts(to_plain(run), run_dir, manifest, params=params)
+            session = open_tracker(run.tracker, facts, rows=rows)
         if session.link is not None:
             reporter.log(f"tracker: {session.link}")
         reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])

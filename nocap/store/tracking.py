@@ -62,6 +62,11 @@ def _each(tracker: Tracker) -> list[Tracker]:
     return [_clean(chosen) for chosen in (tracker, *others)]
 
 
+def has_mirror(tracker: Tracker) -> bool:
+    """Say whether the rows go anywhere besides the record."""
+    return any(each.mirrors for each in _each(tracker))
+
+
 def open_tracker(
     tracker: Tracker, facts: RunFacts, *, rows: Sequence[Mapping[str, object]] = ()
 ) -> TrackerSession:

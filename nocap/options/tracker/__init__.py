@@ -93,6 +93,7 @@ class Tracker(Option):
     """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops
     a training."""
 
+    mirrors: ClassVar[bool] = True  # the rows go anywhere at all
     uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
     # modules that take long to import: the runs of a grid share one import of them
     imports: ClassVar[tuple[str, ...]] = ()

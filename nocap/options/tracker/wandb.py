@@ -347,12 +347,12 @@ class WandbSession(TrackerSession):
         self._hint = f"python -m nocap.runs sync {shlex.quote(shown(facts.run_dir))}"
         self.link = None if run.offline else run.url
         self.url_or_hint: str | None = self.link or self._hint
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the last
+        threading.Thread(target=self._serve, name="wandb mirror", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
-            self._calls.get()()
+        while (call := self._calls.get()) is not None:
+            call()
 
     def _submit(self, failure: str, call: Callable[[], object]) -> None:
         def guarded() -> None:
@@ -426,6 +426,7 @@ class WandbSession(TrackerSession):
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
         self._calls.put(partial(self._finish, summary, status, done))
+        self._calls.put(None)
         longest_s = self._upload_s
         if status != "finished" and not self._resent:  # it has no checkpoint to send
             longest_s = FINISH_TIMEOUT_S
