@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.keys import EXIT_CODES, line_of, require
 from nocap.launch.head import born
 from nocap.options.tracker.wandb import name_there, run_id
 from nocap.store.command import command
@@ -58,10 +58,7 @@ def _make(options: argparse.Namespace) -> int:
         _save(workspace, report, options.path / SAVED)
         _tell(shown, f"{workspace.entity}/{workspace.project}")
     except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
-        print(
-            f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}",
-            file=sys.stderr,
-        )
+        print(f"nocap: W&B: not written: {line_of(error)}", file=sys.stderr)
         return EXIT_CODES["failed"]
     return 0
 
@@ -327,7 +324,7 @@ def _login() -> str:
         wandb.setup(settings=wandb.Settings(silent=True))
         logged_in = wandb.login(prompt=False, verify=False)
     except Exception as error:  # a key or an address that its client does not take
-        raise ValueError(f"W&B: no login: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"W&B: no login: {line_of(error)}") from error
     if not logged_in:
         raise ValueError(
             "a dashboard is made in a W&B account, and there is no login: wandb login (--json "
@@ -336,7 +333,7 @@ def _login() -> str:
     try:
         return str(wandb.Api().default_entity)
     except Exception as error:  # a key that is none, no network
-        raise OSError(f"W&B: no account by this login: {' '.join(str(error).split())[:200]}") from error
+        raise OSError(f"W&B: no account by this login: {line_of(error)}") from error
 
 
 if __name__ == "__main__":

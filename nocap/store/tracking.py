@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from nocap import outside
+from nocap.config.keys import line_of
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession
 
@@ -151,5 +152,4 @@ def _clean(facts: T) -> T:
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    line = " ".join(str(error).split())[:200] or type(error).__name__
-    print(f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line}", file=sys.stderr, flush=True)
+    print(f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line_of(error)}", file=sys.stderr, flush=True)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
-from nocap.config.keys import flat, key, require
+from nocap.config.keys import flat, key, line_of, require
 from nocap.config.paths import shown
 from nocap.options.tracker import NoLoginError, RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
@@ -119,7 +119,7 @@ class Wandb(Tracker):
             viewer = _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s).get("viewer") or {}
         except Exception as error:  # whatever its client raises
             os.environ[UNREACHABLE] = "1"
-            return f"offline: W&B does not answer: {_line(error)}"
+            return f"offline: W&B does not answer: {line_of(error)}"
         entity = self.entity or viewer.get("entity")
         shown_as = cut(self.group or group, LONGEST_NAME)
         return f"{settings.app_url}/{entity}/{self.project}/groups/{quote(shown_as, safe='')}"
@@ -133,7 +133,7 @@ class Wandb(Tracker):
         try:
             return _opened(self, facts)
         except Exception as error:
-            _warn(f"no mirror of this run: {_line(error)}")
+            _warn(f"no mirror of this run: {line_of(error)}")
             return TrackerSession()
 
     def is_awaited(self) -> bool:
@@ -151,12 +151,12 @@ class Wandb(Tracker):
         try:
             _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s)
         except OSError as error:
-            raise OSError(f"W&B does not answer: {_line(error)}") from error
+            raise OSError(f"W&B does not answer: {line_of(error)}") from error
         try:
             return _opened_online(here, facts, settings, timeout_s=self.init_timeout_s, resent=True)
         except Exception as error:  # whatever its client raises
             _teardown()  # or the next run would wait for this one
-            raise ValueError(f"W&B does not take {facts.name}: {_line(error)}") from error
+            raise ValueError(f"W&B does not take {facts.name}: {line_of(error)}") from error
 
     def _login_to_send(self) -> Any:
         """Return the settings of wandb's login.
@@ -169,9 +169,9 @@ class Wandb(Tracker):
             settings = _login(online=True)
             require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
         except ValueError as error:
-            raise NoLoginError(_line(error)) from error
+            raise NoLoginError(line_of(error)) from error
         except Exception as error:  # whatever its client raises
-            raise NoLoginError(f"W&B: no login: {_line(error)}") from error
+            raise NoLoginError(f"W&B: no login: {line_of(error)}") from error
         return settings
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
@@ -302,7 +302,7 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
             answer = json.load(reply)
         problems = [str(problem["message"]) for problem in answer.get("errors") or ()]
     except (HTTPException, ValueError, LookupError, AttributeError) as error:
-        raise OSError(f"no answer to a query: {_line(error)}") from error
+        raise OSError(f"no answer to a query: {line_of(error)}") from error
     if problems:
         raise OSError("; ".join(problems))
     return dict(answer.get("data") or {})
@@ -361,7 +361,7 @@ class WandbSession(TrackerSession):
             try:
                 call()
             except Exception as error:
-                self._silence(f"{failure}: {_line(error)}")
+                self._silence(f"{failure}: {line_of(error)}")
 
         self._calls.put(guarded)
 
@@ -439,7 +439,7 @@ class WandbSession(TrackerSession):
         try:
             lacks = self._end(summary, status)
         except Exception as error:
-            lacks = _line(error)
+            lacks = line_of(error)
             # wandb's own process is gone: without this, its hook prints a traceback at exit
             if not isinstance(error, TimeoutError):
                 _teardown()
@@ -486,7 +486,7 @@ class WandbSession(TrackerSession):
             if status == "finished" and self._wants(status):
                 self._send_checkpoint()
         except Exception as error:  # whatever its client raises
-            return _line(error)
+            return line_of(error)
         return ""
 
     def _send_checkpoint(self) -> None:
@@ -510,7 +510,7 @@ class WandbSession(TrackerSession):
             try:
                 there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
-                return f"the server does not say what it has: {_line(error)}"
+                return f"the server does not say what it has: {line_of(error)}"
             if there >= expected:
                 return ""
             if time.monotonic() > deadline:
@@ -577,7 +577,7 @@ def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
         if tracker.mode is WandbMode.online and online:
             problem = "no login"
     except Exception as error:  # whatever its client raises
-        problem = _line(error)
+        problem = line_of(error)
         # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in
         # use").
         _teardown()
@@ -709,10 +709,6 @@ def _forget_attempts(facts: RunFacts) -> None:
     for folder in facts.run_dir.glob("wandb/*run-*"):
         if folder.is_dir() and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _warn(message: str) -> None:
