@@ -1,4 +1,4 @@
-"""A record or a grid's comparison sent to a tracker's server after its training: what `nocap.runs sync` and a
+"""Send a record or a grid's comparison to a tracker's server after its training, as `nocap.runs sync` and a
 grid's end do."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _held(folder: Path) -> lease.Lease:
 
 
 def config_of(record: Record) -> dict[str, Any]:
-    """The config of a record, as plain data.
+    """Return the config of a record, as plain data.
 
     Errors:
         ValueError: it cannot be read.
@@ -77,7 +77,8 @@ def config_of(record: Record) -> dict[str, Any]:
 
 
 def tracker_of(config: Mapping[str, Any]) -> Tracker:
-    """The tracker of a run's config, where it uploads; else W&B as this command's environment has it."""
+    """Return the tracker of a run's config, where it uploads; else W&B as this command's environment has
+    it."""
     own = dict(config.get("tracker") or {})
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
@@ -146,7 +147,7 @@ def send_grid(folder: Path) -> TrackerSession | None:
 
 
 def told(folder: Path, comparison: Comparison) -> dict[str, Any]:
-    """What a tracker is told of a grid's comparison, which is a run of the grid's group."""
+    """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
     from nocap.report.rows import tables_of
 
     facts = RunFacts(

@@ -19,8 +19,8 @@ NO_MIRROR = "no mirror of this run from here on: "
 
 
 class Mirrors(TrackerSession):
-    """The sessions of several trackers. The first failure of one is a warning; after it, nothing more is sent
-    there."""
+    """Passes rows on to the sessions of several trackers. The first failure of one is a warning; after it,
+    nothing more is sent there."""
 
     def __init__(self, sessions: Sequence[tuple[Tracker, TrackerSession]]) -> None:
         self._working = list(sessions)
@@ -58,7 +58,7 @@ class Mirrors(TrackerSession):
 
 
 def _each(tracker: Tracker) -> list[Tracker]:
-    """The chosen tracker and those beside it, without secrets in their keys."""
+    """Return the chosen tracker and those beside it, without secrets in their keys."""
     others = (cast(type[Tracker], outside.options("tracker")[kind])(kind=kind) for kind in tracker.also)
     return [_clean(chosen) for chosen in (tracker, *others)]
 
@@ -85,7 +85,7 @@ def open_tracker(
 
 
 def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
-    """The commands that show a grid's runs together."""
+    """Return the commands that show a grid's runs together."""
     return [*filter(None, (each.gathered(folder, runs) for each in _each(tracker)))]
 
 
@@ -145,7 +145,7 @@ def _log_comparison(mirrors: Mirrors, *, tables: Tables, report: Path, summary: 
 
 
 def _clean(facts: T) -> T:
-    """A copy of a dataclass whose texts have no secrets."""
+    """Return a copy of a dataclass whose texts have no secrets."""
     return replace(
         cast(Any, facts), **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))}
     )

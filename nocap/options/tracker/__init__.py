@@ -13,8 +13,8 @@ from nocap.config.option import Option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What a tracker gets to know about a run. The config's group goes before `group`; its tags and `tags`
-    are joined."""
+    """Says what a tracker gets to know about a run. The config's group goes before `group`; its tags and
+    `tags` are joined."""
 
     identity: str
     name: str  # for people: what sets the run apart from those beside it, and the seed
@@ -36,7 +36,7 @@ class RunFacts:
     attempts: tuple[tuple[float, float], ...] = ()
 
     def time_of(self, row: Mapping[str, object]) -> float | None:
-        """When a row was made, in seconds since the epoch; None where the record does not tell."""
+        """Return when a row was made, in seconds since the epoch; None: the record does not tell."""
         wall_s = row.get("clock/wall_s")
         if not isinstance(wall_s, int | float):
             return None
@@ -51,8 +51,8 @@ _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 
 def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary.json`, flat, without its nulls. What the rows have too has its name there, so that a dashboard
-    shows it once, as it is at the end; what the config says is left out."""
+    """Return `summary.json`, flat, without its nulls. What the rows have too has its name there, so that a
+    dashboard shows it once, as it is at the end; what the config says is left out."""
     from nocap.store.metrics import METRICS
 
     names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
@@ -136,12 +136,12 @@ class Tracker(Option):
         raise NotImplementedError(f"tracker.kind={self.kind} must define resend, as it uploads")
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
-        """A session for a grid's comparison; None: it is not mirrored."""
+        """Open a session for a grid's comparison; None: it is not mirrored."""
         return None
 
     def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
-        """The command that shows a grid's runs together, by their labels; `folder` is the grid's. None: there
-        is none on this machine."""
+        """Return the command that shows a grid's runs together, by their labels. `folder` is the grid's.
+        None: there is none on this machine."""
         return None
 
     @classmethod

@@ -125,9 +125,9 @@ class Wandb(Tracker):
         return f"{settings.app_url}/{entity}/{self.project}/groups/{quote(shown_as, safe='')}"
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Online or offline: by `tracker.mode`, and under `auto` online with a login and offline without one,
-        and never a prompt. Online that does not work is one warning and offline: nothing is lost. A wandb
-        that does not work at all is one warning and no mirror."""
+        """Open a session online or offline, as `tracker.mode` says. Under `auto` it is online where there is
+        a login. Nothing prompts. A session that cannot be online is one warning, and is offline. A wandb that
+        does not work at all is one warning, and there is no mirror."""
         if self.mode is WandbMode.disabled:
             return TrackerSession()
         try:
@@ -175,7 +175,7 @@ class Wandb(Tracker):
         return settings
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
-        """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
+        """Open a run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
         compared again is the same run."""
         return self.open(facts)
 
@@ -190,7 +190,7 @@ class Wandb(Tracker):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a folder's mirror is, and whether the server has all of it."""
+    """Says where a folder's mirror is, and whether the server has all of it."""
 
     id: str = ""
     entity: str = ""
@@ -204,7 +204,7 @@ class Place:
 
     @classmethod
     def read(cls, folder: Path) -> Place | None:
-        """The place that a folder's file has; None without a sound one."""
+        """Return the place that a folder's file has; None: it has no sound one."""
         try:
             return cls(**json.loads((folder / "wandb" / PLACE).read_text()))
         except (OSError, ValueError, TypeError):
@@ -219,13 +219,13 @@ class Place:
 
 
 def run_id(folder: Path, *, identity: str, born: str) -> str:
-    """The id of a run in W&B: the one that it was sent under, else its own."""
+    """Return the id of a run in W&B: the one that it was sent under, else its own."""
     place = Place.read(folder)
     return place.id if place is not None else own_id(identity, born)
 
 
 def own_id(identity: str, born: str) -> str:
-    """An id of a run's identity and its first start, so that the same config trained again elsewhere is
+    """Make an id of a run's identity and its first start, so that the same config trained again elsewhere is
     another run."""
     return f"{identity}-{_digits(born)}" if born else identity
 
@@ -239,7 +239,7 @@ def _digits(text: str) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """The text, or its beginning and six digits that tell it from others that begin so."""
+    """Return the text, or its beginning and six digits that tell it from others that begin so."""
     return text if len(text) <= longest else f"{text[: longest - 7]}-{_digits(text)}"
 
 
@@ -258,7 +258,7 @@ OF_COMPARISONS = ("arms", "runs")
 
 
 def name_there(name: str) -> str:
-    """The name that a curve of the record has in W&B."""
+    """Return the name that a curve of the record has in W&B."""
     for own, there in SECTIONS.items():
         if name.startswith(own):
             return there + name.removeprefix(own)
@@ -266,8 +266,8 @@ def name_there(name: str) -> str:
 
 
 def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
-    """What W&B's table of runs has of a summary: not what is a constant or stands in the config. A line of
-    the clock that is zero is left out."""
+    """Return what W&B's table of runs has of a summary. It leaves out constants, what stands in the config,
+    and lines of the clock that are zero."""
     ends = dict[str, object]()
     for name, value in at_the_end(summary).items():
         if name in (*SHOWN, *OF_COMPARISONS) or (name.startswith("clock/") and value):
@@ -286,7 +286,7 @@ query NocapProgress($project: String!, $entity: String, $name: String!) {
 
 
 def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_s: float) -> dict[str, Any]:
-    """What the server answers to a query.
+    """Return what the server answers to a query.
 
     Errors:
         OSError: it does not answer, or refuses.
@@ -309,7 +309,7 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
 
 
 def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
-    """How many rows the server has of a run; None: it has no such run.
+    """Return how many rows the server has of a run; None: it has no such run.
 
     Errors:
         OSError: it does not say.
@@ -324,7 +324,7 @@ def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
 
 
 class WandbSession(TrackerSession):
-    """One open W&B run. The first failure is one warning; after it the mirror is quiet.
+    """Sends to one open W&B run. The first failure is one warning; after it the mirror is quiet.
 
     wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the training
     once its pipe is full.
@@ -333,7 +333,7 @@ class WandbSession(TrackerSession):
     def __init__(
         self, tracker: Wandb, run: Any, place: Place, facts: RunFacts, *, resent: bool = False
     ) -> None:
-        """`resent`: nothing trains, and the session may take its time."""
+        """Begin to send. `resent`: nothing trains, and the session may take its time."""
         self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
         self._silenced, self._hidden = False, set[str]()
         self._ends = dict[str, object]()  # what only all rows together tell
@@ -532,14 +532,18 @@ def _may_send(tracker: Wandb) -> bool:
 
 
 def _may_have_login() -> bool:
-    """Whether it is worth importing wandb to look for one."""
+    """Say whether it is worth importing wandb to look for a login."""
     home = Path.home()
     files = (os.environ.get("NETRC") or home / ".netrc", home / "_netrc")
     return bool(os.environ.get("WANDB_API_KEY")) or any(map(os.path.exists, files))
 
 
 def _login(*, online: bool) -> Any:
-    """wandb's settings, where there is a login; else None."""
+    """Return wandb's settings with its login; None: there is no login, or it is not asked for.
+
+    Errors:
+        ValueError: the login has no API key.
+    """
     import wandb
 
     # Each process has a service of its own: one that it shared would end with the process that began it.
@@ -696,8 +700,8 @@ def _init(
 
 
 def _config(facts: RunFacts) -> dict[str, object]:
-    """The keys that make the run what it is, under the names that a command line has for them: an option's
-    name is its group's value, as a sweep's agent has it."""
+    """Return the keys that make the run what it is, under the names that a command line has for them: an
+    option's name is its group's value, as a sweep's agent has it."""
     arm = {"arm": facts.arm, "arm_id": facts.arm_id, "identity": facts.identity}
     swept = {"swept": ", ".join(facts.swept)} if facts.swept else {}
     return {**facts.counted, **facts.options, **facts.about, **arm, **swept}
