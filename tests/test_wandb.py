@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -277,6 +278,29 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
         assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
     assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
+
+
+@pytest.mark.slow
+def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
+    """It begins when the client has asked for it in vain."""
+    words = ("tracker.mode=online", "tracker.init_timeout_s=120")
+    with socket.create_server(("127.0.0.1", 0)) as early:
+        port = early.getsockname()[1]
+        login = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
+        training = subprocess.Popen(
+            [sys.executable, "-m", "nocap.train", *WORDS, *words],
+            cwd=tmp_path,
+            env=environment(tmp_path, **QUICK, **login),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        early.accept()[0].close()
+    with wandb_server(port) as server:
+        _, err = training.communicate(timeout=300)
+        assert (training.returncode, err) == (0, "")
+        assert only(server).rows == recorded(folder_of(tmp_path))
+        assert only(server).exit_code == 0
 
 
 # Kills, resumes, outages and uploads: mode, how it goes on, first and last row; or an upload.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -285,10 +284,3 @@ def wandb_server(port: int = 0) -> Iterator[WandbServer]:
         yield server
     finally:
         server.close()
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens yet: for a server that starts late."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
