@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nocap.config import entry
-from nocap.config.keys import EXIT_CODES, require
+from nocap.config.keys import EXIT_CODES, line_of, require
 from nocap.launch.head import born
 from nocap.options.tracker.wandb import name_there, run_id
 from nocap.store.command import command
@@ -30,7 +30,7 @@ SAVED = "dashboard.json"  # in a grid's or a study's folder: what was made of it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shown:
-    """What a dashboard is about."""
+    """Says what a dashboard is about."""
 
     title: str
     runs: Sequence[str]  # the runs' ids in W&B; of a study, whose records need not be here, identities
@@ -58,10 +58,7 @@ def _make(options: argparse.Namespace) -> int:
         _save(workspace, report, options.path / SAVED)
         _tell(shown, f"{workspace.entity}/{workspace.project}")
     except Exception as error:  # whatever a server answers: nothing of nocap's depends on it
-        print(
-            f"nocap: W&B: not written: {' '.join(str(error).split())[:200] or type(error).__name__}",
-            file=sys.stderr,
-        )
+        print(f"nocap: W&B: not written: {line_of(error)}", file=sys.stderr)
         return EXIT_CODES["failed"]
     return 0
 
@@ -99,7 +96,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="where the runs are (default: WANDB_PROJECT, or nocap)",
     )
-    parser.add_argument("--entity", metavar="NAME", help="the account or team (default: the login's)")
+    parser.add_argument(
+        "--entity",
+        default=os.environ.get("WANDB_ENTITY"),
+        metavar="NAME",
+        help="the account or team (default: WANDB_ENTITY, or the login's)",
+    )
     return parser
 
 
@@ -133,7 +135,7 @@ def _id_of(record: Record) -> str:
 
 
 def _of_study(folder: Path) -> Shown:
-    """Its README's own part has the claims; its log the runs."""
+    """Return what is shown of a study: the claims of its README's own part, and the runs of its log."""
     from nocap.config.bounded import read_text
     from nocap.report.table import tame
     from nocap.study import log
@@ -149,7 +151,7 @@ def _of_study(folder: Path) -> Shown:
 
 
 def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
-    """The workspace and the report, not saved yet.
+    """Make the workspace and the report, not saved yet.
 
     Errors:
         ValueError: the library is missing.
@@ -186,7 +188,7 @@ def build(shown: Shown, *, entity: str, project: str) -> tuple[Any, Any]:
 
 
 def as_json(workspace: Any, report: Any) -> dict[str, Any]:
-    """As the library sends them."""
+    """Return both as the library sends them."""
     return {
         name: made._to_model().model_dump(mode="json", by_alias=True, exclude_none=True)
         for name, made in {"workspace": workspace, "report": report}.items()
@@ -263,7 +265,7 @@ def _plots(wr: Any, comparison: Comparison | None) -> Mapping[str, list[Any]]:
 
 
 def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
-    """Of a grid that sweeps two keys or more: a line a run through its keys, its loss and its speed."""
+    """Draw each run of a grid that sweeps two keys or more as a line through its keys, loss and speed."""
     keys = comparison.swept if comparison else []
     if len(keys) < 2:
         return {}
@@ -274,7 +276,7 @@ def _by_keys(wr: Any, comparison: Comparison | None) -> dict[str, list[Any]]:
 
 
 def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Of an axis that holds them all and little else, so that it sets them apart."""
+    """Return the range of an axis that holds these values and little else, so that it sets them apart."""
     from nocap.report.forest import axis
 
     known = [value for value in values if value is not None]
@@ -282,15 +284,14 @@ def _range(values: Sequence[float | None]) -> tuple[float | None, float | None]:
 
 
 def _panels(wr: Any, plots: Sequence[Any]) -> Iterator[Any]:
-    """Three side by side."""
+    """Place these plots, three side by side."""
     for i, plot in enumerate(plots):
         plot.layout = wr.Layout(x=8 * (i % 3), y=6 * (i // 3), w=8, h=6)
         yield plot
 
 
 def _tell(shown: Shown, project: str) -> None:
-    """The arm's verdict into the summary of each run, which is where the table of runs has its columns
-    from."""
+    """Write the arm's verdict into the summary of each run, where the table of runs has its columns from."""
     import wandb
 
     for row in shown.comparison.rows if shown.comparison else []:
@@ -301,7 +302,6 @@ def _tell(shown: Shown, project: str) -> None:
 
 
 def _library() -> tuple[Any, Any]:
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
         with warnings.catch_warnings(action="ignore"):  # it is written for an older pydantic
             import wandb_workspaces.reports.v2 as wr
@@ -312,7 +312,7 @@ def _library() -> tuple[Any, Any]:
 
 
 def _login() -> str:
-    """The account that is logged in.
+    """Return the account that is logged in.
 
     Errors:
         ValueError: nobody is.
@@ -323,7 +323,7 @@ def _login() -> str:
         wandb.setup(settings=wandb.Settings(silent=True))
         logged_in = wandb.login(prompt=False, verify=False)
     except Exception as error:  # a key or an address that its client does not take
-        raise ValueError(f"W&B: no login: {' '.join(str(error).split())[:200]}") from error
+        raise ValueError(f"W&B: no login: {line_of(error)}") from error
     if not logged_in:
         raise ValueError(
             "a dashboard is made in a W&B account, and there is no login: wandb login (--json "
@@ -332,7 +332,7 @@ def _login() -> str:
     try:
         return str(wandb.Api().default_entity)
     except Exception as error:  # a key that is none, no network
-        raise OSError(f"W&B: no account by this login: {' '.join(str(error).split())[:200]}") from error
+        raise OSError(f"W&B: no account by this login: {line_of(error)}") from error
 
 
 if __name__ == "__main__":

@@ -48,15 +48,25 @@ def planned(out: Path, *words: str) -> Plan:
 
 
 def start(
-    this: Plan, *, stop_after: int | None = None, log: Callable[[str], None] = lambda line: None
+    this: Plan,
+    *,
+    stop_after: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
+    session: TrackerSession | None = None,
+    beat: Callable[[int], None] = lambda step: None,
 ) -> Outcome:
     """An attempt of the run, asked to stop in the step `stop_after`; its record as the parent and the worker
-    write it."""
+    write it. `session` is its tracker's, which gets no rows; `beat` gets each heartbeat."""
     this.run_dir.mkdir(parents=True, exist_ok=True)
     began, done = time.monotonic(), list[int]()
     write_record_head(this)
     manifest = read_json(this.run_dir / "manifest.json")
     assert manifest is not None
+
+    def heartbeat(step: int) -> None:
+        done.append(step)
+        beat(step)
+
     job = job_of(
         this.run,
         this.run_dir,
@@ -65,8 +75,8 @@ def start(
         started=began,
         log=log,
         stop_asked=lambda: bool(done) and done[-1] == stop_after,
-        heartbeat=done.append,
+        heartbeat=heartbeat,
     )
     outcome = train(job)
-    _conclude(job, manifest, outcome, TrackerSession())
+    _conclude(job, manifest, outcome, session or TrackerSession())
     return outcome

@@ -92,6 +92,20 @@ def test_a_grid_has_its_curves_by_arm_and_its_verdicts(grid: Path, tmp_path: Pat
     assert len({(panel.layout.x, panel.layout.y) for panel in grids[0]}) == len(grids[0]), "side by side"
 
 
+def test_the_variables_of_wandb_say_where_the_runs_are(
+    grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "p")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    shown = dashboard._parser().parse_args([str(grid)])
+    assert shown.project == "p"
+    assert shown.entity == "team"
+    monkeypatch.setattr("wandb.login", MagicMock(side_effect=AssertionError("nobody needs to ask")))
+    refuse = MagicMock(side_effect=RuntimeError("no such project"))
+    monkeypatch.setattr(dashboard._library()[0].Workspace, "save", refuse)
+    assert dashboard.main([str(grid)]) == 1
+
+
 def damaged(run: Path) -> str:
     (run / "metrics.jsonl").write_text("")
     return f"{run.name} (unreadable: "

@@ -363,3 +363,14 @@ def test_sync_leaves_a_run_that_is_being_trained_and_names_a_damaged_one(
     first, second = err.splitlines()
     assert first.startswith(f"nocap: {damaged.name}: ")
     assert second == f"nocap: not sent: {trains.name} is being trained, and sends its rows itself"
+
+
+def test_sync_leaves_a_run_that_was_stopped_and_is_being_trained_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its summary is of the attempt before, until the next one has begun."""
+    stopped = write_run(here / "outputs", status="preempted")
+    with lease.acquire(stopped):
+        assert main(["sync"]) == 1
+    line = f"nocap: not sent: {stopped.name} is being trained, and sends its rows itself\n"
+    assert capsys.readouterr().err == line

@@ -425,6 +425,16 @@ def test_what_a_search_leaves_is_read_as_a_grid(tmp_path, fake):
     assert cells == [(100, trial["overrides"][0]) for trial in written["trials"]]
 
 
+def test_a_search_may_set_what_only_its_trials_make_possible(tmp_path, fake):
+    """No run has the fixed keys alone: four heads, which is the default, do not divide this width."""
+    trainer = fake(lambda run: float(run.model.n_head))
+    fixed = (*TINY, "model.d_model=18", f"output_dir={tmp_path}")
+    with pytest.raises(ValueError, match=r"^model\.d_model must "):
+        composed([word for word in fixed if not word.startswith("model.n_head")])
+    multirun([*fixed, "model.n_head=3,9", "search=random", "search.trials=4"])
+    assert len(trainer.trained) == 2
+
+
 # --- in whole -----------------------------------------------------------------------------------------------
 
 

@@ -12,9 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import yaml
@@ -23,17 +27,22 @@ from nocap import outside
 from nocap.config.compose import compose, composed
 from nocap.config.outward import redact
 from nocap.config.plain import to_plain
+from nocap.launch import worker
 from nocap.launch.grid import check
-from nocap.launch.head import manifest, run_facts, typed_keys
+from nocap.launch.head import manifest, run_facts, typed_keys, write_record_head
 from nocap.launch.mirror import send_left
-from nocap.options.tracker import RunFacts
+from nocap.launch.plan import Plan
+from nocap.launch.signals import StopNow
+from nocap.options.tracker import RunFacts, TrackerSession
 from nocap.options.tracker.none import NoTracker
 from nocap.options.tracker.wandb import Place, name_there
-from nocap.store.record import Metrics
+from nocap.store.record import Metrics, read_json
 from nocap.store.tracking import gathered, open_tracker
+from nocap.training.heartbeat import Heartbeat
+from nocap.training.step import Job
 from tests.attempts import on_a_terminal
 from tests.conftest import REPO
-from tests.in_process import TINY, planned
+from tests.in_process import TINY, planned, start
 
 IDENTITY = "0123abcd4567"
 KEY = "f" * 40
@@ -199,7 +208,14 @@ def test_cells_are_told_apart_by_what_their_grid_sweeps(
         Place(id=plan.identity).write(made_folder(plan.run_dir))
     (line,) = send_left(plans, grid.folder)
     command = f"python -m nocap.runs sync out/grids/{grid.name}"
-    assert line == f"2 of 2 runs are not uploaded; this sends them: {command}"
+    assert line == f"not uploaded: 2 of 2 runs; this sends what is missing: {command}"
+    Place(id="grid").write(made_folder(grid.folder))
+    (line,) = send_left(plans, grid.folder)
+    assert line == f"not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}"
+    for plan in plans:
+        Place(id=plan.identity, complete=True).write(plan.run_dir)
+    (line,) = send_left(plans, grid.folder)
+    assert line == f"not uploaded: the comparison; this sends what is missing: {command}"
 
 
 def made_folder(path: Path) -> Path:
@@ -524,3 +540,100 @@ def test_the_words_of_a_sweep_s_agent_are_overrides() -> None:
     assert sweep["command"][-1] == "${args_no_hyphens}"
     run = compose([f"{key}={parameter['values'][-1]}" for key, parameter in sweep["parameters"].items()])
     assert (run.attention.n_kv_heads < run.model.n_head, run.optimizer.lr, run.seed) == (True, 0.003, 2)
+
+
+# --- how a worker ends a tracker ----------------------------------------------------------------------------
+
+
+class SlowSession(TrackerSession):
+    """Takes long to end: until the next heartbeat."""
+
+    finish_s = 60.0
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.ending = threading.Event()
+        self.alive = threading.Event()
+        self.recorded = ""  # the status in the record when it began to end
+
+    def beat(self, step: int) -> None:
+        if self.ending.is_set():
+            self.alive.set()
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        written = read_json(self.run_dir / "summary.json")
+        assert written is not None
+        self.recorded = written["status"]
+        self.ending.set()
+        assert self.alive.wait(60), "no heartbeat came"
+        self.url_or_hint = "the address at the end"
+
+
+def test_a_tracker_that_ends_slowly_does_not_seem_to_hang_and_the_record_is_there_before(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path / "out")
+    session = SlowSession(plan.run_dir)
+    start(plan, session=session, beat=session.beat)
+    assert session.alive.is_set()
+    assert session.recorded == "finished"
+    summary = read_json(plan.run_dir / "summary.json")
+    assert summary is not None
+    assert summary["tracker"] == "the address at the end"
+
+
+class RecordingSession(TrackerSession):
+    """Keeps what it is told at its end."""
+
+    def __init__(self) -> None:
+        self.ends = list[tuple[Mapping[str, object], str]]()
+
+    def finish(self, *, summary: Mapping[str, object], status: str) -> None:
+        self.ends.append((summary, status))
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
+    """Return what writes the head of a run's record, so that a worker can begin in this process."""
+    monkeypatch.setenv("NOCAP_STAGE", str(tmp_path))
+    monkeypatch.setattr(worker, "catch_stops", lambda handler: {})
+
+    def begin(*words: str) -> Plan:
+        plan = planned(tmp_path / "out", *words)
+        plan.run_dir.mkdir(parents=True)
+        write_record_head(plan)
+        Heartbeat.create(plan.run_dir, ranks=1)
+        return plan
+
+    return begin
+
+
+@pytest.mark.parametrize(("error", "status"), [(RuntimeError("no"), "failed"), (StopNow(), "preempted")])
+def test_a_run_that_has_no_end_tells_its_tracker_so(
+    error: BaseException, status: str, begun: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = RecordingSession()
+    monkeypatch.setattr(worker, "TrackerSession", lambda: session)
+    monkeypatch.setattr(worker, "train", MagicMock(side_effect=error))
+    plan = begun()
+    assert worker.work(plan.run, plan.run_dir, started=time.monotonic()) == status
+    assert session.ends == [({"status": status}, status)]
+
+
+@pytest.mark.parametrize(
+    ("words", "times"),
+    [((), 0), (("tracker.also=[tensorboard]",), 1), (("tracker=wandb", "tracker.mode=disabled"), 1)],
+)
+def test_parameters_are_counted_only_where_a_tracker_gets_them(
+    words: tuple[str, ...], times: int, begun: Callable[..., Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(job: Job) -> None:
+        job.on_start([])
+        raise StopNow
+
+    count = MagicMock(return_value={})
+    monkeypatch.setattr(worker, "_parameters", count)
+    monkeypatch.setattr(worker, "train", begin)
+    plan = begun(*words)
+    assert worker.work(plan.run, plan.run_dir, started=time.monotonic()) == "preempted"
+    assert count.call_count == times

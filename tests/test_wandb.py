@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -259,7 +260,7 @@ def test_a_server_that_does_not_answer_ends_sync_with_1(lab: Lab, server: WandbS
     server.fail(500)
     done = lab.sync(server)
     assert done.returncode == 1
-    assert done.stderr.startswith("nocap: W&B does not take nano-flash-gelu4x-wsd-adamw")
+    assert done.stderr.startswith("nocap: W&B does not answer: HTTP Error 500")
     assert done.stderr.count("\n") == 1
 
 
@@ -277,6 +278,29 @@ def test_a_training_that_a_kill_sets_back_is_one_run_with_each_step_once(
     for name in ("step", "tokens", "eval/loss", "train/loss", "train/lr"):
         assert [row.get(name) for row in run.rows] == [row.get(name) for row in expected]
     assert run.summary["eval/loss"] == summary_of(folder_of(tmp_path))["val_loss"]
+
+
+@pytest.mark.slow
+def test_a_server_that_starts_late_gets_all_rows(tmp_path: Path) -> None:
+    """It begins when the client has asked for it in vain."""
+    words = ("tracker.mode=online", "tracker.init_timeout_s=120")
+    with socket.create_server(("127.0.0.1", 0)) as early:
+        port = early.getsockname()[1]
+        login = {"WANDB_BASE_URL": f"http://127.0.0.1:{port}", "WANDB_API_KEY": KEY}
+        training = subprocess.Popen(
+            [sys.executable, "-m", "nocap.train", *WORDS, *words],
+            cwd=tmp_path,
+            env=environment(tmp_path, **QUICK, **login),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        early.accept()[0].close()
+    with wandb_server(port) as server:
+        _, err = training.communicate(timeout=300)
+        assert (training.returncode, err) == (0, "")
+        assert only(server).rows == recorded(folder_of(tmp_path))
+        assert only(server).exit_code == 0
 
 
 # Kills, resumes, outages and uploads: mode, how it goes on, first and last row; or an upload.
@@ -412,6 +436,8 @@ def test_a_sweeps_words_with_hyphens_are_refused_with_the_form_that_works(tmp_pa
 
 REFUSED = {
     "WANDB_API_KEY=short": "WANDB_API_KEY must have at least 40 characters, got 5",
+    "WANDB_IDENTITY_TOKEN_FILE=token.jwt": "WANDB_IDENTITY_TOKEN_FILE must be left out: W&B is asked what it "
+    "has by an API key (WANDB_API_KEY or wandb login), got token.jwt",
     "WANDB_BASE_URL=notaurl": "WANDB_BASE_URL must be a server's address, as https://api.wandb.ai, got "
     "notaurl",
     "WANDB_MODE=onlin": "tracker.mode: WANDB_MODE: Invalid value 'onlin', expected one of [auto, online, "
@@ -447,6 +473,15 @@ def test_variables_fill_what_the_config_leaves_at_its_default(monkeypatch: pytes
     assert tracker.notes == "of NOTES"
     assert tracker.tags == ["one", "two words"]
     assert tracker.mode.value == "offline"
+
+
+@pytest.mark.parametrize(("variable", "mode"), [("dryrun", "offline"), ("run", "online")])
+def test_the_older_names_of_modes_are_taken(
+    variable: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", variable)
+    tracker: Any = compose(["tracker=wandb"]).tracker
+    assert tracker.mode.value == mode
 
 
 def test_a_long_name_is_cut_so_that_it_stays_unique() -> None:
@@ -504,7 +539,8 @@ def test_an_unreachable_server_is_asked_once_a_grid_and_sync_sends_all(
     assert "tracker: offline: W&B does not answer: HTTP Error 500" in done.stdout
     (folder,) = (tmp_path / "out" / "grids").iterdir()
     command = f"python -m nocap.runs sync out/grids/{folder.name}"
-    assert f"tracker: 2 of 2 runs are not uploaded; this sends them: {command}\n" in done.stdout
+    line = f"tracker: not uploaded: 2 of 2 runs and the comparison; this sends what is missing: {command}\n"
+    assert line in done.stdout
     server.fail(200)
     sent = nocap(tmp_path, server, "runs", "sync", f"out/grids/{folder.name}")
     assert (sent.returncode, sent.stderr) == (0, "")

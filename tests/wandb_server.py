@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,12 +126,15 @@ class WandbServer:
         handler = type("Handler", (_Handler,), {"state": self, "do_GET": post, "do_PUT": post})
         self._http = _Quiet(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        often = {"poll_interval": 0.02}
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs=often, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._released.set()
         self._http.shutdown()
         self._http.server_close()
+        self._thread.join()
 
     def fail(self, status: int, *, after: int = 0) -> None:
         """Answer everything with this status, or HANG, once `after` more posts came to the file stream; 200
@@ -282,10 +284,3 @@ def wandb_server(port: int = 0) -> Iterator[WandbServer]:
         yield server
     finally:
         server.close()
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens yet: for a server that starts late."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

@@ -206,13 +206,19 @@ def _local_kernel(device: Device) -> Kernel:
     return Kernel.flex
 
 
+WANDB_MODES = {"dryrun": "offline", "run": "online"}  # the older names that its client takes
+
+
 def _wandb(name: str, default: str | None) -> str | None:
-    """What a variable of W&B's says, as WANDB_PROJECT, or the default where it is not set."""
-    return os.environ.get(f"WANDB_{name}") or default
+    """Return what a variable of W&B's says, as WANDB_PROJECT, or the default where it is not set."""
+    text = os.environ.get(f"WANDB_{name}") or default
+    if name == "MODE" and text is not None:
+        return WANDB_MODES.get(text, text)
+    return text
 
 
 def _wandb_list(name: str) -> list[str]:
-    """The same of a variable that has commas between its texts."""
+    """Return the texts of a variable that has commas between them."""
     texts = os.environ.get(f"WANDB_{name}", "").split(",")
     return [text.strip() for text in texts if text.strip()]
 

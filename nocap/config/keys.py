@@ -36,6 +36,11 @@ class InputError(ValueError):
     """Bad input that only the worker can find. It is refused there as by the command: exit code 2."""
 
 
+def line_of(error: BaseException, *, longest: int = 200) -> str:
+    """Return an error of somebody else's code in one line of at most so many characters."""
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
 def require(ok: bool, key: str, rule: str, value: object) -> None:
     """Refuse a value: `ValueError("trainer.steps must be at least 1, got 0")`."""
     if not ok:

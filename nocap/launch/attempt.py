@@ -26,7 +26,6 @@ from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
 from nocap.store.record import ENDED, read_json
-from nocap.store.runs import read
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
@@ -83,7 +82,7 @@ def _report_to_tracker(plan: Plan) -> None:
     from nocap.launch.mirror import send_run
 
     try:
-        session = send_run(read(plan.run_dir, rows=False), plan.run.tracker)
+        session = send_run(plan.run_dir, plan.run.tracker)
         print(f"tracker: {session.url_or_hint}", flush=True)
     except (OSError, ValueError) as error:
         print(f"nocap: not sent: {error}", file=sys.stderr, flush=True)

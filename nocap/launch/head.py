@@ -82,7 +82,7 @@ def leftovers(plan: Plan) -> list[Path]:
 def keeps_last(manifest: Mapping[str, Any], trainer: Trainer) -> bool:
     """Say whether the weights of a run's last step stay. Those of a grid's cell stay only where
     `trainer.keep_steps` has that step: a large grid would fill a disk."""
-    return manifest["attempts"][-1]["grid"] is None or trainer.steps in trainer.keep_steps
+    return manifest["attempts"][-1].get("grid") is None or trainer.steps in trainer.keep_steps
 
 
 def surplus_checkpoints(plan: Plan) -> list[Path]:
@@ -209,9 +209,12 @@ def run_facts(
     """Of a run's config, as its record has it, its manifest, and the numbers of its parameters."""
     attempt, options = manifest["attempts"][-1], manifest["options"]
     seed = int(config["seed"])
-    grid, values = attempt["grid"], dict(flat(config))
+    grid = attempt.get("grid")
+    values = dict(flat(config))
     swept = {
-        key: options.get(key, values.get(key)) for key in attempt["swept"] if key in options or key in values
+        key: options.get(key, values.get(key))
+        for key in attempt.get("swept") or ()
+        if key in options or key in values
     }
     short = short_keys(list(swept))
     words = [
@@ -220,7 +223,7 @@ def run_facts(
         if key != "seed"
     ]
     if grid is None or not words:
-        words = [str(manifest["name"]).removesuffix(f"-s{seed}"), *words]
+        words = [str(manifest.get("name") or run_dir.name).removesuffix(f"-s{seed}"), *words]
     arm = " ".join(words)
     own = dict(flat(redact(manifest["parts"]["config"])))
     own.pop("seed", None)
@@ -260,7 +263,7 @@ def _about(manifest: Mapping[str, Any], params: Mapping[str, int] | None) -> dic
 def _starts(attempts: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
     """When each attempt started, and the seconds that the run had spent by then."""
     for attempt in attempts:
-        if (at := moment(attempt["started"])) is not None:
+        if (at := moment(str(attempt.get("started")))) is not None:
             yield at, attempt.get("spent_s") or 0.0
 
 

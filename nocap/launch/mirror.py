@@ -1,4 +1,4 @@
-"""A record or a grid's comparison sent to a tracker's server after its training: what `nocap.runs sync` and a
+"""Send a record or a grid's comparison to a tracker's server after its training, as `nocap.runs sync` and a
 grid's end do."""
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, cast
 from nocap import outside
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import composed
+from nocap.config.keys import require
 from nocap.config.paths import shown
 from nocap.config.plain import made, to_plain
 from nocap.launch.grid import REPORT
 from nocap.launch.head import run_facts
 from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
+from nocap.store import lease
+from nocap.store.formats import plural
 from nocap.store.identity import digest
 from nocap.store.record import Metrics
 from nocap.store.runs import Record, load, read
@@ -29,22 +32,38 @@ if TYPE_CHECKING:
 UPLOADER = "wandb"  # the tracker of a run that was trained without one that uploads
 
 
-def send_run(record: Record, tracker: Tracker | None = None) -> TrackerSession:
-    """Send what the server lacks of a run, as this tracker or its own has it.
+def send_run(folder: Path, tracker: Tracker | None = None) -> TrackerSession:
+    """Send what the server lacks of a run, as this tracker or its own has it. Nobody trains it meanwhile.
 
     Errors:
-        ValueError: there is no login, or its config cannot be read.
-        OSError: the server does not take the run.
+        HeldError: another process trains it.
+        NoLoginError: there is no login.
+        OSError: the server does not answer.
+        ValueError: it does not take the run, or the record cannot be read.
     """
-    config = config_of(record)
-    rows = Metrics(record.folder / "metrics.jsonl").rows()
-    params = record.summary["params"]
-    facts = run_facts(config, record.folder, record.manifest, params=params)
-    return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
+    with _held(folder):
+        record = read(folder, rows=False)
+        config = config_of(record)
+        rows = Metrics(folder / "metrics.jsonl").rows()
+        facts = run_facts(config, folder, record.manifest, params=record.summary["params"])
+        return send(tracker or tracker_of(config), facts, rows=rows, summary=record.summary)
+
+
+def _held(folder: Path) -> lease.Lease:
+    """Take a run's lease.
+
+    Errors:
+        HeldError: another process has it.
+        ValueError: its folder cannot be written.
+    """
+    try:
+        return lease.acquire(folder)
+    except OSError as error:
+        raise ValueError(f"{folder} must be a place that can be written, got {error.strerror}") from error
 
 
 def config_of(record: Record) -> dict[str, Any]:
-    """The config of a record, as plain data.
+    """Return the config of a record, as plain data.
 
     Errors:
         ValueError: it cannot be read.
@@ -58,7 +77,8 @@ def config_of(record: Record) -> dict[str, Any]:
 
 
 def tracker_of(config: Mapping[str, Any]) -> Tracker:
-    """The tracker of a run's config, where it uploads; else W&B as this command's environment has it."""
+    """Return the tracker of a run's config, where it uploads; else W&B as this command's environment has
+    it."""
     own = dict(config.get("tracker") or {})
     schema = outside.options("tracker").get(str(own.get("kind")))
     if schema is not None and cast(type[Tracker], schema).uploads:
@@ -69,25 +89,38 @@ def tracker_of(config: Mapping[str, Any]) -> Tracker:
 
 
 def send_left(plans: Sequence[Plan], grid: Path) -> Iterator[str]:
-    """Send what the server lacks of a grid's runs, and yield a line about those that are left: a server that
-    fails once is not asked again."""
+    """Send what the server lacks of a grid's runs, and yield a line about what is left of them and of the
+    comparison: a server that fails once is not asked again."""
+    if not plans:
+        return
+    tracker = plans[0].run.tracker
     waiting = [plan.run_dir for plan in plans if left(plan.run.tracker, plan.run_dir)]
-    if waiting and plans[0].run.tracker.sends_now():
+    if waiting and tracker.sends_now():
         waiting = list(_not_taken(waiting))
+    lacking = list[str]()
     if waiting:
+        lacking.append(f"{len(waiting)} of {plural(len(plans), 'run')}")
+    if left(tracker, grid):
+        lacking.append("the comparison")
+    if lacking:
         command = f"python -m nocap.runs sync {shlex.quote(shown(grid))}"
-        yield f"{len(waiting)} of {len(plans)} runs are not uploaded; this sends them: {command}"
+        yield f"not uploaded: {' and '.join(lacking)}; this sends what is missing: {command}"
 
 
 def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
-    failed = False
+    """Send these runs, and yield those that a server has not taken."""
+    answers = True
     for folder in waiting:
-        if not failed:
+        taken = False
+        if answers:
             try:
-                failed = not send_run(read(folder, rows=False)).complete
-            except (OSError, ValueError):
-                failed = True
-        if failed:
+                taken = send_run(folder).complete
+                answers = taken
+            except OSError:
+                answers = False
+            except ValueError:  # of this run alone
+                taken = False
+        if not taken:
             yield folder
 
 
@@ -95,11 +128,12 @@ def _not_taken(waiting: Sequence[Path]) -> Iterator[Path]:
 
 
 def send_grid(folder: Path) -> TrackerSession | None:
-    """Send a grid's comparison, unless the server has it. None: nothing is to be sent.
+    """Send a grid's comparison, unless the server says that it has it. None: there is none.
 
     Errors:
-        ValueError: there is no login, or the grid's runs cannot be read.
-        OSError: the server does not take it.
+        NoLoginError: there is no login.
+        OSError: the server does not answer.
+        ValueError: it does not take the comparison, or the grid's runs cannot be read.
     """
     from nocap.judge.compare import compare
 
@@ -107,14 +141,13 @@ def send_grid(folder: Path) -> TrackerSession | None:
     if not report.is_file():
         return None
     found = load([folder])
+    require(bool(found.records), str(folder), "have runs that can be read", "none")
     tracker = tracker_of(config_of(found.records[0]))
-    if tracker.has(folder, report):
-        return None
     return send_comparison(tracker, **told(folder, compare(found)), report=report)
 
 
 def told(folder: Path, comparison: Comparison) -> dict[str, Any]:
-    """What a tracker is told of a grid's comparison, which is a run of the grid's group."""
+    """Return what a tracker gets of a grid's comparison, which is a run of the grid's group."""
     from nocap.report.rows import tables_of
 
     facts = RunFacts(

@@ -317,7 +317,7 @@ def _search(searched: Search, overrides: Sequence[Override], launcher: Launcher 
     fixed = [str(override.input_line) for override in overrides if not override.is_sweep_override()]
     searching = search.Searching(searched, swept, fixed=fixed, compose=composed)
     print("\n".join(searching.head), flush=True)
-    _begin_tracking(composed(fixed).run, searching.grid.name)
+    _begin_tracking(searching.base.run, searching.grid.name)
     devices = Devices(jobs=launcher.jobs) if isinstance(launcher, Pool) else one_at_a_time()
     with closing(devices):
         results, stopped = searching.run(devices)

@@ -285,8 +285,8 @@ class Searching:
         self._datasets = Datasets()
         self._trials = list[SearchTrial]()
         at_ends = [(*self.fixed, *end) for end in ends(space)]
-        self._base = compose(at_ends[0])
-        self._compose = partial(as_in, self._base, compose=compose)
+        self.base = compose(at_ends[0])  # what all trials have besides what is searched
+        self._compose = partial(as_in, self.base, compose=compose)
         grid = check(
             at_ends,
             swept=tuple(space),
@@ -326,7 +326,7 @@ class Searching:
         """
         self.grid.folder.mkdir(parents=True, exist_ok=True)
         with lease.acquire(self.grid.folder) as lock:
-            more = partial(self._batch, devices.at_once(self._base.run), lock.stage(), log)
+            more = partial(self._batch, devices.at_once(self.base.run), lock.stage(), log)
             runner = Runner(self.of_trials(), devices, more=more, total=self.search.trials)
             results = runner.run()
             self._write(lock.stage())

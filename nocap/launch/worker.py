@@ -12,10 +12,12 @@ if __name__ == "__main__":
     die_with_parent(int(os.environ["NOCAP_PARENT"]))
 
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +39,7 @@ from nocap.store.files import append_text
 from nocap.store.identity import check_source
 from nocap.store.lease import LostError
 from nocap.store.record import Metrics, Row, read_json, write_summary
-from nocap.store.tracking import open_tracker
+from nocap.store.tracking import has_mirror, open_tracker
 from nocap.training import allocator
 from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
@@ -48,6 +50,7 @@ from nocap.training.terminal import Reporter
 from nocap.training.world import join, place
 
 FAILURE_BYTES = 4000  # of a rank's failure: what goes into a pipe in one piece
+BEAT_S = 0.5  # between heartbeats while a tracker ends
 
 
 def main() -> NoReturn:
@@ -79,9 +82,10 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
     def on_start(rows: list[Row]) -> None:
         nonlocal session
-        params = _parameters(run, manifest["data"]["vocab_size"], reporter.log)
-        facts = run_facts(to_plain(run), run_dir, manifest, params=params)
-        session = open_tracker(run.tracker, facts, rows=rows)
+        if has_mirror(run.tracker):
+            params = _parameters(run, manifest["data"]["vocab_size"], reporter.log)
+            facts = run_facts(to_plain(run), run_dir, manifest, params=params)
+            session = open_tracker(run.tracker, facts, rows=rows)
         if session.link is not None:
             reporter.log(f"tracker: {session.link}")
         reporter.start(rows[-1]["step"] + 1 if rows else (manifest["init"] or {"step": 0})["step"])
@@ -121,7 +125,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
     except (Exception, StopNow) as error:
         # Ctrl-C and `timeout` reach the C++ compiler too, and it dies.
         preempted = isinstance(error, StopNow) or (stops.asked and compiler_failed(error))
-        session.finish(summary={}, status="preempted" if preempted else "failed")
+        status = "preempted" if preempted else "failed"
+        session.finish(summary={"status": status}, status=status)
         if preempted or not isinstance(error, Exception):
             return _stopped_in_compilation(job)
         return _report_failure(job, error, behind=heartbeat.behind())
@@ -159,7 +164,7 @@ def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> 
 
 
 def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: TrackerSession) -> None:
-    """Write the summary after the tracker has ended: so its clock holds that as well."""
+    """Write the summary, and once more when the tracker has ended: so its clock holds that as well."""
     rows = Metrics(job.run_dir / "metrics.jsonl").rows()
 
     def summary() -> dict[str, Any]:
@@ -174,8 +179,31 @@ def _conclude(job: Job, manifest: dict[str, Any], outcome: Outcome, session: Tra
             totals=outcome.totals,
         )
 
-    session.finish(summary=summary(), status=outcome.status)
-    write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
+    def write() -> None:
+        write_summary(job.run_dir, {**summary(), "tracker": session.url_or_hint}, stage=job.stage)
+
+    write()
+    with _beating(partial(job.heartbeat, outcome.step), longest_s=session.finish_s):
+        session.finish(summary=summary(), status=outcome.status)
+    with suppress(OSError):  # the first one stays
+        write()
+
+
+@contextmanager
+def _beating(beat: Callable[[], None], *, longest_s: float) -> Iterator[None]:
+    """Send heartbeats inside the block, for so many seconds at most."""
+    deadline = time.monotonic() + longest_s
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while time.monotonic() < deadline and not ended.wait(BEAT_S):
+            beat()
+
+    threading.Thread(target=go_on, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _stopped_in_compilation(job: Job) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,18 @@ from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.judge.schema import to_json
 from nocap.launch.mirror import send_grid, send_run
-from nocap.options.tracker import TrackerSession
+from nocap.options.tracker import NoLoginError, TrackerSession
 from nocap.report.table import aligned
 from nocap.report.why import render, why
 from nocap.runs.columns import (
     COLUMNS,
     FILTER,
-    RUNNING,
     RunColumn,
     age,
     age_s,
     column,
     matching,
     size_of,
-    status,
 )
 from nocap.store import lease
 from nocap.store.checkpoints import FOLDER, delete, is_folder, saved_steps
@@ -80,35 +79,52 @@ def sync(options: argparse.Namespace) -> int:
     them. Return the exit code.
 
     Errors:
-        ValueError: there is no login.
+        NoLoginError: there is no login.
     """
     chosen = _chosen(options.words, options.output_dir)
     roots = {run.folder.absolute().parents[1] for run in chosen.runs}
     grids = _naming(sorted(path for root in roots for path in root.glob(f"grids/[!.]*/{GRID}")))
     listing = {folder for run in chosen.runs for folder in grids.get(run.identity, ())}
-    problems, sent = list(chosen.problems), list[TrackerSession]()
+    problems = list(chosen.problems)
+    runs = list[TrackerSession]()
+    comparisons = list[TrackerSession]()
     try:
         for run in chosen.runs:
-            if status(run) == RUNNING:
-                problems.append(f"not sent: {run.folder.name} is being trained, and sends its rows itself")
-            else:
-                sent.append(send_run(run))
-                _tell_sent(run.folder.name, sent[-1])
+            runs += _sent(run.folder.name, partial(send_run, run.folder), problems)
         for folder in map(Path, sorted(listing)):
-            comparison = send_grid(folder)
-            if comparison is not None:
-                _tell_sent(f"comparison {folder.name}", comparison)
+            comparisons += _sent(f"comparison {folder.name}", partial(send_grid, folder), problems)
     except OSError as error:  # a server that fails is not asked for each run
         problems.append(str(error))
-    whole = sum(session.complete for session in sent)
-    rows = sum(session.sent for session in sent)
+    whole = sum(session.complete for session in runs)
+    rows = sum(session.sent for session in runs)
     print(f"on the server: {whole} of {plural(len(chosen.runs), 'run')}, {plural(rows, 'row')} sent now")
     _tell(problems)
-    return 1 if problems or whole < len(chosen.runs) else 0
+    is_whole = whole == len(chosen.runs) and all(session.complete for session in comparisons)
+    return 0 if is_whole and not problems else 1
 
 
-def _tell_sent(name: str, session: TrackerSession) -> None:
-    print(f"{name}: {plural(session.sent, 'row')} sent: {session.url_or_hint}", flush=True)
+def _sent(
+    name: str, send: Callable[[], TrackerSession | None], problems: list[str]
+) -> Iterator[TrackerSession]:
+    """Send a run or a comparison, say so, and yield its session. What is wrong with it alone becomes one of
+    the problems.
+
+    Errors:
+        NoLoginError: there is no login.
+        OSError: the server does not answer.
+    """
+    try:
+        session = send()
+    except NoLoginError:
+        raise
+    except lease.HeldError:
+        problems.append(f"not sent: {name} is being trained, and sends its rows itself")
+    except ValueError as error:
+        problems.append(f"not sent: {name}: {error}")
+    else:
+        if session is not None:
+            print(f"{name}: {plural(session.sent, 'row')} sent: {session.url_or_hint}", flush=True)
+            yield session
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from nocap.config.keys import flat, require
+from nocap.config.keys import flat, line_of, require
 from nocap.config.paths import expanded
 from nocap.judge.arms import EQUAL_TIME, one_budget
 from nocap.sources import naming
@@ -178,7 +178,7 @@ def _settings(path: Path) -> dict[str, str]:
     try:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} must be yaml ({' '.join(str(error).split())[:80]})") from None
+        raise ValueError(f"{path.name} must be yaml ({line_of(error, longest=80)})") from None
     if isinstance(tree, list):  # of overrides
         pairs = [str(each).lstrip("+~").partition("=") for each in tree]
         return {key: value for key, _, value in pairs}

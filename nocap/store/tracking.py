@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from nocap import outside
+from nocap.config.keys import line_of
 from nocap.config.outward import redact
 from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession
 
@@ -18,8 +19,8 @@ NO_MIRROR = "no mirror of this run from here on: "
 
 
 class Mirrors(TrackerSession):
-    """The sessions of several trackers. The first failure of one is a warning; after it, nothing more is sent
-    there."""
+    """Passes rows on to the sessions of several trackers. The first failure of one is a warning; after it,
+    nothing more is sent there."""
 
     def __init__(self, sessions: Sequence[tuple[Tracker, TrackerSession]]) -> None:
         self._working = list(sessions)
@@ -33,6 +34,10 @@ class Mirrors(TrackerSession):
     def link(self) -> str | None:  # type: ignore[override]
         return "; ".join(link for session in self._all if (link := session.link)) or None
 
+    @property
+    def finish_s(self) -> float:  # type: ignore[override]
+        return max((session.finish_s for _, session in self._working), default=0.0)
+
     def log(self, row: Mapping[str, object]) -> None:
         self._call("log", row)
 
@@ -41,6 +46,7 @@ class Mirrors(TrackerSession):
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         self._call("finish", summary=summary, status=status)
+        self._working.clear()  # each ends once
 
     def _call(self, method: str, *args: object, **named: object) -> None:
         for tracker, session in list(self._working):
@@ -52,9 +58,14 @@ class Mirrors(TrackerSession):
 
 
 def _each(tracker: Tracker) -> list[Tracker]:
-    """The chosen tracker and those beside it, without secrets in their keys."""
+    """Return the chosen tracker and those beside it, without secrets in their keys."""
     others = (cast(type[Tracker], outside.options("tracker")[kind])(kind=kind) for kind in tracker.also)
     return [_clean(chosen) for chosen in (tracker, *others)]
+
+
+def has_mirror(tracker: Tracker) -> bool:
+    """Say whether the rows go anywhere besides the record."""
+    return any(each.mirrors for each in _each(tracker))
 
 
 def open_tracker(
@@ -74,7 +85,7 @@ def open_tracker(
 
 
 def gathered(tracker: Tracker, folder: Path, runs: Mapping[str, Path]) -> list[str]:
-    """The commands that show a grid's runs together."""
+    """Return the commands that show a grid's runs together."""
     return [*filter(None, (each.gathered(folder, runs) for each in _each(tracker)))]
 
 
@@ -105,8 +116,7 @@ def send(
     """Send a record to the tracker's server, from the step on that the server does not have.
 
     Errors:
-        ValueError: there is no login.
-        OSError: the server does not take the run.
+        NoLoginError, OSError, ValueError: as for `Tracker.resend`.
     """
     session = _clean(tracker).resend(_clean(facts))
     mirror = Mirrors([(tracker, session)])
@@ -122,7 +132,7 @@ def send_comparison(
     """Send a grid's comparison to the tracker's server.
 
     Errors:
-        ValueError: as for `send`.
+        NoLoginError, OSError, ValueError: as for `send`.
     """
     session = _clean(tracker).resend(_clean(facts))
     _log_comparison(Mirrors([(tracker, session)]), tables=tables, report=report, summary=summary)
@@ -135,12 +145,11 @@ def _log_comparison(mirrors: Mirrors, *, tables: Tables, report: Path, summary: 
 
 
 def _clean(facts: T) -> T:
-    """A copy of a dataclass whose texts have no secrets."""
+    """Return a copy of a dataclass whose texts have no secrets."""
     return replace(
         cast(Any, facts), **{f.name: redact(getattr(facts, f.name)) for f in fields(cast(Any, facts))}
     )
 
 
 def _warn(tracker: Tracker, error: Exception) -> None:
-    line = " ".join(str(error).split())[:200] or type(error).__name__
-    print(f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line}", file=sys.stderr, flush=True)
+    print(f"nocap: tracker={tracker.kind}: {NO_MIRROR}{line_of(error)}", file=sys.stderr, flush=True)

@@ -13,8 +13,8 @@ from nocap.config.option import Option
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What a tracker gets to know about a run. The config's group goes before `group`; its tags and `tags`
-    are joined."""
+    """Says what a tracker gets to know about a run. The config's group goes before `group`; its tags and
+    `tags` are joined."""
 
     identity: str
     name: str  # for people: what sets the run apart from those beside it, and the seed
@@ -36,7 +36,7 @@ class RunFacts:
     attempts: tuple[tuple[float, float], ...] = ()
 
     def time_of(self, row: Mapping[str, object]) -> float | None:
-        """When a row was made, in seconds since the epoch; None where the record does not tell."""
+        """Return when a row was made, in seconds since the epoch; None: the record does not tell."""
         wall_s = row.get("clock/wall_s")
         if not isinstance(wall_s, int | float):
             return None
@@ -51,8 +51,8 @@ _IN_CONFIG = ("identity", "name", "arm", "seed")
 
 
 def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """`summary.json`, flat, without its nulls. What the rows have too has its name there, so that a dashboard
-    shows it once, as it is at the end; what the config says is left out."""
+    """Return `summary.json`, flat, without its nulls. What the rows have too has its name there, so that a
+    dashboard shows it once, as it is at the end; what the config says is left out."""
     from nocap.store.metrics import METRICS
 
     names = {"/".join(metric.path): metric.curve for metric in METRICS.values() if metric.curve}
@@ -65,6 +65,10 @@ def at_the_end(summary: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+class NoLoginError(ValueError):
+    """Nobody is logged in at a tracker's server, so no run can be sent."""
+
+
 class TrackerSession:
     """One open mirror of a run. This one mirrors nothing."""
 
@@ -72,6 +76,7 @@ class TrackerSession:
     link: str | None = None  # the run's address, where rows go there while it trains
     sent = 0  # rows
     complete = False  # the server has said that it has all rows
+    finish_s = 0.0  # the longest that `finish` may take without a heartbeat of the training
 
     def log(self, row: Mapping[str, object]) -> None:
         """Mirror one row of `metrics.jsonl`."""
@@ -88,6 +93,7 @@ class Tracker(Option):
     """A mirror of the local record, which is the truth: a mirror may lag, go offline or stop, and never stops
     a training."""
 
+    mirrors: ClassVar[bool] = True  # the rows go anywhere at all
     uploads: ClassVar[bool] = False  # to a server, which `nocap.runs sync` can send a record later
     # modules that take long to import: the runs of a grid share one import of them
     imports: ClassVar[tuple[str, ...]] = ()
@@ -123,26 +129,22 @@ class Tracker(Option):
         """Open a session that sends to the server what it lacks of a run or a comparison.
 
         Errors:
-            ValueError: there is no login.
-            OSError: the server does not take the run.
+            NoLoginError: there is no login.
+            OSError: the server does not answer, also for another run.
+            ValueError: it does not take this one.
         """
         raise NotImplementedError(f"tracker.kind={self.kind} must define resend, as it uploads")
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession | None:
-        """A session for a grid's comparison; None: it is not mirrored."""
+        """Open a session for a grid's comparison; None: it is not mirrored."""
         return None
 
     def gathered(self, folder: Path, runs: Mapping[str, Path]) -> str | None:
-        """The command that shows a grid's runs together, by their labels; `folder` is the grid's. None: there
-        is none on this machine."""
+        """Return the command that shows a grid's runs together, by their labels. `folder` is the grid's.
+        None: there is none on this machine."""
         return None
 
     @classmethod
     def left(cls, folder: Path) -> bool:
         """Say whether a run's or a grid's folder has a mirror of which the server lacks something."""
-        return False
-
-    @classmethod
-    def has(cls, folder: Path, report: Path) -> bool:
-        """Say whether the server has the comparison of a grid's folder, with this report."""
         return False

@@ -30,16 +30,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
-from nocap.config.keys import flat, key, require
+from nocap.config.keys import flat, key, line_of, require
 from nocap.config.paths import shown
-from nocap.options.tracker import RunFacts, Tables, Tracker, TrackerSession, at_the_end
+from nocap.options.tracker import NoLoginError, RunFacts, Tables, Tracker, TrackerSession, at_the_end
 
 SLOW_FINISH_S = 3600.0  # where a checkpoint is sent
+RESEND_FINISH_S = 600.0  # of a record that is sent later, which no training waits for
 FINISH_TIMEOUT_S = 10.0  # what is not sent by then is left to `nocap.runs sync`
 ASK_S = 10.0  # for the server to say that it has all rows, which it may count a little later
 GRACE_S = 5.0  # for wandb to keep to these times, before its thread is left behind
 LONGEST_NAME, LONGEST_TAG = 128, 64  # characters
 SHORTEST_KEY = 40
+IDENTITY_TOKEN = "WANDB_IDENTITY_TOKEN_FILE"
+NEEDS_KEY = "be left out: W&B is asked what it has by an API key (WANDB_API_KEY or wandb login)"
+SERVICE = "WANDB_SERVICE"  # has the address of wandb's own process, which children would share
 PLACE = "mirror.json"  # in the folder `wandb` of a run or a grid: where its mirror is
 UNREACHABLE = "NOCAP_WANDB_UNREACHABLE"  # set by the process that starts a grid: its runs do not ask again
 
@@ -77,7 +81,7 @@ class Wandb(Tracker):
     notes: str | None = key(free=True, default=None)  # a text on the run's page: WANDB_NOTES
     tags: list[str] = key(longest=LONGEST_TAG, default_factory=list)  # labels of the run: WANDB_TAGS
     mode: WandbMode  # whether rows are sent while it trains; WANDB_MODE has it too
-    init_timeout_s: int = key(ge=1, le=3600)  # seconds that training waits for a server at the start
+    init_timeout_s: int = key(ge=1, le=300)  # seconds that training waits for a server at the start
     system: bool | None = None  # the machine's own metrics, as a GPU's load; null: on a GPU
     # a loss: the summary has the step of the first validation at it or below
     target: float | None = key(gt=0, le=1e3, default=None)
@@ -93,6 +97,8 @@ class Wandb(Tracker):
         """Refuse what W&B's client would not take, while nothing has been trained."""
         if self.mode in (WandbMode.offline, WandbMode.disabled):
             return
+        token = os.environ.get(IDENTITY_TOKEN)
+        require(not token, IDENTITY_TOKEN, NEEDS_KEY, token)
         secret = os.environ.get("WANDB_API_KEY", "").strip()
         rule = f"have at least {SHORTEST_KEY} characters"
         require(len(secret) >= SHORTEST_KEY or not secret, "WANDB_API_KEY", rule, f"{len(secret)}")
@@ -113,21 +119,21 @@ class Wandb(Tracker):
             viewer = _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s).get("viewer") or {}
         except Exception as error:  # whatever its client raises
             os.environ[UNREACHABLE] = "1"
-            return f"offline: W&B does not answer: {_line(error)}"
+            return f"offline: W&B does not answer: {line_of(error)}"
         entity = self.entity or viewer.get("entity")
         shown_as = cut(self.group or group, LONGEST_NAME)
         return f"{settings.app_url}/{entity}/{self.project}/groups/{quote(shown_as, safe='')}"
 
     def open(self, facts: RunFacts) -> TrackerSession:
-        """Online or offline: by `tracker.mode`, and under `auto` online with a login and offline without one,
-        and never a prompt. Online that does not work is one warning and offline: nothing is lost. A wandb
-        that does not work at all is one warning and no mirror."""
+        """Open a session online or offline, as `tracker.mode` says. Under `auto` it is online where there is
+        a login. Nothing prompts. A session that cannot be online is one warning, and is offline. A wandb that
+        does not work at all is one warning, and there is no mirror."""
         if self.mode is WandbMode.disabled:
             return TrackerSession()
         try:
             return _opened(self, facts)
         except Exception as error:
-            _warn(f"no mirror of this run: {_line(error)}")
+            _warn(f"no mirror of this run: {line_of(error)}")
             return TrackerSession()
 
     def is_awaited(self) -> bool:
@@ -140,19 +146,36 @@ class Wandb(Tracker):
             return False
 
     def resend(self, facts: RunFacts) -> TrackerSession:
-        replace(self, mode=WandbMode.online).check_start()
+        settings = self._login_to_send()
+        here = replace(self, system=False)  # what this machine does is nothing of the run's
         try:
+            _ask(settings, VIEWER, {}, timeout_s=self.init_timeout_s)
+        except OSError as error:
+            raise OSError(f"W&B does not answer: {line_of(error)}") from error
+        try:
+            return _opened_online(here, facts, settings, timeout_s=self.init_timeout_s, resent=True)
+        except Exception as error:  # whatever its client raises
+            _teardown()  # or the next run would wait for this one
+            raise ValueError(f"W&B does not take {facts.name}: {line_of(error)}") from error
+
+    def _login_to_send(self) -> Any:
+        """Return the settings of wandb's login.
+
+        Errors:
+            NoLoginError: there is none that works.
+        """
+        try:
+            replace(self, mode=WandbMode.online).check_start()
             settings = _login(online=True)
+            require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
+        except ValueError as error:
+            raise NoLoginError(line_of(error)) from error
         except Exception as error:  # whatever its client raises
-            raise ValueError(f"W&B: no login: {_line(error)}") from error
-        require(settings is not None, "W&B", "have a login (wandb login, or WANDB_API_KEY)", "none")
-        try:
-            return _opened_online(self, facts, settings, timeout_s=self.init_timeout_s)
-        except Exception as error:  # whatever its client raises
-            raise OSError(f"W&B does not take {facts.name}: {_line(error)}") from error
+            raise NoLoginError(f"W&B: no login: {line_of(error)}") from error
+        return settings
 
     def open_comparison(self, facts: RunFacts) -> TrackerSession:
-        """A run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
+        """Open a run of its own in the grid's group. `facts.identity` is the grid's, so that the same grid
         compared again is the same run."""
         return self.open(facts)
 
@@ -161,18 +184,13 @@ class Wandb(Tracker):
         place = Place.read(folder)
         return place is not None and not place.complete
 
-    @classmethod
-    def has(cls, folder: Path, report: Path) -> bool:
-        place = Place.read(folder)
-        return place is not None and place.complete and place.report == _digest(report)
-
 
 # --- where a mirror is --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a folder's mirror is, and whether the server has all of it."""
+    """Says where a folder's mirror is, and whether the server has all of it."""
 
     id: str = ""
     entity: str = ""
@@ -181,10 +199,12 @@ class Place:
     deleted: int = 0  # how often the run was deleted on the server
     complete: bool = False
     report: str = ""  # of a comparison: the digest of the report that was sent
+    rows: int = 0  # that the server had when the last session began
+    end: str = ""  # the status whose checkpoint or alert the server got
 
     @classmethod
     def read(cls, folder: Path) -> Place | None:
-        """The place that a folder's file has; None without a sound one."""
+        """Return the place that a folder's file has; None: it has no sound one."""
         try:
             return cls(**json.loads((folder / "wandb" / PLACE).read_text()))
         except (OSError, ValueError, TypeError):
@@ -199,13 +219,13 @@ class Place:
 
 
 def run_id(folder: Path, *, identity: str, born: str) -> str:
-    """The id of a run in W&B: the one that it was sent under, else its own."""
+    """Return the id of a run in W&B: the one that it was sent under, else its own."""
     place = Place.read(folder)
     return place.id if place is not None else own_id(identity, born)
 
 
 def own_id(identity: str, born: str) -> str:
-    """An id of a run's identity and its first start, so that the same config trained again elsewhere is
+    """Make an id of a run's identity and its first start, so that the same config trained again elsewhere is
     another run."""
     return f"{identity}-{_digits(born)}" if born else identity
 
@@ -219,7 +239,7 @@ def _digits(text: str) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """The text, or its beginning and six digits that tell it from others that begin so."""
+    """Return the text, or its beginning and six digits that tell it from others that begin so."""
     return text if len(text) <= longest else f"{text[: longest - 7]}-{_digits(text)}"
 
 
@@ -238,7 +258,7 @@ OF_COMPARISONS = ("arms", "runs")
 
 
 def name_there(name: str) -> str:
-    """The name that a curve of the record has in W&B."""
+    """Return the name that a curve of the record has in W&B."""
     for own, there in SECTIONS.items():
         if name.startswith(own):
             return there + name.removeprefix(own)
@@ -246,8 +266,8 @@ def name_there(name: str) -> str:
 
 
 def ends_of(summary: Mapping[str, object]) -> dict[str, object]:
-    """What W&B's table of runs has of a summary: not what is a constant or stands in the config. A line of
-    the clock that is zero is left out."""
+    """Return what W&B's table of runs has of a summary. It leaves out constants, what stands in the config,
+    and lines of the clock that are zero."""
     ends = dict[str, object]()
     for name, value in at_the_end(summary).items():
         if name in (*SHOWN, *OF_COMPARISONS) or (name.startswith("clock/") and value):
@@ -266,7 +286,7 @@ query NocapProgress($project: String!, $entity: String, $name: String!) {
 
 
 def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_s: float) -> dict[str, Any]:
-    """What the server answers to a query.
+    """Return what the server answers to a query.
 
     Errors:
         OSError: it does not answer, or refuses.
@@ -282,14 +302,14 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
             answer = json.load(reply)
         problems = [str(problem["message"]) for problem in answer.get("errors") or ()]
     except (HTTPException, ValueError, LookupError, AttributeError) as error:
-        raise OSError(f"no answer to a query: {_line(error)}") from error
+        raise OSError(f"no answer to a query: {line_of(error)}") from error
     if problems:
         raise OSError("; ".join(problems))
     return dict(answer.get("data") or {})
 
 
 def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
-    """How many rows the server has of a run; None: it has no such run.
+    """Return how many rows the server has of a run; None: it has no such run.
 
     Errors:
         OSError: it does not say.
@@ -304,30 +324,35 @@ def _rows_there(settings: Any, place: Place, *, timeout_s: float) -> int | None:
 
 
 class WandbSession(TrackerSession):
-    """One open W&B run. The first failure is one warning; after it the mirror is quiet.
+    """Sends to one open W&B run. The first failure is one warning; after it the mirror is quiet.
 
     wandb is called in a thread of its own: its process, frozen or busy, would otherwise block the training
     once its pipe is full.
     """
 
-    def __init__(self, tracker: Wandb, run: Any, place: Place, facts: RunFacts) -> None:
+    def __init__(
+        self, tracker: Wandb, run: Any, place: Place, facts: RunFacts, *, resent: bool = False
+    ) -> None:
+        """Begin to send. `resent`: nothing trains, and the session may take its time."""
         self._tracker, self._run, self._place, self._facts = tracker, run, place, facts
         self._silenced, self._hidden = False, set[str]()
         self._ends = dict[str, object]()  # what only all rows together tell
-        self._finish_s = SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S
+        self._resent = resent
+        self._report = place.report  # that the server has when all is there
+        self._upload_s = _upload_s(tracker, resent=resent)
+        self.finish_s = self._upload_s + ASK_S + GRACE_S
         # What the server has begins before this step: a resumed run repeats rows, but for their clock.
         # Offline it is 0, and the folder is a new one.
         self._first_step = int(run.starting_step)
-        self._rows = 0  # of the record
         self._hint = f"python -m nocap.runs sync {shlex.quote(shown(facts.run_dir))}"
         self.link = None if run.offline else run.url
         self.url_or_hint: str | None = self.link or self._hint
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()  # None: the last
+        threading.Thread(target=self._serve, name="wandb mirror", daemon=True).start()
 
     def _serve(self) -> None:
-        while True:
-            self._calls.get()()
+        while (call := self._calls.get()) is not None:
+            call()
 
     def _submit(self, failure: str, call: Callable[[], object]) -> None:
         def guarded() -> None:
@@ -336,7 +361,7 @@ class WandbSession(TrackerSession):
             try:
                 call()
             except Exception as error:
-                self._silence(f"{failure}: {_line(error)}")
+                self._silence(f"{failure}: {line_of(error)}")
 
         self._calls.put(guarded)
 
@@ -344,7 +369,6 @@ class WandbSession(TrackerSession):
         step = row["step"]
         if not isinstance(step, int):
             return
-        self._rows += 1
         self._note_best(row)
         if self._silenced or step < self._first_step:
             return
@@ -392,52 +416,78 @@ class WandbSession(TrackerSession):
             artifact.add_file(str(report), name="report.html")
             self._run.log_artifact(artifact)
 
-        self._rows += 1
         content = _digest(report)
         if content == self._place.report and self._first_step:  # the server has it
             return
-        self._place = replace(self._place, report=content)
+        self._report = content
         self.sent += 1
         self._submit("the comparison is not mirrored", send)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
         done = threading.Event()
         self._calls.put(partial(self._finish, summary, status, done))
-        if not done.wait(self._finish_s + ASK_S + GRACE_S):
+        self._calls.put(None)
+        longest_s = self._upload_s
+        if status != "finished" and not self._resent:  # it has no checkpoint to send
+            longest_s = FINISH_TIMEOUT_S
+        if not done.wait(longest_s + ASK_S + GRACE_S):
             self._not_sent("wandb does not answer")
 
     def _finish(self, summary: Mapping[str, object], status: str, done: threading.Event) -> None:
-        settings, offline, failed = self._run.settings, self._run.offline, self._silenced
+        offline = self._run.offline
+        failed = self._silenced
         try:
-            self._run.summary.update(ends_of(summary) | self._ends)
-            self._tell(status)
-            self._run.finish(exit_code=0 if status == "finished" else 1)
-            lacks = "" if offline or failed else self._lacking(settings)
+            lacks = self._end(summary, status)
         except Exception as error:
-            lacks = _line(error)
+            lacks = line_of(error)
             # wandb's own process is gone: without this, its hook prints a traceback at exit
             if not isinstance(error, TimeoutError):
-                import wandb
-
-                with contextlib.suppress(Exception):
-                    wandb.teardown()
+                _teardown()
         if lacks or (failed and not offline):
             self._not_sent(lacks)
         elif not offline:
             self.complete = True
-            replace(self._place, complete=True).write(self._facts.run_dir)
         self._silenced = True
         done.set()
 
-    def _tell(self, status: str) -> None:
-        """Mark a run that was stopped from outside, and do what is to be done at an end, if it was asked
-        for."""
-        if status == "preempted":
-            self._run.mark_preempting()
-        if status == "diverged" and self._tracker.alert:
-            self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
-        if self._tracker.checkpoint and status == "finished":
-            self._send_checkpoint()
+    def _end(self, summary: Mapping[str, object], status: str) -> str:
+        """End the run, and return what the server lacks of it, in words; empty: nothing, or it is offline."""
+        settings = self._run.settings
+        failed = self._silenced
+        self._run.summary.update(ends_of(summary) | self._ends)
+        problem = self._send_end(status)
+        self._run.finish(exit_code=0 if status == "finished" else 1)
+        if self._run.offline:
+            return ""
+        place = self._place
+        if self._wants(status) and not problem:
+            place = replace(place, end=status)
+        place.write(self._facts.run_dir)
+        if failed:
+            return problem
+        lacks = problem or self._lacking(settings)
+        if not lacks:
+            replace(place, complete=True, report=self._report).write(self._facts.run_dir)
+        return lacks
+
+    def _wants(self, status: str) -> bool:
+        """Say whether something is to be sent at this end, which the server has not got before."""
+        wants = {"diverged": self._tracker.alert, "finished": self._tracker.checkpoint}
+        return wants.get(status, False) and not self._run.offline and self._place.end != status
+
+    def _send_end(self, status: str) -> str:
+        """Mark a run that was stopped from outside, and send what is to be sent at an end. Return why that
+        failed, in words: the run ends there all the same."""
+        try:
+            if status == "preempted":
+                self._run.mark_preempting()
+            if status == "diverged" and self._wants(status):
+                self._run.alert(title="diverged", text=f"{self._facts.name}: {self.url_or_hint}")
+            if status == "finished" and self._wants(status):
+                self._send_checkpoint()
+        except Exception as error:  # whatever its client raises
+            return line_of(error)
+        return ""
 
     def _send_checkpoint(self) -> None:
         import wandb
@@ -451,18 +501,20 @@ class WandbSession(TrackerSession):
         self._run.log_artifact(artifact)
 
     def _lacking(self, settings: Any) -> str:
-        """What the server lacks, in words; empty where it has all rows. Its client ends without an error
-        where the server has refused them."""
+        """Return what the server lacks, in words; empty: nothing. It is to have what it had when the session
+        began, and what the session has sent. Its client ends without an error where the server has refused
+        rows."""
         deadline = time.monotonic() + ASK_S
+        expected = self._place.rows + self.sent
         while True:
             try:
                 there = _rows_there(settings, self._place, timeout_s=ASK_S) or 0
             except OSError as error:
-                return f"the server does not say what it has: {_line(error)}"
-            if there >= self._rows:
+                return f"the server does not say what it has: {line_of(error)}"
+            if there >= expected:
                 return ""
             if time.monotonic() > deadline:
-                return f"the server has {there} of {self._rows} rows"
+                return f"the server has {there} of {expected} rows"
             time.sleep(0.2)
 
     def _not_sent(self, reason: str) -> None:
@@ -480,89 +532,126 @@ def _may_send(tracker: Wandb) -> bool:
 
 
 def _may_have_login() -> bool:
-    """Whether it is worth importing wandb to look for one."""
+    """Say whether it is worth importing wandb to look for a login."""
     home = Path.home()
     files = (os.environ.get("NETRC") or home / ".netrc", home / "_netrc")
     return bool(os.environ.get("WANDB_API_KEY")) or any(map(os.path.exists, files))
 
 
 def _login(*, online: bool) -> Any:
-    """wandb's settings, where there is a login; else None."""
+    """Return wandb's settings with its login; None: there is no login, or it is not asked for.
+
+    Errors:
+        ValueError: the login has no API key.
+    """
     import wandb
 
+    # Each process has a service of its own: one that it shared would end with the process that began it.
+    os.environ.pop(SERVICE, None)
     # Silent before the login: a login that may print asks the server for the user's name, 5 s without a
     # network. `online` only lets it look for credentials where `WANDB_MODE` says offline and the config says
     # online.
     setup = wandb.setup(settings=wandb.Settings(silent=True, mode="online" if online else "offline"))
-    return setup.settings if online and wandb.login(prompt=False, verify=False) else None
+    os.environ.pop(SERVICE, None)
+    if not online or not wandb.login(prompt=False, verify=False):
+        return None
+    require(bool(setup.settings.api_key), "an identity token of W&B", NEEDS_KEY, "one")
+    return setup.settings
+
+
+def _teardown() -> None:
+    """End wandb's own process. Where that has failed, wandb would end this process as well."""
+    with contextlib.suppress(Exception, SystemExit):
+        import wandb
+
+        wandb.teardown()
 
 
 def _opened(tracker: Wandb, facts: RunFacts) -> WandbSession:
-    """A session online, or offline with the reason in a line."""
+    """Open a session online, or offline with the reason in a line. Its place is written first: a mirror that
+    cannot be opened is left to `nocap.runs sync`."""
+    _place_of(facts).write(facts.run_dir)
     problem = ""
     deadline = time.monotonic() + tracker.init_timeout_s
     online = _may_send(tracker)
-    settings = _login(online=online)
-    if settings is not None:
-        try:
+    try:
+        settings = _login(online=online)
+        if settings is not None:
             return _opened_online(tracker, facts, settings, timeout_s=deadline - time.monotonic())
-        except Exception as error:
-            problem = _line(error)
-            # The failed attempt still holds the id: without this, the offline run is refused ("run ID is
-            # in use").
-            import wandb
-
-            wandb.teardown()
-    elif tracker.mode is WandbMode.online and online:
-        problem = "no login"
+        if tracker.mode is WandbMode.online and online:
+            problem = "no login"
+    except Exception as error:  # whatever its client raises
+        problem = line_of(error)
+        # The failed attempt still holds the id: without this, the offline run is refused ("run ID is in
+        # use").
+        _teardown()
+    place = _place_of(facts)
+    run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
     if problem:
         _warn(f"offline: {problem}")
-    place = replace(Place.read(facts.run_dir) or Place(id=_new_id(facts)), complete=False)
-    run = _init(tracker, facts, place, mode="offline", timeout_s=float(tracker.init_timeout_s))
-    place.write(facts.run_dir)
     return WandbSession(tracker, run, place, facts)
 
 
-def _opened_online(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> WandbSession:
+def _upload_s(tracker: Wandb, *, resent: bool) -> float:
+    """Return how long the end of a run may take."""
+    if tracker.checkpoint:
+        return SLOW_FINISH_S
+    return RESEND_FINISH_S if resent else FINISH_TIMEOUT_S
+
+
+def _opened_online(
+    tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float, resent: bool = False
+) -> WandbSession:
     deadline = time.monotonic() + timeout_s
     place = _place_there(tracker, facts, settings, timeout_s=timeout_s)
+    place.write(facts.run_dir)
     left_s = max(1.0, deadline - time.monotonic())
-    run = _init(tracker, facts, place, mode="online", timeout_s=left_s)
+    run = _init(tracker, facts, place, mode="online", timeout_s=left_s, resent=resent)
     place = replace(place, entity=run.entity, project=run.project, server=settings.base_url)
     place.write(facts.run_dir)
-    return WandbSession(tracker, run, place, facts)
+    return WandbSession(tracker, run, place, facts, resent=resent)
+
+
+def _place_of(facts: RunFacts) -> Place:
+    """Return where a run's mirror is, or the id that it will have. W&B's agent knows a run by the id that it
+    gave."""
+    place = Place.read(facts.run_dir)
+    agents = _agents_id()
+    if place is None or agents not in ("", place.id):
+        return Place(id=agents or own_id(facts.identity, facts.born))
+    return replace(place, complete=False, rows=0)
 
 
 def _place_there(tracker: Wandb, facts: RunFacts, settings: Any, *, timeout_s: float) -> Place:
-    """Where a run is sent. One that was deleted there has another id: a server does not take the old one.
+    """Return where a run is sent, with the rows that the server has of it. One that was deleted there has
+    another id: a server does not take the old one.
 
     Errors:
         OSError: the server does not answer.
     """
-    place = Place.read(facts.run_dir)
-    if place is None or _agents_id() not in ("", place.id):
-        return Place(id=_new_id(facts))
-    here = (settings.base_url, tracker.project, tracker.entity or place.entity)
-    if here != (place.server, place.project, place.entity):
-        return replace(place, complete=False)
-    if _rows_there(settings, place, timeout_s=timeout_s) is not None:
-        return replace(place, complete=False)
+    before = _place_of(facts)
+    if not before.server and not _agents_id():  # it is nowhere yet
+        return before
+    entity = tracker.entity or before.entity
+    place = replace(before, server=settings.base_url, project=tracker.project, entity=entity)
+    rows = _rows_there(settings, place, timeout_s=timeout_s)
+    if place != before:
+        return replace(place, rows=rows or 0, report="", end="")
+    if rows is not None:
+        return replace(place, rows=rows)
     times = place.deleted + 1
     new = f"{own_id(facts.identity, facts.born)}-{times + 1}"
     _warn(f"run {place.id} was deleted on the server: it is sent anew as {new}")
-    return replace(place, id=new, deleted=times, complete=False)
-
-
-def _new_id(facts: RunFacts) -> str:
-    """W&B's agent knows a run by the id that it gave."""
-    return _agents_id() or own_id(facts.identity, facts.born)
+    return replace(place, id=new, deleted=times, server="", report="", end="")  # it is nowhere yet
 
 
 def _agents_id() -> str:
     return os.environ.get("WANDB_RUN_ID", "") if os.environ.get("WANDB_SWEEP_ID") else ""
 
 
-def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s: float) -> Any:
+def _init(
+    tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s: float, resent: bool = False
+) -> Any:
     import wandb
 
     _forget_attempts(facts)
@@ -572,7 +661,7 @@ def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s
     on_gpu = dict(flat(facts.config)).get("trainer.device") == "cuda"
     settings = wandb.Settings(
         init_timeout=timeout_s,
-        finish_timeout=SLOW_FINISH_S if tracker.checkpoint else FINISH_TIMEOUT_S,
+        finish_timeout=_upload_s(tracker, resent=resent),
         finish_timeout_raises=True,
         silent=True,
         # The local record has the console, the code, the hardware and the versions. A command line could also
@@ -611,8 +700,8 @@ def _init(tracker: Wandb, facts: RunFacts, place: Place, *, mode: str, timeout_s
 
 
 def _config(facts: RunFacts) -> dict[str, object]:
-    """The keys that make the run what it is, under the names that a command line has for them: an option's
-    name is its group's value, as a sweep's agent has it."""
+    """Return the keys that make the run what it is, under the names that a command line has for them: an
+    option's name is its group's value, as a sweep's agent has it."""
     arm = {"arm": facts.arm, "arm_id": facts.arm_id, "identity": facts.identity}
     swept = {"swept": ", ".join(facts.swept)} if facts.swept else {}
     return {**facts.counted, **facts.options, **facts.about, **arm, **swept}
@@ -623,11 +712,7 @@ def _forget_attempts(facts: RunFacts) -> None:
     cannot be uploaded a second time."""
     for folder in facts.run_dir.glob("wandb/*run-*"):
         if folder.is_dir() and not folder.is_symlink():
-            shutil.rmtree(folder)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _warn(message: str) -> None:
