@@ -20,12 +20,10 @@ import shutil
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
@@ -291,6 +289,9 @@ def _ask(settings: Any, query: str, variables: Mapping[str, object], *, timeout_
     Errors:
         OSError: it does not answer, or refuses.
     """
+    import urllib.request  # here, as a grid without W&B would pay for both
+    from http.client import HTTPException
+
     secret = base64.b64encode(f"api:{settings.api_key}".encode()).decode()
     content = json.dumps({"query": query, "variables": variables}).encode()
     json_type = {"Content-Type": "application/json"}
