@@ -25,7 +25,7 @@ from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
 from nocap.store.files import append_text, to_append
-from nocap.store.record import ENDED, read_json
+from nocap.store.record import ENDED, SUMMARY, read_json
 from nocap.training.heartbeat import Heartbeat
 from nocap.training.summary import cut_short
 from nocap.training.terminal import ending, table
@@ -244,7 +244,7 @@ class Attempt:
         }
 
     def poll(self) -> RunResult | None:
-        """How the run ended, once its workers have for good. Then it is held no longer.
+        """Return how the run ended, once its workers have ended for good. Then its lease is given back.
 
         Errors:
             OSError, ValueError: its record cannot be read, or its workers cannot be started again.
@@ -258,10 +258,13 @@ class Attempt:
         self.over = True
         with ExitStack() as undo:
             undo.enter_context(self._lease)
-            code, summary = self._conclude([code for code in codes if code is not None]), self._summary()
+            code = self._conclude([code for code in codes if code is not None])
+            summary = self._summary()  # has the reason that `_conclude` found
             # whether a worker was killed before the run's end: the record decides, not the code alone
-            lost = code < 0 and summary["status"] == "failed" and not self._stopping and not self._lease.lost
-            if lost and self._restarts < (limit := self.plan.run.trainer.max_restarts):
+            was_killed = code < 0 and summary["status"] == "failed"
+            limit = self.plan.run.trainer.max_restarts
+            may_restart = not self._stopping and not self._lease.lost and self._restarts < limit
+            if was_killed and may_restart:
                 self._restarts += 1
                 self._log(f"starting again from the last checkpoint ({self._restarts} of {limit})")
                 self.start(time.monotonic())
@@ -274,38 +277,59 @@ class Attempt:
         return RunResult(summary=summary, trained=True, taken_over=self._lease.lost)
 
     def _end_others(self, codes: Sequence[int | None]) -> None:
-        """When one has failed, the others have a little time to say what they lost. Then they are killed,
-        which is no failure of theirs."""
+        """End the other workers when one has failed. They have a little time to say what they lost; then they
+        are killed, which is no failure of theirs."""
         self._failed_at = min(self._failed_at, time.monotonic())
         if time.monotonic() > self._failed_at + GRACE_S:
-            self._failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
+            self._failed = self._failed or _nonzero(codes)
             self._send(signal.SIGKILL)
 
     def _conclude(self, codes: Sequence[int]) -> int:
-        """One exit code for all, and why they failed: which were killed, or what the first said that failed,
-        which the others only lost."""
+        """Return one exit code for all workers, and keep why they failed: which were killed, or what the
+        first one said that failed. The others only lost it."""
         shutil.rmtree(self.plan.run_dir / RANKS, ignore_errors=True)
-        failed = self._failed or {rank: code for rank, code in enumerate(codes) if code}
-        killed, status, said = {rank: code for rank, code in failed.items() if code < 0}, "", ""
-        # a process that a worker started holds the other end, and nobody said anything
-        with suppress(BlockingIOError):
-            first = os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace")
-            status, _, said = first.partition(" ")
-        os.close(self._told)
-        self._said = "" if killed or (self._stopping and len(codes) > 1) else said
-        self._error = ", ".join(
-            f"{'the worker' if len(codes) == 1 else f'rank {rank}'} ended with {ending(code)} "
-            f"{self._heartbeat.where(rank)}"
-            for rank, code in (killed or failed or dict(enumerate(codes))).items()
-        ) + (" and left no summary" if len(codes) == 1 else "")
-        code = min(killed.values()) if killed else EXIT_CODES[status] if self._said else max(codes)
+        failed = self._failed or _nonzero(codes)
+        killed = {rank: code for rank, code in failed.items() if code < 0}
+        status, reason = self._first_reason()
+        is_silent = killed or (self._stopping and len(codes) > 1)
+        self._said = "" if is_silent else reason
+        self._error = self._endings(killed or failed or dict(enumerate(codes)), alone=len(codes) == 1)
+        if killed:
+            code = min(killed.values())
+        elif self._said:
+            code = EXIT_CODES[status]
+        else:
+            code = max(codes)
         self.refused = code == EXIT_CODES["refused"]
         return code
 
+    def _first_reason(self) -> tuple[str, str]:
+        """Read the status and the reason of the worker that failed first; empty texts where none said it."""
+        status = ""
+        reason = ""
+        # a process that a worker started holds the other end, and nobody said anything
+        with suppress(BlockingIOError):
+            first = os.read(self._told, 1 << 16).split(b"\0")[0].decode(errors="replace")
+            status, _, reason = first.partition(" ")
+        os.close(self._told)
+        return status, reason
+
+    def _endings(self, codes: Mapping[int, int], *, alone: bool) -> str:
+        """Say with what each of these ranks ended, and where it was."""
+        endings = list[str]()
+        for rank, code in codes.items():
+            worker = "the worker" if alone else f"rank {rank}"
+            endings.append(f"{worker} ended with {ending(code)} {self._heartbeat.where(rank)}")
+        line = ", ".join(endings)
+        return f"{line} and left no summary" if alone else line
+
     def wait(self) -> RunResult:
-        while (result := self.poll()) is None:
+        """Wait for the run's end, and return it."""
+        while True:
+            result = self.poll()
+            if result is not None:
+                return result
             time.sleep(WAIT_S)
-        return result
 
     def stop(self) -> None:
         """Ask the workers, once, to save and stop."""
@@ -319,15 +343,21 @@ class Attempt:
 
     def _check_heartbeat(self) -> None:
         """Kill workers that hang, or that train what another process trains now."""
-        now, limit = time.monotonic(), self.plan.run.trainer.hang_timeout_s
-        if (since := now - self._looked) < LOOK_S:
+        now = time.monotonic()
+        since_s = now - self._looked
+        if since_s < LOOK_S:
             return
         if self._lease.lost:
             self._send(signal.SIGKILL)
             return
-        beats, self._looked = self._heartbeat.count(), now
-        self._silent_s = 0.0 if beats != self._beats else self._silent_s + min(since, AWAKE_S)
+        self._looked = now
+        beats = self._heartbeat.count()
+        if beats == self._beats:
+            self._silent_s += min(since_s, AWAKE_S)
+        else:
+            self._silent_s = 0.0
         self._beats = beats
+        limit = self.plan.run.trainer.hang_timeout_s
         if self._silent_s > limit:
             self._hang = (
                 f"{self._heartbeat.behind()} hung: no heartbeat for {limit:g} s (trainer.hang_timeout_s)"
@@ -335,10 +365,11 @@ class Attempt:
             self._send(signal.SIGKILL)
 
     def _summary(self) -> dict[str, Any]:
-        """The ended run's summary. If nobody wrote one: one with the reason. Stopped in its start-up, it lost
-        nothing."""
+        """Read the ended run's summary, or write one with the reason where there is none. A run that was
+        stopped in its start-up lost nothing."""
         holding = self._lease.beat()
-        if holding and (written := read_json(self.plan.run_dir / "summary.json")) is not None:
+        written = read_json(self.plan.run_dir / SUMMARY) if holding else None
+        if written is not None:
             return written
         error = self._hang or self._said or self._error
         if not holding:
@@ -356,10 +387,16 @@ class Attempt:
         )
 
     def _log(self, text: str) -> None:
-        """On stderr, or in the log of a quiet run."""
+        """Print a line on stderr, or in the log of a quiet run."""
         log = self.plan.run_dir / "train.log"
         if self._quiet:
             with suppress(OSError):  # a full disk: the summary has it, or will not be there
                 append_text(log, f"{text}\n")
-        else:
-            print(f"nocap: {text}" + ("" if self.refused else f"; see {log}"), file=sys.stderr, flush=True)
+            return
+        place = "" if self.refused else f"; see {log}"
+        print(f"nocap: {text}{place}", file=sys.stderr, flush=True)
+
+
+def _nonzero(codes: Sequence[int | None]) -> dict[int, int]:
+    """Return rank → exit code of the workers that failed."""
+    return {rank: code for rank, code in enumerate(codes) if code}
