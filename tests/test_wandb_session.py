@@ -144,7 +144,7 @@ def server() -> Iterator[WandbServer]:
 def client(server: WandbServer, monkeypatch: pytest.MonkeyPatch) -> Client:
     """The client is what `import wandb` gives, and there is a login."""
     made = Client(server)
-    monkeypatch.setitem(sys.modules, "wandb", made)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "wandb", made)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.delenv(SERVICE, raising=False)
     return made
