@@ -324,7 +324,7 @@ class _Conductor:
         """Train and time what is missing, and collect what there is."""
         best = {trial.arm: trial.words for trial in trials if trial.picked}
         arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}
-        short = {name: shorter(plan, arms[name]) for name in plan.study.racing if name in arms}
+        short = {name: shorter(plan, arms[name]) for name in plan.study.racing_arms if name in arms}
         asked = sessions(plan, arms)
         needed = seeds_of(plan.study)
         due = partial(self._hold, plan, asked, wait=False)
@@ -332,7 +332,7 @@ class _Conductor:
         runs: dict[tuple[str, int], Record] = {}
         others: dict[tuple[str, int], dict[int, Record]] = {}
         # in one grid, whose comparison then tells the time at equal loss, too
-        first = [*trainings(arms, needed), *length_trainings(plan, arms, plan.study.lengthened)]
+        first = [*trainings(arms, needed), *length_trainings(plan, arms, plan.study.seeds_of_lengths)]
         for run, record in get(first):
             if run.length_of is None:
                 runs[run.arm, run.seed] = record

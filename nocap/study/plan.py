@@ -69,11 +69,11 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     study = select_claims(study, scale)
     at = study.scales[scale]
-    train = compose_arms(study, at, study.trained, training_overrides(at, output_dir, steps))
-    bench = compose_arms(study, at, study.needing(lambda metric: metric.made_by != "train"), at.bench)
+    train = compose_arms(study, at, study.trained_arms, training_overrides(at, output_dir, steps))
+    bench = compose_arms(study, at, study.arms_needing(lambda metric: metric.made_by != "train"), at.bench)
     check_fair({**train, **compose_trials(study, train)})
     text = at.decode.prompt + at.decode.new if at.decode else 0
-    for arm in study.needing(lambda metric: metric.made_by == "decoding"):
+    for arm in study.arms_needing(lambda metric: metric.made_by == "decoding"):
         rule = f"be a text that arm {arm} has positions for: model.seq_len={bench[arm].run.model.seq_len}"
         require(text <= bench[arm].run.model.seq_len, f"scales.{scale}.decode", rule, text)
     words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
@@ -87,7 +87,7 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
         bench=bench,
         typed=frozenset(typed & {*OF_THE_MACHINE}),
     )
-    for arm in study.racing:
+    for arm in study.racing_arms:
         shorter(plan, train[arm])  # checked
     _check_lengths(plan)
     return plan
@@ -101,7 +101,7 @@ def _check_lengths(plan: StudyPlan) -> None:
         ValueError: the first such claim's; the arm or trial is named.
     """
     study = plan.study
-    for arm in study.lengthened:
+    for arm in study.seeds_of_lengths:
         other_lengths(plan.train[arm])
     for claim in study.claims:
         if claim.at_equal_loss:

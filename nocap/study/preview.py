@@ -41,14 +41,14 @@ def render(plan: StudyPlan) -> str:
     study, trials = part.study, compose_trials(plan.study, plan.train)
     short = {
         f"{arm} at {composed.run.trainer.steps} steps": composed
-        for arm in study.racing
+        for arm in study.racing_arms
         for composed in shorter(plan, plan.train[arm])
     }
     seeds = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()} | {
         seed: [*trials] for seed in study.tune.seeds
     }
     runs = trainings({**trials, **plan.train, **short}, seeds)
-    lengths = length_trainings(plan, plan.train, study.lengthened)
+    lengths = length_trainings(plan, plan.train, study.seeds_of_lengths)
     numbers = range(1, plan.at.sessions + 1)
     rows = [
         [
@@ -60,7 +60,7 @@ def render(plan: StudyPlan) -> str:
         for session in sessions(part, plan.train)
     ]
     noise = sigma((run.arm, record) for run in runs if run.arm in plan.train and (record := run.record()))
-    there = records_in(plan.folder.parents[2]) if study.lengthened else []
+    there = records_in(plan.folder.parents[2]) if study.seeds_of_lengths else []
     last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
     return "\n".join(
         [
@@ -84,13 +84,13 @@ def render(plan: StudyPlan) -> str:
 
 
 def _runs(runs: Sequence[Training], study: Study) -> list[str]:
-    lengths_by = "this study" if study.lengthened else None
+    lengths_by = "this study" if study.seeds_of_lengths else None
     return [of_grid(grid_of(runs, study.name), lengths_by=lengths_by), ""]
 
 
 def _lengths(plan: StudyPlan, study: Study) -> Iterator[str]:
     """Say what the baselines' other lengths cost, which claims about the time at equal loss need."""
-    for arm, seeds in study.lengthened.items():
+    for arm, seeds in study.seeds_of_lengths.items():
         steps = plan.train[arm].run.trainer.steps
         yield f"equal loss: {cost_of(arm, steps, len(SHARES) * len(seeds))}"
 
