@@ -26,7 +26,7 @@ from nocap.sessions.session import Session
 from nocap.store.record import write_json
 from nocap.store.runs import Record
 from nocap.study.collect import collect
-from nocap.study.conduct import Done, carry_out
+from nocap.study.conduct import StudyOutcome, carry_out
 from nocap.study.log import FILE, RunLine, SessionLine, read
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import name_of
@@ -60,7 +60,9 @@ class Lab:
         made = loaded(self.root / folder, study(**changed))
         return prepare(made, next(iter(made.scales)), output_dir=str(self.root / out))
 
-    def done(self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any) -> Done:
+    def done(
+        self, out: str = "out", folder: str = "made", *, run: bool = True, **changed: Any
+    ) -> StudyOutcome:
         self.said.clear()
         return carry_out(self.plan(out, folder, **changed), run=run, log=self.said.append)
 
@@ -69,7 +71,7 @@ class Lab:
     ) -> dict[str, Json]:
         """Claim → its row."""
         done = self.done(out, folder, run=run, **changed)
-        t = done.part.trainer
+        t = done.plan.trainer
         result = collect(done, hardware=hardware.describe(t.device, t.threads), command="made")
         return {claim["id"]: claim for claim in json.loads(json.dumps(to_json(result)))["claims"]}
 

@@ -159,7 +159,7 @@ def made_judged(claim: Claim, verdict: Verdict, *, against: str) -> JudgedClaim:
         margins=[],
         noise={},
         bound=None,
-        stands=Provenance(hash="made", at=None, exploratory=None, notes=[]),
+        provenance=Provenance(hash="made", at=None, exploratory=None, notes=[]),
         where={},
         lengths=None,
         damaged=frozenset(),

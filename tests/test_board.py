@@ -42,7 +42,7 @@ def committed() -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
     """All studies with their results, judged as where no arm can be composed, which takes long."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checked, "prepare", elsewhere)
-        return board.found(STUDIES)
+        return board.read_studies(STUDIES)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def shown(every: list[StudyResult]) -> dict[str, Row]:
 
 @pytest.fixture(scope="module")
 def written(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> dict[Path, str]:
-    return board.drawn(STUDIES, *committed)
+    return board.files_of(STUDIES, *committed)
 
 
 @pytest.mark.gate
@@ -122,8 +122,8 @@ def test_a_figure_that_the_log_has_not_is_labelled(tmp_path: Path):
         if row["claim"] == "B3.speed" and row["arm"] == "rmsnorm" and row["metric"] == "tokens_per_s":
             row["value"] *= 1.3
     results.write_text(json.dumps(content))
-    (row,) = [row for row in rows(board.found(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"]
-    assert "its log has other figures of bench session 1" in str(row.judged.stands.exploratory)
+    (row,) = [row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "B3.speed"]
+    assert "its log has other figures of bench session 1" in str(row.judged.provenance.exploratory)
 
 
 def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path):
@@ -136,7 +136,7 @@ def test_ends_and_seeds_that_were_not_registered_confirm_nothing(tmp_path: Path)
         if row["claim"] == "A16.qk" and row["metric"] == "val_loss":
             row["repeat"] += 100  # seeds that the study has not
     results.write_text(json.dumps(content))
-    (row,) = [row for row in rows(board.found(tmp_path)[1]["norms"]) if row.claim.id == "A16.qk"]
+    (row,) = [row for row in rows(board.read_studies(tmp_path)[1]["norms"]) if row.claim.id == "A16.qk"]
     assert row.claim.expected != [-0.1, None]
     assert row.word == "inconclusive"
     assert "missing" in row.verdict
@@ -536,7 +536,7 @@ def test_a_claim_is_planned_until_results_answer_it(tmp_path: Path):
     assert planned.cells["command"] == f"`python -m nocap.study {tmp_path.name}/made scale=cpu`"
     assert board.planned([resulted(both, speeds(FAST, SAME))], {"made": both}) == []
     loaded(tmp_path / "made", study(claims=[{**LOSS, "id": "M.speed"}]))
-    studies, results = board.found(tmp_path)
+    studies, results = board.read_studies(tmp_path)
     assert results["made"][0].outdated == ["M.speed"]
     assert [each.claim.id for each in board.planned(results["made"], studies)] == ["M.speed"]
 
@@ -554,7 +554,7 @@ def test_a_rows_words_and_ends_are_its_studys_of_now(tmp_path: Path):
     changed = loaded(folder, study(claims=[{**SPEED, "expected": [1.3, None]}]))
     (row,) = rows(pages.all_results(changed, folder))
     assert row.word == "refuted"
-    assert row.judged.stands.exploratory == "not in its study's log"
+    assert row.judged.provenance.exploratory == "not in its study's log"
 
 
 # --- a board of one's own -----------------------------------------------------------------------------------

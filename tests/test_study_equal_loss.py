@@ -19,7 +19,7 @@ from nocap.store.runs import Found, Record, load
 from nocap.study import command, pages
 from nocap.study.__main__ import main
 from nocap.study.collect import collect
-from nocap.study.conduct import Done
+from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, measurements
 from nocap.study.plan import StudyPlan, prepare
 from nocap.study.registration import Provenance, registrations
@@ -85,7 +85,9 @@ def resulted(tmp_path: Path, evidence: Evidence, *claims: Json, seeds: int = 3) 
     """The results of a study with these claims, M.equal by default."""
     plan = planned(tmp_path / "made", claims or [EQUAL], seeds)
     stands = {each.id: STANDS for each in plan.study.claims}
-    result = collect(Done(part=plan, evidence=evidence, stands=stands), hardware=MACHINE, command="made")
+    result = collect(
+        StudyOutcome(plan=plan, evidence=evidence, provenances=stands), hardware=MACHINE, command="made"
+    )
     json.dumps(to_json(result), allow_nan=False)
     return result
 

@@ -22,7 +22,7 @@ from nocap.sessions.figures import SessionFile
 from nocap.store.metrics import HELD, METRICS, Ending, Per
 from nocap.study import board, pages, schema, words
 from nocap.study.collect import collect
-from nocap.study.conduct import Done
+from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements
 from nocap.study.log import StudyLog
 from nocap.study.plan import prepare, shorter
@@ -60,10 +60,10 @@ LATE = replace(STANDS, exploratory="registered after 3 runs", notes=["2 analyses
 
 def resulted(made_study: Study, evidence: Evidence, *, stands: Provenance = STANDS) -> StudyResult:
     plan = prepare(made_study, "cpu", output_dir="outputs")
-    done = Done(
-        part=plan,
+    done = StudyOutcome(
+        plan=plan,
         evidence=evidence,
-        stands={claim.id: stands for claim in made_study.claims},
+        provenances={claim.id: stands for claim in made_study.claims},
     )
     result = collect(done, hardware=MACHINE, command="made")
     assert "host" not in result.hardware

@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -21,7 +22,7 @@ from nocap.judge.claim import Claim
 from nocap.report import page
 from nocap.report.table import Column, Table, tame
 from nocap.store.formats import plural
-from nocap.study.pages import all_results, claims, plots, told, write_all
+from nocap.study.pages import all_results, claims, files, plots, write_all
 from nocap.study.result import StudyResult
 from nocap.study.spec import FILE, Study, load, select_claims
 from nocap.study.words import (
@@ -114,15 +115,20 @@ class Planned:
         """Return what a table can say of it, by column."""
         claim = self.claim
         study = self.study
-        scale = next(name for name in study.scales if claim in select_claims(study, name).claims)
         place = f"{Path(study.folder).parent.name}/{study.name}"
+        bound = allowed(claim, claim.mechanism.bound)
         return {
             "statement": _link(claim.statement, study.name),
             "expected": f"{measures(claim)}: {expected(claim)}",
-            "arithmetic allows": f"{allowed(claim, claim.mechanism.bound)} ({claim.mechanism.formula})",
+            "arithmetic allows": f"{bound} ({claim.mechanism.formula})",
             "notes": study.notes.get(claim.id, ""),
-            "command": f"`python -m nocap.study {place} scale={scale}`",
+            "command": f"`python -m nocap.study {place} scale={self._scale()}`",
         }
+
+    def _scale(self) -> str:
+        """Return the first scale of the study that the claim is asked at."""
+        scales = self.study.scales
+        return next(name for name in scales if self.claim in select_claims(self.study, name).claims)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,10 +160,15 @@ class Section:
             return whose
         measured = {(row.result.study.name, row.claim.id) for row in self.rows}
         n = len(measured) + len(self.planned)
-        verdicts = "" if n == len(self.rows) else f", {plural(len(self.rows), 'verdict')}"
-        not_yet = f"{len(self.planned)} {NOT_YET}" if self.planned else ""
-        words = ", ".join(filter(None, [counted(self.rows), not_yet]))
-        return f"{whose} {plural(n, 'claim')}{verdicts}: {words}"
+        title = f"{whose} {plural(n, 'claim')}"
+        if n != len(self.rows):
+            title += f", {plural(len(self.rows), 'verdict')}"
+        counts = list[str]()
+        if self.rows:
+            counts.append(counted(self.rows))
+        if self.planned:
+            counts.append(f"{len(self.planned)} {NOT_YET}")
+        return f"{title}: {', '.join(counts)}"
 
 
 # --- what there is ------------------------------------------------------------------------------------------
@@ -175,16 +186,19 @@ def write(folder: Path) -> list[Path]:
 
 def board(folder: Path) -> dict[Path, str]:
     """Return all that `write` writes, from the results that are there."""
-    return drawn(folder, *found(folder))
+    studies, results = read_studies(folder)
+    return files_of(folder, studies, results)
 
 
-def found(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
+def read_studies(folder: Path) -> tuple[dict[str, Study], dict[str, list[StudyResult]]]:
     """Return the studies of a folder, and the results of each.
 
     Errors:
         ValueError: no results, or some whose study is not beside them, or that were changed.
     """
-    places = [place for place in sorted(folder.iterdir()) if place.is_dir()] if folder.is_dir() else []
+    places = list[Path]()
+    if folder.is_dir():
+        places = [place for place in sorted(folder.iterdir()) if place.is_dir()]
     studies = {place.name: load(place) for place in places if (place / FILE).exists()}
     for place in places:
         for path in place.glob("results.*.*.json"):
@@ -203,20 +217,18 @@ def unchecked(every: Iterable[StudyResult]) -> Iterator[str]:
             yield f"{place}: claims keep their stored hashes, no arm is composed here: {result.unchecked}"
 
 
-def drawn(
+def files_of(
     folder: Path, studies: Mapping[str, Study], results: Mapping[str, list[StudyResult]]
 ) -> dict[Path, str]:
     """Return the board's files and those of each study, by their paths."""
-    every = [result for some in results.values() for result in some]
+    every = list(chain(*results.values()))
     about, parts = sections(folder, every, studies)
-    files = {
-        folder / "README.md": tame(markdown(about, parts)),
-        folder / "board.html": html(about, parts),
-    }
+    contents = {folder / "README.md": tame(markdown(about, parts))}
+    contents[folder / "board.html"] = html(about, parts)
     for name, study in studies.items():
         if results[name]:
-            files |= told(study, folder / name, results[name])
-    return files
+            contents |= files(study, folder / name, results[name])
+    return contents
 
 
 def sections(
@@ -228,27 +240,37 @@ def sections(
     Errors:
         ValueError: as for `write`.
     """
-    plain = _read(folder / BOARD)
-    rule = f"hold keys and values: {', '.join(Board.__dataclass_fields__)}"
-    require(plain is None or isinstance(plain, dict), str(folder / BOARD), rule, plain)
-    known: Board = _checked(Board, plain or {}, folder / BOARD)
-    for group in known.groups:
-        check_keys("groups", group)
-    missing = unstudied(folder / NOT_BUILT)
+    config = _config(folder / BOARD)
+    entries = unstudied(folder / NOT_BUILT)
     shown = in_order(rows(every))
-    to_do = planned(every, studies)
-    found = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in known.groups]
+    parts = [Section(group=group, rows=[], planned=[], unstudied=[]) for group in config.groups]
 
     def of(claim: str, source: str) -> Section:
-        return found[_group(claim, source, known, folder)]
+        return parts[_group(claim, source, config, folder)]
 
     for row in shown:
         of(row.claim.id, row.claim.source).rows.append(row)
-    for each in to_do:
-        of(each.claim.id, each.claim.source).planned.append(each)
-    for entry in missing:
+    for plan in planned(every, studies):
+        of(plan.claim.id, plan.claim.source).planned.append(plan)
+    for entry in entries:
         of(entry.id, entry.source).unstudied.append(entry)
-    return known.about.strip(), sorted(found, key=lambda section: not section.group.counted)
+    parts.sort(key=lambda section: not section.group.counted)
+    return config.about.strip(), parts
+
+
+def _config(path: Path) -> Board:
+    """Return what `board.yaml` holds, or its defaults where there is none.
+
+    Errors:
+        ValueError: a wrong key or value.
+    """
+    plain = _read(path)
+    rule = f"hold keys and values: {', '.join(Board.__dataclass_fields__)}"
+    require(plain is None or isinstance(plain, dict), str(path), rule, plain)
+    config: Board = _checked(Board, plain or {}, path)
+    for group in config.groups:
+        check_keys("groups", group)
+    return config
 
 
 def unstudied(path: Path) -> list[Unstudied]:
@@ -263,9 +285,9 @@ def unstudied(path: Path) -> list[Unstudied]:
     for i, plain in enumerate(listed):
         require(isinstance(plain, dict), f"{path}: [{i}]", "hold keys and values", plain)
         entry: Unstudied = _checked(Unstudied, plain, path, f"[{i}].")
-        given = [key for key in UNSTUDIED if getattr(entry, key)]
+        keys = [key for key in UNSTUDIED if getattr(entry, key)]
         rule = "have an answer, or say why there is none"
-        require(len(given) == 1, f"{path}: claim {entry.id}", rule, " and ".join(given) or "neither")
+        require(len(keys) == 1, f"{path}: claim {entry.id}", rule, " and ".join(keys) or "neither")
         entries.append(entry)
     return entries
 
@@ -277,27 +299,27 @@ def _read(path: Path) -> Any:
 def _checked(schema: type[T], plain: Mapping[str, object], path: Path, place: str = "") -> T:
     """Return a part of a file, checked, with the file's name before what is wrong in it."""
     try:
-        whole: T = made(schema, plain, place)
+        part: T = made(schema, plain, place)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    return whole
+    return part
 
 
 def planned(every: Iterable[StudyResult], studies: Mapping[str, Study]) -> list[Planned]:
     """Return the claims that a study asks, and that no results of it answer, study by study."""
     answered = {(result.study.name, judged.claim.id) for result in every for judged in result.claims}
-    return [
-        Planned(study=study, claim=claim)
-        for name, study in studies.items()
-        for claim in study.claims
-        if (name, claim.id) not in answered
-    ]
+    plans = list[Planned]()
+    for name, study in studies.items():
+        for claim in study.claims:
+            if (name, claim.id) not in answered:
+                plans.append(Planned(study=study, claim=claim))
+    return plans
 
 
-def _group(claim: str, source: str, known: Board, folder: Path) -> int:
+def _group(claim: str, source: str, config: Board, folder: Path) -> int:
     """Return the place of a claim's group in the list of groups, by how its source begins."""
     places = dict[str, int]()
-    for place, group in enumerate(known.groups):
+    for place, group in enumerate(config.groups):
         places |= dict.fromkeys(group.sources, place)
     fitting = [begin for begin in places if source.startswith(begin)]
     rule = f"begin with one of {folder / BOARD}: {', '.join(places)}"
@@ -306,14 +328,17 @@ def _group(claim: str, source: str, known: Board, folder: Path) -> int:
 
 
 def in_order(some: Iterable[Row]) -> list[Row]:
-    """A2 before A10, and what begins alike as it was."""
-    return sorted(
-        some,
-        key=lambda row: [
-            int(word) if word.isdigit() else word
-            for word in re.split(r"(\d+)", row.claim.id.partition(".")[0])
-        ],
-    )
+    """Sort the rows: A2 before A10, and what begins alike as it was."""
+    return sorted(some, key=_by_number)
+
+
+def _by_number(row: Row) -> list[int | str]:
+    """Return what sorts a claim, its numbers as numbers."""
+    begin, _, _ = row.claim.id.partition(".")
+    words = list[int | str]()
+    for word in re.split(r"(\d+)", begin):
+        words.append(int(word) if word.isdigit() else word)
+    return words
 
 
 def first(every: Sequence[Row]) -> list[Row]:
@@ -329,7 +354,7 @@ def first(every: Sequence[Row]) -> list[Row]:
 def title(parts: Sequence[Section]) -> str:
     """Count each group by itself, and what no study measures."""
     counts = [part.headline for part in parts if part.group.counted and part.rows]
-    entries = [entry for part in parts if part.group.counted for entry in part.unstudied]
+    entries = _counted_entries(parts)
     answered = sum(bool(entry.answer) for entry in entries)
     if answered:
         counts.append(f"{answered} more answered without a study")
@@ -344,7 +369,12 @@ def _capital(text: str) -> str:
 
 def counted_rows(parts: Iterable[Section]) -> list[Row]:
     """Return the rows of the groups that are counted."""
-    return [row for part in parts if part.group.counted for row in part.rows]
+    return list(chain(*(part.rows for part in parts if part.group.counted)))
+
+
+def _counted_entries(parts: Iterable[Section]) -> list[Unstudied]:
+    """Return the claims of these groups that no study measures."""
+    return list(chain(*(part.unstudied for part in parts if part.group.counted)))
 
 
 def errors(every: Sequence[Row]) -> str:
@@ -365,8 +395,8 @@ def markdown(about: str, parts: Sequence[Section]) -> str:
         lines += [*textwrap.wrap(text, width=138), ""]
     for part in parts:
         lines += _section(part)
-    entries = [entry for part in parts if part.group.counted for entry in part.unstudied]
-    return "\n".join([*lines, *_unstudied(entries, "##")])
+    lines += _unstudied(_counted_entries(parts), "##")
+    return "\n".join(lines)
 
 
 def _section(part: Section) -> list[str]:
@@ -380,18 +410,28 @@ def _section(part: Section) -> list[str]:
         lines += [f"## {_capital(part.title)}", ""]
         level = "###"
     for about in (THERE, STAND_IN, PROJECT):
-        if some := [row for row in part.rows if row.about == about]:
-            heading = [f"{level} {len(some)} {about}", ""] if part.group.counted else []
-            lines += [*heading, *claims(some, HEAD, link=_linked).markdown(), ""]
+        some = [row for row in part.rows if row.about == about]
+        if not some:
+            continue
+        if part.group.counted:
+            lines += [f"{level} {len(some)} {about}", ""]
+        lines += [*claims(some, HEAD, link=_linked).markdown(), ""]
     if part.planned:
-        cells = [each.cells for each in part.planned]
-        table = Table(
-            title="",
-            columns=[Column(title=name) for name in cells[0]],
-            rows=[[text or None for text in row.values()] for row in cells],
-        )
-        lines += [f"{level} {len(cells)} {NOT_YET}", "", *table.markdown(), ""]
-    return lines if part.group.counted else [*lines, *_unstudied(part.unstudied, level)]
+        lines += [f"{level} {len(part.planned)} {NOT_YET}", ""]
+        lines += [*_planned(part.planned).markdown(), ""]
+    if not part.group.counted:
+        lines += _unstudied(part.unstudied, level)
+    return lines
+
+
+def _planned(plans: Sequence[Planned]) -> Table:
+    """Draw a row for each claim that a study has and no result."""
+    cells = [plan.cells for plan in plans]
+    columns = [Column(title=name) for name in cells[0]]
+    lines = list[list[object]]()
+    for row in cells:
+        lines.append([text or None for text in row.values()])
+    return Table(title="", columns=columns, rows=lines)
 
 
 def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
@@ -399,26 +439,24 @@ def _unstudied(entries: Sequence[Unstudied], level: str) -> list[str]:
     lines = list[str]()
     for column, heading in UNSTUDIED.items():
         some = [entry for entry in entries if getattr(entry, column)]
-        table = Table(
-            title=heading,
-            columns=[
-                Column(title=name)
-                for name in ("claim", "statement", "source", "expected", "arithmetic allows", column)
-            ],
-            rows=[
-                [
-                    each.id,
-                    each.statement,
-                    each.source or None,
-                    each.expected,
-                    each.bound or None,
-                    getattr(each, column),
-                ]
-                for each in some
-            ],
-        )
-        lines += [f"{level} {table.title}", "", *table.markdown(), ""] if some else []
+        if some:
+            cells = [_entry(entry, column) for entry in some]
+            columns = [Column(title=name) for name in cells[0]]
+            table = Table(title=heading, columns=columns, rows=[list(row.values()) for row in cells])
+            lines += [f"{level} {heading}", "", *table.markdown(), ""]
     return lines
+
+
+def _entry(entry: Unstudied, column: str) -> dict[str, object]:
+    """Return what a table says of an entry. `column`: its key with a text."""
+    return {
+        "claim": entry.id,
+        "statement": entry.statement,
+        "source": entry.source or None,
+        "expected": entry.expected,
+        "arithmetic allows": entry.bound or None,
+        column: getattr(entry, column),
+    }
 
 
 def _linked(row: Row) -> str:
@@ -432,12 +470,13 @@ def _link(statement: str, study: str) -> str:
 def html(about: str, parts: Sequence[Section]) -> str:
     """Return the page. It has no script: CSS hides what the filter leaves out."""
     every = counted_rows(parts)
-    of_all = [row for part in parts for row in part.rows]
+    of_all = list(chain(*(part.rows for part in parts)))
     words = Counter(row.word for row in every)
-    hidden = [
-        f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"]) {{ display: none; }}'
-        for word in words
-    ]
+    hidden = list[str]()
+    for word in words:
+        rule = f'.claims:has([value="{word}"]:checked) .claim:not([data-verdict="{word}"])'
+        hidden.append(f"{rule} {{ display: none; }}")
+    bare = [row.claim.statement for row in of_all if not is_known(row.judged.verdict.primary)]
     return page.render(
         "board",
         kind="nocap leaderboard",
@@ -450,5 +489,5 @@ def html(about: str, parts: Sequence[Section]) -> str:
         sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
         details=DETAILS,
         plots=plots(of_all),
-        bare=[row.claim.statement for row in of_all if not is_known(row.judged.verdict.primary)],
+        bare=bare,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -13,37 +13,58 @@ from nocap.config.compose import Composed
 from nocap.config.hardware import Fact
 from nocap.judge.claim import Claim
 from nocap.launch.lengths import others_of
-from nocap.sessions.figures import PACE, DecodingFigures, Figures, LengthFigures, StepFigures
+from nocap.sessions.figures import (
+    PACE,
+    TRAIN,
+    DecodingFigures,
+    Figures,
+    LengthFigures,
+    StepFigures,
+)
 from nocap.store.identity import git_state
+from nocap.store.metrics import Measurement
 from nocap.store.runs import Record, dig
-from nocap.study.conduct import Done
+from nocap.study.conduct import StudyOutcome
 from nocap.study.evidence import Evidence, bound, measurements, verdict_of
 from nocap.study.plan import StudyPlan
 from nocap.study.result import JudgedClaim, StudyResult, compared_with
 from nocap.study.schema import ArmFacts, FinalLosses, Shape, Speed
 
 
-def collect(done: Done, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
+def collect(outcome: StudyOutcome, *, hardware: Mapping[str, Fact], command: str) -> StudyResult:
     """Return everything that a report shows. No name of a machine is in it."""
-    plan = done.part
+    plan = outcome.plan
     study = plan.study
-    git = git_state()
-    commit = None
-    if git is not None:
-        commit = f"{git['commit']}{'+' if git['diff_sha256'] else ''}"
+    judged = list[JudgedClaim]()
+    rows = dict[str, list[Measurement]]()
+    for claim in study.claims:
+        judged.append(_claim(claim, outcome))
+        rows[claim.id] = measurements(claim, study, outcome.evidence)
+    n_seeds = max(len(claim.seeds) for claim in study.claims)
+    facts = dict(hardware)
+    facts.pop("host", None)
     return StudyResult(
         study=study,
         scale=plan.scale,
         date=time.strftime("%Y-%m-%d"),
         command=command,
-        commit=commit,
-        hardware={key: value for key, value in hardware.items() if key != "host"},
-        seeds=study.seeds[: max(len(claim.seeds) for claim in study.claims)],
-        claims=[_claim(claim, plan, done) for claim in study.claims],
-        measurements={claim.id: measurements(claim, study, done.evidence) for claim in study.claims},
-        arms=[_arm(name, plan, done) for name in study.arms],
-        trials=done.trials,
+        commit=_commit(),
+        hardware=facts,
+        seeds=study.seeds[:n_seeds],
+        claims=judged,
+        measurements=rows,
+        arms=[_arm(name, outcome) for name in study.arms],
+        trials=outcome.trials,
     )
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, with a + where files were changed since; `None`: there is no git."""
+    git = git_state()
+    if git is None:
+        return None
+    mark = "+" if git["diff_sha256"] else ""
+    return f"{git['commit']}{mark}"
 
 
 def shape(arm: Composed) -> Shape:
@@ -64,19 +85,22 @@ def shape(arm: Composed) -> Shape:
 # --- a claim ------------------------------------------------------------------------------------------------
 
 
-def _claim(claim: Claim, plan: StudyPlan, done: Done) -> JudgedClaim:
+def _claim(claim: Claim, outcome: StudyOutcome) -> JudgedClaim:
+    plan = outcome.plan
     study = plan.study
+    evidence = outcome.evidence
+    margins = [guard.margin(plan.scale) for guard in claim.guards]
     return JudgedClaim(
         claim=claim,
         against=compared_with(claim, study),
-        verdict=verdict_of(claim, study, plan.scale, done.evidence),
-        margins=[guard.margin(plan.scale) for guard in claim.guards],
+        verdict=verdict_of(claim, study, plan.scale, evidence),
+        margins=margins,
         noise=plan.at.noise,
-        bound=bound(claim, study, done.evidence),
-        stands=done.stands[claim.id],
+        bound=bound(claim, study, evidence),
+        provenance=outcome.provenances[claim.id],
         where=_where(claim, plan),
         lengths=_lengths(claim, plan),
-        damaged=done.evidence.damaged,
+        damaged=evidence.damaged,
     )
 
 
@@ -84,59 +108,80 @@ def _lengths(claim: Claim, plan: StudyPlan) -> list[int] | None:
     """List the baseline's steps from the shortest, of a claim about the time at equal loss."""
     if not claim.at_equal_loss:
         return None
-    steps = plan.train[plan.study.against(claim)].run.trainer.steps
-    return sorted([steps, *others_of(steps, asked=claim.id)])
+    base = plan.train[plan.study.against(claim)]
+    steps = base.run.trainer.steps
+    lengths = [steps, *others_of(steps, asked=claim.id)]
+    lengths.sort()
+    return lengths
 
 
 def _where(claim: Claim, plan: StudyPlan) -> dict[str, list[Shape]]:
     """Return the shapes that a verdict rests on, of what is timed and of what is trained: of the claim's arm,
     and of the one that it is compared with where that is another."""
     kinds = {metric.made_by for metric in claim.metrics}
-    sides = plan.study.sides(claim)
     where = dict[str, list[Shape]]()
-    if kinds - {"train"}:
-        timed = [shape(plan.bench[name]) for name in sides]
-        if "lengths" in kinds:
-            timed = [replace(timed[0], layers=1, T=plan.at.curve, batch_tokens=None)]
-        elif "decoding" in kinds:
-            timed = [replace(each, batch_tokens=None) for each in timed]
-        where["timed"] = _distinct(timed)
-    if "train" in kinds:
-        where["trained"] = _distinct([shape(plan.train[name]) for name in sides])
+    if kinds - {TRAIN}:
+        where["timed"] = _distinct(_timed_shapes(claim, plan, kinds))
+    if TRAIN in kinds:
+        arms = plan.study.sides(claim)
+        where["trained"] = _distinct([shape(plan.train[arm]) for arm in arms])
     return where
 
 
-def _distinct(shapes: list[Shape]) -> list[Shape]:
-    some = list[Shape]()
-    for each in shapes:
-        if each not in some:
-            some.append(each)
-    return some
+def _timed_shapes(claim: Claim, plan: StudyPlan, kinds: Collection[str]) -> list[Shape]:
+    """List the shapes at which the arms of a claim are timed. `kinds`: of its metrics."""
+    shapes = [shape(plan.bench[arm]) for arm in plan.study.sides(claim)]
+    if "lengths" in kinds:
+        return [replace(shapes[0], layers=1, T=plan.at.curve, batch_tokens=None)]
+    if "decoding" in kinds:
+        return [replace(one, batch_tokens=None) for one in shapes]
+    return shapes
+
+
+def _distinct(shapes: Sequence[Shape]) -> list[Shape]:
+    """Return the shapes in their order, without those that are equal to one before."""
+    distinct = list[Shape]()
+    for one in shapes:
+        if one not in distinct:
+            distinct.append(one)
+    return distinct
 
 
 # --- an arm: the fairness columns ---------------------------------------------------------------------------
 
 
-def _arm(name: str, plan: StudyPlan, done: Done) -> ArmFacts:
+def _arm(name: str, outcome: StudyOutcome) -> ArmFacts:
+    """Return what a reader needs to judge an arm's fairness."""
+    plan = outcome.plan
     study = plan.study
-    evidence = done.evidence
-    runs = [evidence.runs[name, seed] for seed in study.seeds if (name, seed) in evidence.runs]
-    # a diverged one has its last
-    ends = [run.val_loss for run in runs if run.status == "finished" and run.val_loss is not None]
-    trials = [trial for trial in done.trials if trial.arm == name]
-    picked = [trial.words for trial in trials if trial.picked]
-    counted = _counted(runs, name, evidence)
+    evidence = outcome.evidence
+    runs = list[Record]()
+    for seed in study.seeds:
+        run = evidence.runs.get((name, seed))
+        if run is not None:
+            runs.append(run)
+    tokens = None
+    if runs:
+        tokens = runs[0].number("tokens")
+    n_trials = 0
+    tuned = list[str]()
+    for trial in outcome.trials:
+        if trial.arm == name:
+            n_trials += 1
+            if trial.picked:
+                tuned = trial.words
+    step = _counts(runs, name, evidence)
     return ArmFacts(
         arm=name,
         words=[*study.arms[name], *plan.at.own.get(name, [])],
-        tuned=picked[0] if picked else [],
-        n_trials=len(trials),
-        params=counted.params,
-        flops_per_token=counted.flops_per_token,
-        flops_basis=counted.flops_basis,
-        kernel=counted.kernel,
-        tokens=runs[0].number("tokens") if runs else None,
-        val_loss=FinalLosses(mean=fmean(ends), all=ends) if ends else None,
+        tuned=tuned,
+        n_trials=n_trials,
+        params=step.params,
+        flops_per_token=step.flops_per_token,
+        flops_basis=step.flops_basis,
+        kernel=step.kernel,
+        tokens=tokens,
+        val_loss=_final_losses(runs),
         diverged=[run.seed for run in runs if run.status == "diverged"],
         pace=_speed(evidence.steps_of_arm(PACE, name)),
         bench=_speed(evidence.steps_of_arm("bench", name)),
@@ -144,39 +189,55 @@ def _arm(name: str, plan: StudyPlan, done: Done) -> ArmFacts:
     )
 
 
-def _counted(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigures:
+def _final_losses(runs: Sequence[Record]) -> FinalLosses | None:
+    """Return the final losses of the runs that finished; `None`: there is none."""
+    losses = list[float]()
+    for run in runs:
+        # a diverged run has its last loss, too
+        if run.status == "finished" and run.val_loss is not None:
+            losses.append(run.val_loss)
+    if not losses:
+        return None
+    return FinalLosses(mean=fmean(losses), all=losses)
+
+
+def _counts(runs: Sequence[Record], name: str, evidence: Evidence) -> StepFigures:
     """Return what is counted of an arm: of the one that is trained, else of the one that is timed."""
-    places = [PACE, "curve", "decoding"] if runs else [PACE, "bench", "curve", "decoding"]
-    found = StepFigures()
+    if not runs:
+        return _counts_of_sessions([PACE, "bench", "curve", "decoding"], name, evidence)
+    step = _counts_of_sessions([PACE, "curve", "decoding"], name, evidence)
+    run = runs[0]
+    return msgspec.structs.replace(
+        step,
+        params=step.params or dig(run.summary, "params", "total"),
+        flops_per_token=step.flops_per_token or run.number("flops_per_token"),
+        flops_basis=step.flops_basis or dig(run.summary, "flops_basis"),
+    )
+
+
+def _counts_of_sessions(places: Sequence[str], name: str, evidence: Evidence) -> StepFigures:
+    """Return what the first session of the first of these places counted of an arm; empty where none has
+    it."""
     for place in places:
         rows = evidence.of_arm(place, name)
         if rows:
-            found = _step_figures(rows[0][1])
-            break
-    if not runs:
-        return found
-    trained = runs[0]
-    return msgspec.structs.replace(
-        found,
-        params=found.params or dig(trained.summary, "params", "total"),
-        flops_per_token=found.flops_per_token or trained.number("flops_per_token"),
-        flops_basis=found.flops_basis or dig(trained.summary, "flops_basis"),
-    )
+            _, figures = rows[0]
+            return _step_figures(figures)
+    return StepFigures()
 
 
-def _step_figures(row: Figures) -> StepFigures:
+def _step_figures(figures: Figures) -> StepFigures:
     """Return what is counted of a step, whatever was timed."""
-    if isinstance(row, StepFigures):
-        return row
-    assert isinstance(row, LengthFigures | DecodingFigures), "no other place has an arm's counts"
-    return StepFigures(params=row.params, kernel=row.kernel)
+    if isinstance(figures, StepFigures):
+        return figures
+    assert isinstance(figures, LengthFigures | DecodingFigures), "no other place has an arm's counts"
+    return StepFigures(params=figures.params, kernel=figures.kernel)
 
 
 def _speed(rows: Sequence[StepFigures]) -> Speed | None:
+    """Return an arm's speed in each session; `None`: there was no session."""
     if not rows:
         return None
-    return Speed(
-        memory_mib=rows[0].peak_mib,
-        tokens_per_s=[row.tokens_per_s for row in rows],
-        step_ms=[row.step_ms for row in rows],
-    )
+    tokens_per_s = [row.tokens_per_s for row in rows]
+    step_ms = [row.step_ms for row in rows]
+    return Speed(memory_mib=rows[0].peak_mib, tokens_per_s=tokens_per_s, step_ms=step_ms)

@@ -41,10 +41,10 @@ class Options:
 
 def board(folder: Path) -> int:
     """Write the leaderboard of a folder; name what was not worked out again. Return the exit code."""
-    known, results = leaderboard.found(folder)
+    known, results = leaderboard.read_studies(folder)
     for line in leaderboard.unchecked(chain(*results.values())):
         print(f"nocap: {line}", file=sys.stderr)
-    for path in pages.write_all(leaderboard.drawn(folder, known, results)):
+    for path in pages.write_all(leaderboard.files_of(folder, known, results)):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 

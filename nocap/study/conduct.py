@@ -1,5 +1,5 @@
-"""A study carried out: its claims registered, what is missing trained and timed, and everything there is
-collected as evidence."""
+"""A study is carried out: its claims are registered, what is missing is trained and timed, and everything
+there is becomes its evidence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import fmean
 
@@ -24,7 +24,8 @@ from nocap.sessions.figures import PLACES, TRAIN, SessionFile
 from nocap.sessions.session import Session
 from nocap.store.formats import duration
 from nocap.store.record import ENDED
-from nocap.store.runs import Record, number
+from nocap.store.runs import Record
+from nocap.store.runs import number as number_of
 from nocap.study.evidence import Evidence, places, verdict_of
 from nocap.study.log import (
     FILE,
@@ -38,7 +39,7 @@ from nocap.study.log import (
     writable,
 )
 from nocap.study.plan import StudyPlan, compose_trials, more, shorter, trials_of
-from nocap.study.registration import Provenance, content_of, provenance, registrations
+from nocap.study.registration import Provenance, content_of, provenance_of, registrations
 from nocap.study.schema import TuningTrial
 from nocap.study.spec import FILE as STUDY
 from nocap.study.spec import Study
@@ -53,22 +54,23 @@ from nocap.study.tasks import (
 
 PRINT: Callable[[str], None] = partial(print, flush=True)  # a study may then wait for minutes
 Records = list[tuple[Training, Record]]
+ByRun = dict[tuple[str, int], Record]  # (arm, seed) → its record
+ByLength = dict[tuple[str, int], dict[int, Record]]  # (arm, seed) → steps → the run of so many
 
 
 @dataclass(kw_only=True)
-class Done:
+class StudyOutcome:
     """What there is after a study was carried out, or as far as it was."""
 
-    part: StudyPlan  # the plan of the last analyses
+    plan: StudyPlan  # of the last analyses
     evidence: Evidence
-    stands: dict[str, Provenance]  # claim → what its study's log says
-
+    provenances: dict[str, Provenance]  # claim → what its study's log says
     trials: list[TuningTrial] = field(default_factory=list)  # of the search
     # sessions that failed, records that cannot be read whole
     problems: list[str] = field(default_factory=list)
 
 
-def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> Done:
+def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT) -> StudyOutcome:
     """Train and time what is missing, analysis by analysis until each claim is decided, or with `run=False`
     only collect what there is.
 
@@ -77,36 +79,36 @@ def carry_out(plan: StudyPlan, *, run: bool, log: Callable[[str], None] = PRINT)
         StoppedError: somebody asked to stop; everything that finished is kept.
         FailedError: a run failed that all else depends on.
     """
-    study = _Conductor(plan, run=run, log=log)
-    study.register()
-    trials = study.tune()
+    conductor = _Conductor(plan, run=run, log=log)
+    conductor.register()
+    trials = conductor.tune()
     numbers = {claim.id: 1 for claim in plan.study.claims}  # of the next analysis of each
     most = analysis_of(len(plan.study.seeds))
-    further = True
-    while further:
+    while True:
         part = up_to(plan, numbers)
-        evidence = study.measure(part, trials)
-        verdicts = {
-            claim.id: verdict_of(claim, part.study, plan.scale, evidence) for claim in part.study.claims
-        }
-        stands = study.analysed(part, evidence, verdicts)
-        open_claims = list[str]()
+        evidence = conductor.measure(part, trials)
+        verdicts = dict[str, Verdict]()
+        for claim in part.study.claims:
+            verdicts[claim.id] = verdict_of(claim, part.study, plan.scale, evidence)
+        provenances = conductor.analyse(part, evidence, verdicts)
+        undecided = list[str]()
         for claim in part.study.claims:
             # more seeds say nothing of what is timed
             may_go_on = TRAIN in places(claim) and numbers[claim.id] < most
             if may_go_on and verdicts[claim.id].is_open and _has_all(evidence, claim, part.study):
-                open_claims.append(claim.id)
-        further = bool(open_claims)
-        if run and further:
-            log(f"not decided, and another analysis follows: {', '.join(open_claims)}")
-        for name in open_claims:
+                undecided.append(claim.id)
+        if not undecided:
+            break
+        if run:
+            log(f"not decided, and another analysis follows: {', '.join(undecided)}")
+        for name in undecided:
             numbers[name] += 1
-    return Done(
-        part=part,
+    return StudyOutcome(
+        plan=part,
         evidence=evidence,
-        stands=stands,
+        provenances=provenances,
         trials=trials,
-        problems=list(dict.fromkeys(study.problems)),
+        problems=list(dict.fromkeys(conductor.problems)),
     )
 
 
@@ -120,12 +122,14 @@ def _failures(runs: Sequence[Training], results: Mapping[str, RunResult]) -> Ite
 
 
 def _has_all(evidence: Evidence, claim: Claim, study: Study) -> bool:
-    """Ask whether all runs are there: pairs count in their order, and none is passed over."""
-    whole = all((arm, seed) in evidence.runs for arm in study.sides(claim) for seed in claim.seeds)
+    """Say whether all runs are there: pairs count in their order, and none is passed over."""
+    for arm, seed in product(study.sides(claim), claim.seeds):
+        if (arm, seed) not in evidence.runs:
+            return False
+    if not claim.at_equal_loss:
+        return True
     base = study.against(claim)
-    return whole and (
-        not claim.at_equal_loss or all(evidence.has_lengths(base, seed) for seed in claim.seeds)
-    )
+    return all(evidence.has_lengths(base, seed) for seed in claim.seeds)
 
 
 def up_to(plan: StudyPlan, numbers: Mapping[str, int]) -> StudyPlan:
@@ -150,20 +154,21 @@ def seeds_of(study: Study) -> dict[int, list[str]]:
     return needed
 
 
-def _due_in_s(plan: StudyPlan, asked: Sequence[Session], number: int) -> float:
-    """Return the seconds until sessions with this number are due; below 0: they are."""
-    ended = list[datetime]()
-    for session in asked:
-        held = session.results(plan.folder)
-        ended += [datetime.fromisoformat(each.ended) for each in held if each.number < number]
-    if not ended:
+def _due_in_s(plan: StudyPlan, group: Sequence[Session], number: int) -> float:
+    """Return the seconds until these sessions with this number are due; below 0: they are."""
+    ends = list[datetime]()
+    for session in group:
+        for file in session.results(plan.folder):
+            if file.number < number:
+                ends.append(datetime.fromisoformat(file.ended))
+    if not ends:
         return -math.inf
-    rest = datetime.now().astimezone() - max(ended)
-    return 60 * plan.at.apart_min - rest.total_seconds()
+    passed = datetime.now().astimezone() - max(ends)
+    return 60 * plan.at.apart_min - passed.total_seconds()
 
 
 class _Conductor:
-    """Of a study at one scale on this machine."""
+    """The conductor of a study at one scale on this machine."""
 
     def __init__(self, plan: StudyPlan, *, run: bool, log: Callable[[str], None]) -> None:
         self.plan = plan
@@ -175,12 +180,10 @@ class _Conductor:
         self.path = Path(plan.study.folder) / FILE
         self.writes = run and writable(self.path)
         if run and not self.writes:
-            log(
-                f"{self.path.parent} cannot be written: nothing is registered, and no README or "
-                "results are left there"
-            )
-        described = hardware.describe(plan.trainer.device, plan.trainer.threads)
-        self.machine = str(described["fingerprint"])
+            consequence = "nothing is registered, and no README or results are left there"
+            log(f"{self.path.parent} cannot be written: {consequence}")
+        facts = hardware.describe(plan.trainer.device, plan.trainer.threads)
+        self.machine = str(facts["fingerprint"])
 
     # --- the log --------------------------------------------------------------------------------------------
 
@@ -196,42 +199,48 @@ class _Conductor:
             )
 
     def register(self) -> None:
-        """Before anything of the study runs. A claim whose arms, metric, ends or margins changed is another
-        registration."""
+        """Register the claims before anything of the study runs. A claim whose arms, metric, ends or margins
+        changed is another registration."""
         lines = list[RegistrationLine]()
-        for name, of_claim in registrations(self.plan).items():
-            lines.append(RegistrationLine(claim=name, hash=of_claim.hash, subject=of_claim.subject))
+        for name, claim in registrations(self.plan).items():
+            lines.append(RegistrationLine(claim=name, hash=claim.hash, subject=claim.subject))
         self._add(lines, once=("hash", "machine"))
 
-    def analysed(
+    def analyse(
         self, plan: StudyPlan, evidence: Evidence, verdicts: Mapping[str, Verdict]
     ) -> dict[str, Provenance]:
-        """Return where each claim stands, and write what is said of it where that is new."""
-        stands = self._stands(plan, evidence)
+        """Return where each claim stands, and write its verdict where it is new."""
+        provenances = self._provenances(plan, evidence)
         lines = list[AnalysisLine]()
         for name, verdict in verdicts.items():
-            if verdict.reason is not Reason.missing:
-                line = AnalysisLine(
-                    claim=name,
-                    hash=stands[name].hash,
-                    number=verdict.primary.analysis,
-                    n=verdict.n,
-                    word=verdict.word.value,
-                    exploratory=stands[name].exploratory or "",
-                )
-                lines.append(line)
+            if verdict.reason is Reason.missing:
+                continue
+            provenance = provenances[name]
+            line = AnalysisLine(
+                claim=name,
+                hash=provenance.hash,
+                number=verdict.primary.analysis,
+                n=verdict.n,
+                word=verdict.word.value,
+                exploratory=provenance.exploratory or "",
+            )
+            lines.append(line)
         self._add(lines, once=("hash", "number", "machine"), says=("claim", "n", "word", "exploratory"))
-        # the second time, it is this analysis that the log has
-        return self._stands(plan, evidence) if self.writes else stands
+        if not self.writes:
+            return provenances
+        # now the log has this analysis, too
+        return self._provenances(plan, evidence)
 
-    def _stands(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
+    def _provenances(self, plan: StudyPlan, evidence: Evidence) -> dict[str, Provenance]:
         """Return where each claim stands, by the log and by those of the studies beside it."""
-        others = [path for path in sorted(self.path.parents[1].glob(f"*/{FILE}")) if path != self.path]
-        logs = [read(self.path), *(read(path) for path in others if path.with_name(STUDY).exists())]
-        return {
-            claim.id: provenance(plan, claim, evidence, logs, machine=self.machine)
-            for claim in plan.study.claims
-        }
+        logs = [read(self.path)]
+        for path in sorted(self.path.parents[1].glob(f"*/{FILE}")):
+            if path != self.path and path.with_name(STUDY).exists():
+                logs.append(read(path))
+        provenances = dict[str, Provenance]()
+        for claim in plan.study.claims:
+            provenances[claim.id] = provenance_of(plan, claim, evidence, logs, machine=self.machine)
+        return provenances
 
     # --- runs -----------------------------------------------------------------------------------------------
 
@@ -243,9 +252,9 @@ class _Conductor:
             FailedError: an arm of which a trial has a run that failed, or every trial diverged.
         """
         tune = self.plan.study.tune
-        made = compose_trials(self.plan.study, self.plan.train)
-        ended = self._trained(trainings(made, {seed: [*made] for seed in tune.seeds}))
-        losses = {(run.arm, run.seed): loss_of(record) for run, record in ended}
+        composed = compose_trials(self.plan.study, self.plan.train)
+        runs = trainings(composed, {seed: list(composed) for seed in tune.seeds})
+        losses = {(run.arm, run.seed): loss_of(record) for run, record in self._train(runs)}
         trials = list[TuningTrial]()
         for arm in tune.trials:
             if arm in self.plan.train:
@@ -260,7 +269,8 @@ class _Conductor:
         for name in listed:
             means[name] = fmean(losses.get((name, seed), math.nan) for seed in seeds)
         best = min(means, key=means.__getitem__)
-        picks = math.isfinite(means[best]) and not any(map(math.isnan, means.values()))
+        is_complete = not any(map(math.isnan, means.values()))
+        picks = is_complete and math.isfinite(means[best])
         if self.run and not picks:
             why = "a run of it failed, or all its trials diverged"
             raise FailedError(f"the search of {arm} picks nothing: {why}")
@@ -277,121 +287,130 @@ class _Conductor:
             trials.append(trial)
         return trials
 
-    def _trained(
-        self,
-        runs: Sequence[Training],
-        between: Callable[[], None] = lambda: None,
-    ) -> Records:
-        """Return runs with a result, after those that had none were trained."""
+    def _train(self, runs: Sequence[Training], between: Callable[[], None] = lambda: None) -> Records:
+        """Train the runs that have no record; return all that have one. `between` is called before each
+        seed."""
         try:
             if self.run:
                 results = train(runs, self.plan.study.name, between=between)
                 self.problems += _failures(runs, results)
         finally:
-            made = self._read(runs)
-        return made
+            records = self._read(runs)
+        return records
 
     def _read(self, runs: Sequence[Training]) -> Records:
-        """Read what came out of them, also of those that something else trained, and log it."""
-        made = Records()
+        """Read the records of runs, also of those that something else trained, and log them."""
+        records = Records()
         for run in runs:
             try:
                 record = run.record()
-                if record is not None:
-                    made.append((run, record))
             except ValueError as error:
                 self.problems.append(f"{DAMAGED}: {error}")
                 self.damaged.add((run.arm, run.seed))
-        lines = list[RunLine]()
-        for run, record in made:
-            line = RunLine(
-                arm=run.arm,
-                content=content_of(self.plan, run.composed, "train"),
-                seed=run.seed,
-                short=run.short,
-                identity=record.identity,
-                status=record.status,
-                started=record.started,
-                val_loss=record.val_loss,
-            )
-            lines.append(line)
+                continue
+            if record is not None:
+                records.append((run, record))
+        lines = [self._run_line(run, record) for run, record in records]
         self._add(lines, once=("content", "seed", "identity", "started"))
-        return made
+        return records
+
+    def _run_line(self, run: Training, record: Record) -> RunLine:
+        """Return the log's line of a run."""
+        return RunLine(
+            arm=run.arm,
+            content=content_of(self.plan, run.composed, "train"),
+            seed=run.seed,
+            short=run.short,
+            identity=record.identity,
+            status=record.status,
+            started=record.started,
+            val_loss=record.val_loss,
+        )
 
     # --- all of it ------------------------------------------------------------------------------------------
 
     def measure(self, plan: StudyPlan, trials: Sequence[TuningTrial]) -> Evidence:
-        """Train and time what is missing, and collect what there is."""
-        best = {trial.arm: trial.words for trial in trials if trial.picked}
-        arms = {name: more(arm, *best.get(name, ())) for name, arm in plan.train.items()}
-        short = {name: shorter(plan, arms[name]) for name in plan.study.racing if name in arms}
-        asked = sessions(plan, arms)
-        needed = seeds_of(plan.study)
-        due = partial(self._hold, plan, asked, wait=False)
-        get = partial(self._trained, between=due)
-        runs: dict[tuple[str, int], Record] = {}
-        others: dict[tuple[str, int], dict[int, Record]] = {}
-        # in one grid, whose comparison then tells the time at equal loss, too
-        first = [*trainings(arms, needed), *length_trainings(plan, arms, plan.study.lengthened)]
-        for run, record in get(first):
-            if run.length_of is None:
-                runs[run.arm, run.seed] = record
-            else:
-                others.setdefault((run.arm, run.seed), {})[run.short] = record
-        # nothing is learnt from one that diverged
-        sound = [key for key, record in runs.items() if record.status != "diverged"]
-        shorts: dict[tuple[str, int], dict[int, Record]] = {key: {} for key in sound}
-        wanted = list[Training]()
-        for made in zip(*short.values(), strict=True):
-            of_length = dict(zip(short, made, strict=True))
-            wanted += trainings(of_length, needed, short=True)
-        for run, record in get([run for run in wanted if (run.arm, run.seed) in shorts]):
-            shorts[run.arm, run.seed][run.short] = record
-        self._hold(plan, asked, wait=True)
-        files: dict[str, list[SessionFile]] = {place: [] for place in PLACES}
-        for session in asked:
-            files[session.place] += session.results(plan.folder)
-        lines = list[SessionLine]()
-        for some in files.values():
-            lines += [self._session_line(file, arms) for file in some]
-        self._add(lines, once=("key", "number", "started"))
-        composed = dict[str, dict[str, list[Composed]]]()
-        for place in PLACES:
-            of_place = arms if PLACES[place].as_trained else plan.bench
-            composed[place] = {name: [arm] for name, arm in of_place.items()}
-        composed[TRAIN] = {name: [arm, *short.get(name, ())] for name, arm in arms.items()}
+        """Train and time what is missing, and return what there is."""
+        picked = {trial.arm: trial.words for trial in trials if trial.picked}
+        arms = {name: more(arm, *picked.get(name, ())) for name, arm in plan.train.items()}
+        short = {name: shorter(plan, arms[name]) for name in plan.study.racing_arms if name in arms}
+        group = sessions(plan, arms)
+        due = partial(self._hold, plan, group, wait=False)
+        runs, lengths = self._train_arms(plan, arms, due)
+        shorts = self._train_shorter(plan, short, runs, due)
+        self._hold(plan, group, wait=True)
         return Evidence(
             runs=runs,
             shorter=shorts,
-            lengths=others,
+            lengths=lengths,
             damaged=frozenset(self.damaged),
-            sessions=files,
-            arms=composed,
+            sessions=self._files(plan, group, arms),
+            arms=_by_place(plan, arms, short),
         )
 
-    def _hold(self, plan: StudyPlan, asked: Sequence[Session], *, wait: bool) -> None:
+    def _train_arms(
+        self, plan: StudyPlan, arms: Mapping[str, Composed], due: Callable[[], None]
+    ) -> tuple[ByRun, ByLength]:
+        """Return the runs of the arms, and those of the baselines' other lengths. They are trained in one
+        grid, whose comparison then tells the time at equal loss, too."""
+        runs: ByRun = {}
+        lengths: ByLength = {}
+        needed = trainings(arms, seeds_of(plan.study))
+        needed += length_trainings(plan, arms, plan.study.seeds_of_lengths)
+        for run, record in self._train(needed, due):
+            if run.length_of is None:
+                runs[run.arm, run.seed] = record
+            else:
+                lengths.setdefault((run.arm, run.seed), {})[run.short] = record
+        return runs, lengths
+
+    def _train_shorter(
+        self,
+        plan: StudyPlan,
+        short: Mapping[str, Sequence[Composed]],
+        runs: ByRun,
+        due: Callable[[], None],
+    ) -> ByLength:
+        """Return the shorter runs of the arms that race. Nothing is learnt from those of an arm and seed that
+        diverged."""
+        shorts: ByLength = {}
+        for key, record in runs.items():
+            if record.status != "diverged":
+                shorts[key] = {}
+        needed = list[Training]()
+        for of_length in zip(*short.values(), strict=True):
+            arms = dict(zip(short, of_length, strict=True))
+            for run in trainings(arms, seeds_of(plan.study), short=True):
+                if (run.arm, run.seed) in shorts:
+                    needed.append(run)
+        for run, record in self._train(needed, due):
+            shorts[run.arm, run.seed][run.short] = record
+        return shorts
+
+    def _files(
+        self, plan: StudyPlan, group: Sequence[Session], arms: Mapping[str, Composed]
+    ) -> dict[str, list[SessionFile]]:
+        """Return the files of sessions by their places, and log them."""
+        files: dict[str, list[SessionFile]] = {place: [] for place in PLACES}
+        for session in group:
+            files[session.place] += session.results(plan.folder)
+        lines = [self._session_line(file, arms) for file in chain(*files.values())]
+        self._add(lines, once=("key", "number", "started"))
+        return files
+
+    def _hold(self, plan: StudyPlan, group: Sequence[Session], *, wait: bool) -> None:
         """Hold the sessions that are due, or all that are left. A place of which one fails has no more."""
         if not self.run:
             return
-        for n, session in product(range(1, plan.at.sessions + 1), asked):
-            if session.path(plan.folder, n).exists() or session.place in self.failed:
+        for number, session in product(range(1, plan.at.sessions + 1), group):
+            if session.path(plan.folder, number).exists() or session.place in self.failed:
                 continue
-            due_in_s = _due_in_s(plan, asked, n)
+            due_in_s = _due_in_s(plan, group, number)
             if due_in_s > 0 and not wait:
                 return
             try:
-                if due_in_s > 0:
-                    self.log(
-                        f"waiting {duration(due_in_s)}: sessions of timing are "
-                        f"{plan.at.apart_min:g} minutes apart"
-                    )
-                    time.sleep(due_in_s)
-                began = time.monotonic()
-                session.run(plan.folder, n)
-                self.log(
-                    f"{session.name}, session {n}: {', '.join(session.arms)}  "
-                    f"{time.monotonic() - began:.0f} s"
-                )
+                self._wait(due_in_s)
+                self._time(session, number)
             except FailedError as error:
                 self.problems.append(str(error))
                 self.failed.add(session.place)
@@ -400,15 +419,45 @@ class _Conductor:
                     "stopped; what was trained and timed is kept, and the same command goes on"
                 ) from stop
 
+    def _wait(self, due_in_s: float) -> None:
+        """Wait until the next session is due."""
+        if due_in_s > 0:
+            apart = f"sessions of timing are {self.plan.at.apart_min:g} minutes apart"
+            self.log(f"waiting {duration(due_in_s)}: {apart}")
+            time.sleep(due_in_s)
+
+    def _time(self, session: Session, number: int) -> None:
+        """Hold a session, and say how long it took."""
+        began = time.monotonic()
+        session.run(self.plan.folder, number)
+        seconds = time.monotonic() - began
+        self.log(f"{session.name}, session {number}: {', '.join(session.arms)}  {seconds:.0f} s")
+
     def _session_line(self, file: SessionFile, train: Mapping[str, Composed]) -> SessionLine:
         """Return the log's line of a session."""
         place = PLACES[file.place]
         arms = train if place.as_trained else self.plan.bench
+        contents = {name: content_of(self.plan, arms[name], file.place) for name in file.arms}
+        measured = dict[str, float | None]()
+        for name, figures in file.figures.items():
+            measured[name] = number_of(getattr(figures, place.logged))
         return SessionLine(
             place=file.place,
             number=file.number,
             key=file.key,
-            contents={name: content_of(self.plan, arms[name], file.place) for name in file.arms},
+            contents=contents,
             started=file.started,
-            measured={name: number(getattr(row, place.logged)) for name, row in file.figures.items()},
+            measured=measured,
         )
+
+
+def _by_place(
+    plan: StudyPlan, arms: Mapping[str, Composed], short: Mapping[str, Sequence[Composed]]
+) -> dict[str, dict[str, list[Composed]]]:
+    """Return place → arm → as it is composed there: where it is trained, shorter ones too."""
+    composed = dict[str, dict[str, list[Composed]]]()
+    for name, place in PLACES.items():
+        of_place = arms if place.as_trained else plan.bench
+        composed[name] = {arm: [of_place[arm]] for arm in of_place}
+    composed[TRAIN] = {arm: [arms[arm], *short.get(arm, ())] for arm in arms}
+    return composed

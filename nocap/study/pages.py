@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
-from typing import Any
 
 from markupsafe import Markup
 
@@ -35,90 +34,113 @@ CLAIM_HEAD = ("claim", "statement", "expected", "arithmetic allows", "measured",
 FACTS = ("expected", "arithmetic allows", "measured", "guards", "where", "notes")
 
 
+# of an arm
+ARM_COLUMNS = (
+    Column(title="arm"),
+    Column(title="params", show=count),
+    Column(title="FLOPs/token", show=count),
+    Column(title="kernel"),
+    Column(title="tokens", show=count),
+    Column(title="trials"),
+    Column(title="val loss"),
+    Column(title="tokens/s (train)", show=whole),
+    Column(title="tokens/s (bench)", show=whole),
+    Column(title="MiB", show=whole),
+    Column(title="overrides"),
+)
+TRIAL_COLUMNS = (
+    Column(title="tuned arm"),
+    Column(title="trial"),
+    Column(title="val loss", show=loss),
+    Column(title="picked"),
+)
+
+
 def claims(some: Sequence[Row], names: Sequence[str], *, link: Callable[[Row], str] | None = None) -> Table:
     """Draw a row for each claim, with these columns. `link`: what stands for its statement."""
-    cells = [row.cells | ({"statement": link(row)} if link else {}) for row in some]
-    return Table(
-        title="",
-        columns=[Column(title=name) for name in names],
-        rows=[[by_column[name] or None for name in names] for by_column in cells],
-    )
+    columns = [Column(title=name) for name in names]
+    lines = list[list[object]]()
+    for row in some:
+        cells = dict(row.cells)
+        if link is not None:
+            cells["statement"] = link(row)
+        lines.append([cells[name] or None for name in names])
+    return Table(title="", columns=columns, rows=lines)
 
 
 def render(result: StudyResult) -> str:
     """Draw all of it for a terminal."""
     lines = [f"{result.study.name}, scale {result.scale}: {result.study.question}", ""]
     for row in rows([result]):
-        facts = [f"  {name:<18} {text}" for name in FACTS if (text := row.cells[name])]
-        lines += [f"{row.claim.id} {row.verdict}: {row.claim.statement}", *facts, ""]
-    return "\n".join([*lines, *map(str, tables(result)), "", *_notes(result)])
+        lines.append(f"{row.claim.id} {row.verdict}: {row.claim.statement}")
+        for name in FACTS:
+            text = row.cells[name]
+            if text:
+                lines.append(f"  {name:<18} {text}")
+        lines.append("")
+    lines += map(str, tables(result))
+    return "\n".join([*lines, "", *_notes(result)])
 
 
 def tables(result: StudyResult) -> Iterator[Table]:
-    """Draw the arms with what was done for each, the trials of the search before, and the parts of a
-    stack."""
-    shown: dict[str, Callable[[Any], str]] = {
-        "arm": str,
-        "params": count,
-        "FLOPs/token": count,
-        "kernel": str,
-        "tokens": count,
-        "trials": str,
-        "val loss": str,
-        "tokens/s (train)": whole,
-        "tokens/s (bench)": whole,
-        "MiB": whole,
-        "overrides": str,
+    """Draw the arms with what was done for each, and the trials of the search before."""
+    notes = list[str]()
+    for arm in result.arms:
+        if arm.flops_per_token is None and arm.flops_basis:
+            notes.append(f"{arm.arm}: FLOPs {arm.flops_basis}")
+    arms = [_row(_arm(arm), ARM_COLUMNS) for arm in result.arms]
+    yield Table(title="arms", columns=ARM_COLUMNS, rows=arms, notes=notes)
+    if result.trials:
+        seeds = result.trials[0].seeds
+        title = f"trials: {len(result.trials)}, on seeds {seeds}, which the study does not use"
+        trials = [_row(_trial(trial), TRIAL_COLUMNS) for trial in result.trials]
+        yield Table(title=title, columns=TRIAL_COLUMNS, rows=trials)
+
+
+def _row(cells: Mapping[str, object], columns: Sequence[Column]) -> list[object]:
+    return [cells[column.title] for column in columns]
+
+
+def _trial(trial: TuningTrial) -> dict[str, object]:
+    """Return what a table says of a trial, by column."""
+    return {
+        "tuned arm": trial.arm,
+        "trial": " ".join(trial.words),
+        "val loss": trial.val_loss,
+        "picked": "yes" if trial.picked else "",
     }
-    yield Table(
-        title="arms",
-        columns=[Column(title=title, show=show) for title, show in shown.items()],
-        rows=list(map(_arm, result.arms)),
-        notes=[
-            f"{arm.arm}: FLOPs {arm.flops_basis}"
-            for arm in result.arms
-            if arm.flops_per_token is None and arm.flops_basis
-        ],
-    )
-    if trials := result.trials:
-        yield Table(
-            title=f"trials: {len(trials)}, on seeds {trials[0].seeds}, which the study does not use",
-            columns=[
-                Column(title="tuned arm"),
-                Column(title="trial"),
-                Column(title="val loss", show=loss),
-                Column(title="picked"),
-            ],
-            rows=[_trial(trial) for trial in trials],
-        )
 
 
-def _trial(trial: TuningTrial) -> list[object]:
-    return [trial.arm, " ".join(trial.words), trial.val_loss, "yes" if trial.picked else ""]
-
-
-def _arm(arm: ArmFacts) -> list[object]:
-    ended = loss(arm.val_loss.mean if arm.val_loss else None)
+def _arm(arm: ArmFacts) -> dict[str, object]:
+    """Return what a table says of an arm, by column."""
+    mean = arm.val_loss.mean if arm.val_loss else None
+    losses = loss(mean)
     if arm.diverged:
-        ended += f", {len(arm.diverged)} diverged"
-    return [
-        arm.arm,
-        arm.params,
-        arm.flops_per_token,
-        arm.kernel,
-        arm.tokens,
-        arm.n_trials or None,
-        ended,
-        _median_speed(arm.pace),
-        _median_speed(arm.bench),
-        arm.bench and arm.bench.memory_mib,
-        " ".join([*arm.words, *arm.tuned]) or None,
-    ]
+        losses += f", {len(arm.diverged)} diverged"
+    words = " ".join([*arm.words, *arm.tuned])
+    return {
+        "arm": arm.arm,
+        "params": arm.params,
+        "FLOPs/token": arm.flops_per_token,
+        "kernel": arm.kernel,
+        "tokens": arm.tokens,
+        "trials": arm.n_trials or None,
+        "val loss": losses,
+        "tokens/s (train)": _median_speed(arm.pace),
+        "tokens/s (bench)": _median_speed(arm.bench),
+        "MiB": arm.bench and arm.bench.memory_mib,
+        "overrides": words or None,
+    }
 
 
 def _median_speed(speed: Speed | None) -> float | None:
-    known = [each for each in speed.tokens_per_s if each is not None] if speed else []
-    return median_high(known) if known else None
+    """Return the median of the sessions' tokens a second; `None`: there is no speed."""
+    if speed is None:
+        return None
+    known = [tokens_per_s for tokens_per_s in speed.tokens_per_s if tokens_per_s is not None]
+    if not known:
+        return None
+    return median_high(known)
 
 
 def _notes(result: StudyResult) -> list[str]:
@@ -135,19 +157,20 @@ def _notes(result: StudyResult) -> list[str]:
 
 
 def write(study: Study, folder: Path, result: StudyResult) -> list[Path]:
-    """Write a result, and what is told of all that there are; return the paths."""
+    """Write a result, and the files about all that there are; return the paths."""
     path = write_result(result, folder)
-    return [path, *write_all(told(study, folder, all_results(study, folder)))]
+    every = all_results(study, folder)
+    return [path, *write_all(files(study, folder, every))]
 
 
-def write_all(files: Mapping[Path, str]) -> list[Path]:
+def write_all(contents: Mapping[Path, str]) -> list[Path]:
     """Write these files; return their paths. No secret of the environment is in one."""
-    for path, content in files.items():
+    for path, content in contents.items():
         write_file(path, redact(content).encode())
-    return list(files)
+    return list(contents)
 
 
-def told(study: Study, folder: Path, every: Sequence[StudyResult]) -> dict[Path, str]:
+def files(study: Study, folder: Path, every: Sequence[StudyResult]) -> dict[Path, str]:
     """Return the files about one study's results."""
     return {folder / "README.md": readme(study, folder, every)}
 
@@ -159,9 +182,13 @@ def all_results(study: Study, folder: Path) -> list[StudyResult]:
     Errors:
         ValueError: one that nocap did not write, or that was changed; its file is named.
     """
-    known = log.read(folder / log.FILE)
-    found = [read_result(path, study, known) for path in sorted(folder.glob("results.*.json"))]
-    return [result for result in found if result is not None]
+    study_log = log.read(folder / log.FILE)
+    results = list[StudyResult]()
+    for path in sorted(folder.glob("results.*.json")):
+        result = read_result(path, study, study_log)
+        if result is not None:
+            results.append(result)
+    return results
 
 
 def check_readme(folder: Path) -> None:
@@ -171,55 +198,59 @@ def check_readme(folder: Path) -> None:
         ValueError: it has no line `## What was learnt`.
     """
     path = folder / "README.md"
-    ok = not path.exists() or f"{LEARNT}\n" in read_text(path)
-    require(ok, str(path), f"have the line '{LEARNT}', below which its author's text is kept", "none")
+    has_mark = not path.exists() or f"{LEARNT}\n" in read_text(path)
+    rule = f"have the line '{LEARNT}', below which its author's text is kept"
+    require(has_mark, str(path), rule, "none")
 
 
 def readme(study: Study, folder: Path, every: Sequence[StudyResult]) -> str:
     """Write the README anew from these results; the author's part stays."""
-    path = folder / "README.md"
     heads = list[str]()
     sections = list[str]()
-    shown = rows(every)
+    of_all = rows(every)
     for result in every:
-        some = [row for row in shown if row.result is result]
-        few = ", ".join(f"{row.claim.id} {row.word}" for row in some)
-        said = few if len(some) <= HEADLINE else counted(some)
-        heads.append(f"{said} ({result.scale}, {result.machine_name})")
-        sections += _section(result, some)
-    lines = [
-        f"# {study.name}: {'; '.join(heads) or 'not run yet'}",
-        "",
-        f"**Question.** {study.question}",
-        "",
-        *([f"**Method.** {study.method.strip()}", ""] if study.method else []),
-        *sections,
-    ]
-    lessons = (read_text(path) if path.exists() else "").partition(f"{LEARNT}\n")[2].strip("\n")
-    return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons or NOTHING_YET, ""])
+        of_result = [row for row in of_all if row.result is result]
+        heads.append(f"{_verdicts(of_result)} ({result.scale}, {result.machine_name})")
+        sections += _section(result, of_result)
+    lines = [f"# {study.name}: {'; '.join(heads) or 'not run yet'}", ""]
+    lines += [f"**Question.** {study.question}", ""]
+    if study.method:
+        lines += [f"**Method.** {study.method.strip()}", ""]
+    lines += sections
+    lessons = _lessons(folder / "README.md")
+    return "\n".join([tame("\n".join(lines)), LEARNT, "", lessons, ""])
+
+
+def _verdicts(some: Sequence[Row]) -> str:
+    """Name the verdicts one by one; of many claims, how many there are of each."""
+    if len(some) > HEADLINE:
+        return counted(some)
+    return ", ".join(f"{row.claim.id} {row.word}" for row in some)
+
+
+def _lessons(path: Path) -> str:
+    """Return the author's part of a README."""
+    text = read_text(path) if path.exists() else ""
+    _, _, lessons = text.partition(f"{LEARNT}\n")
+    return lessons.strip("\n") or NOTHING_YET
 
 
 def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
     """Draw a scale on a machine."""
     hardware = result.hardware
+    machine = f"{result.machine_name}, {hardware['cores']} cores, torch {hardware['torch']}"
+    commit = str(result.commit)[:12]
     arms, *others = tables(result)
-    lines = [
-        f"## {result.scale}: {result.machine_name}, {hardware['cores']} cores, torch {hardware['torch']}, "
-        f"{result.date}",
-        "",
-        f"```sh\n{one_line(result.command)}\n```",
-        "",
-        f"seeds {result.seeds}; judged at commit {str(result.commit)[:12]}",
-        "",
-        *claims(some, CLAIM_HEAD).markdown(),
-        "",
-        *arms.markdown(),
-        "",
-    ]
+    lines = [f"## {result.scale}: {machine}, {result.date}", ""]
+    lines += [f"```sh\n{one_line(result.command)}\n```", ""]
+    lines += [f"seeds {result.seeds}; judged at commit {commit}", ""]
+    lines += [*claims(some, CLAIM_HEAD).markdown(), ""]
+    lines += [*arms.markdown(), ""]
     for table in others:
         lines += [table.title, "", *table.markdown(), ""]
     lines += [f"{line}  " for line in _notes(result)]
-    return [*lines, ""]
+    lines.append("")
+    return lines
 
 
 # --- forest plots -------------------------------------------------------------------------------------------
@@ -239,7 +270,9 @@ def _unit(row: Row) -> str:
     metric = METRICS[row.claim.metric]
     scale = row.claim.scale
     if scale is Scale.value or metric.wording is None:
-        return metric.title if metric.unit in metric.title else f"{metric.title}, {metric.unit}"
+        if metric.unit in metric.title:
+            return metric.title
+        return f"{metric.title}, {metric.unit}"
     if scale is Scale.difference:
         return f"{metric.title}: {metric.wording.better}, {metric.unit}; right is better"
     if metric.relative:
@@ -250,21 +283,26 @@ def _unit(row: Row) -> str:
 
 
 def _plot(title: str, some: Sequence[Row]) -> Markup:
-    metric, scale = METRICS[some[0].claim.metric], some[0].claim.scale
-    if scale is Scale.value:
-        return forest.svg(list(map(_line, some)), title=title, tick=lambda x: amount(x, metric))
-    return forest.svg(list(map(_line, some)), title=title, ratio=scale is Scale.ratio)
+    """Draw the rows of one unit."""
+    claim = some[0].claim
+    metric = METRICS[claim.metric]
+    lines = list(map(_line, some))
+    if claim.scale is Scale.value:
+        return forest.svg(lines, title=title, tick=lambda x: amount(x, metric))
+    return forest.svg(lines, title=title, ratio=claim.scale is Scale.ratio)
 
 
 def _line(row: Row) -> forest.ForestRow:
+    """Return a claim's line of a plot."""
     claim = row.claim
     shown = row.judged.verdict.primary.shown()
     assert shown is not None
     low, high = claim.expected
+    measured = row.cells["measured"]
+    title = f"{claim.statement}: {row.verdict}. Measured: {measured}. Expected: {expected(claim)}."
     return forest.ForestRow(
         label=f"{claim.arm}, {METRICS[claim.metric].title}",
-        title=f"{claim.statement}: {row.verdict}. Measured: {row.cells['measured']}. Expected: "
-        f"{expected(claim)}.",
+        title=title,
         look=row.word,
         mid=shown.mid,
         low=shown.low,

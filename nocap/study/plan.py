@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,15 @@ class StudyPlan:
 
     @property
     def trainer(self) -> Trainer:
-        """Of the first arm: its device is the study's."""
-        return next(iter({**self.bench, **self.train}.values())).run.trainer
+        """Return the trainer of the first arm, whose device is the study's."""
+        arms = {**self.bench, **self.train}
+        first = next(iter(arms.values()))
+        return first.run.trainer
 
     def content(self, arm: Composed, what: str) -> dict[str, object]:
-        """The keys of an arm that count, without its seed, and without those of the machine that no override
-        chooses. Of data that lies at a path it has the tokens' fingerprint: two texts may lie at one path in
-        turn.
+        """Return the keys of an arm that count, without its seed, and without those of the machine that no
+        override chooses. Of data that lies at a path it has the tokens' fingerprint: two texts may lie at one
+        path in turn.
 
         Errors:
             ValueError: no such data.
@@ -69,28 +72,48 @@ def prepare(study: Study, scale: str, *, output_dir: str, steps: int | None = No
     require(scale in study.scales, "scale", f"be one of the study's {', '.join(study.scales)}", scale)
     study = select_claims(study, scale)
     at = study.scales[scale]
-    train = compose_arms(study, at, study.trained, training_overrides(at, output_dir, steps))
-    bench = compose_arms(study, at, study.needing(lambda metric: metric.made_by != "train"), at.bench)
+    timed_arms = study.arms_needing(lambda metric: metric.made_by != "train")
+    train = compose_arms(study, at, study.trained_arms, training_overrides(at, output_dir, steps))
+    bench = compose_arms(study, at, timed_arms, at.bench)
     check_fair({**train, **compose_trials(study, train)})
-    text = at.decode.prompt + at.decode.new if at.decode else 0
-    for arm in study.needing(lambda metric: metric.made_by == "decoding"):
-        rule = f"be a text that arm {arm} has positions for: model.seq_len={bench[arm].run.model.seq_len}"
-        require(text <= bench[arm].run.model.seq_len, f"scales.{scale}.decode", rule, text)
-    words = [word for arm in study.arms for word in arm_overrides(study, at, arm, [*at.train, *at.bench])]
-    words += [word for listed in study.tune.trials.values() for trial in listed for word in trial]
-    typed = {parsed(word).key_or_group.removeprefix("trainer.") for word in words}
     plan = StudyPlan(
         study=study,
         scale=scale,
         folder=Path(output_dir) / "studies" / study.name / scale,
         train=train,
         bench=bench,
-        typed=frozenset(typed & {*OF_THE_MACHINE}),
+        typed=_typed(study, at),
     )
-    for arm in study.racing:
-        shorter(plan, train[arm])  # checked
+    _check_text(plan)
+    for arm in study.racing_arms:
+        shorter(plan, train[arm])  # checks them
     _check_lengths(plan)
     return plan
+
+
+def _typed(study: Study, at: ScaleConfig) -> frozenset[str]:
+    """Return the keys of the machine that an override of the study chooses."""
+    words = list[str]()
+    for arm in study.arms:
+        words += arm_overrides(study, at, arm, [*at.train, *at.bench])
+    for trials in study.tune.trials.values():
+        words += chain(*trials)
+    keys = {parsed(word).key_or_group.removeprefix("trainer.") for word in words}
+    return frozenset(keys.intersection(OF_THE_MACHINE))
+
+
+def _check_text(plan: StudyPlan) -> None:
+    """Refuse a text to decode that an arm has too few positions for.
+
+    Errors:
+        ValueError: the first such arm.
+    """
+    decode = plan.at.decode
+    text = decode.prompt + decode.new if decode else 0
+    for arm in plan.study.arms_needing(lambda metric: metric.made_by == "decoding"):
+        seq_len = plan.bench[arm].run.model.seq_len
+        rule = f"be a text that arm {arm} has positions for: model.seq_len={seq_len}"
+        require(text <= seq_len, f"scales.{plan.scale}.decode", rule, text)
 
 
 def _check_lengths(plan: StudyPlan) -> None:
@@ -101,62 +124,76 @@ def _check_lengths(plan: StudyPlan) -> None:
         ValueError: the first such claim's; the arm or trial is named.
     """
     study = plan.study
-    for arm in study.lengthened:
+    for arm in study.seeds_of_lengths:
         other_lengths(plan.train[arm])
     for claim in study.claims:
-        if claim.at_equal_loss:
-            base = study.against(claim)
-            steps = plan.train[base].run.trainer.steps
-            sides = {arm: plan.train[arm] for arm in study.sides(claim)}
-            for name, made in {**sides, **compose_trials(study, sides)}.items():
-                rule = f"be the baseline's ({base}: {steps}) for a claim about {AT_EQUAL_LOSS}"
-                require(made.run.trainer.steps == steps, f"arm {name}: {STEPS}", rule, made.run.trainer.steps)
+        if not claim.at_equal_loss:
+            continue
+        base = study.against(claim)
+        steps = plan.train[base].run.trainer.steps
+        rule = f"be the baseline's ({base}: {steps}) for a claim about {AT_EQUAL_LOSS}"
+        sides = {arm: plan.train[arm] for arm in study.sides(claim)}
+        arms = {**sides, **compose_trials(study, sides)}
+        for name, side in arms.items():
+            own_steps = side.run.trainer.steps
+            require(own_steps == steps, f"arm {name}: {STEPS}", rule, own_steps)
 
 
 # --- arms ---------------------------------------------------------------------------------------------------
 
 
 def more(arm: Composed, *overrides: str) -> Composed:
-    """The arm with further overrides. A shorter run of it is no reason for another precision or
+    """Return the arm with further overrides. A shorter run of it is no reason for another precision or
     compilation."""
-    return as_in(arm, [*arm.overrides, *overrides]) if overrides else arm
+    if not overrides:
+        return arm
+    return as_in(arm, [*arm.overrides, *overrides])
 
 
 def training_overrides(at: ScaleConfig, output_dir: str, steps: int | None) -> list[str]:
-    return [*at.train, f"output_dir='{output_dir}'", *([] if steps is None else [f"trainer.steps={steps}"])]
+    """List the overrides of a scale's training. `steps`: of a run, instead of what the scale says."""
+    words = [*at.train, f"output_dir='{output_dir}'"]
+    if steps is not None:
+        words.append(f"trainer.steps={steps}")
+    return words
 
 
 def compose_arms(
     study: Study, at: ScaleConfig, arms: Sequence[str], place: Sequence[str]
 ) -> dict[str, Composed]:
-    """Arm → its composition, the baseline first, whose precision and compilation the others have.
+    """Return arm → its composition, the baseline first, whose precision and compilation the others have.
 
     Errors:
         ValueError: an arm does not compose; the arm is named.
     """
-    made: dict[str, Composed] = {}
+    composed: dict[str, Composed] = {}
+    first: Composed | None = None
     for arm in sorted(arms, key=lambda name: name != study.baseline):
-        made[arm] = _named(arm, next(iter(made.values()), None), arm_overrides(study, at, arm, place))
-    return made
+        composed[arm] = _named(arm, first, arm_overrides(study, at, arm, place))
+        if first is None:
+            first = composed[arm]
+    return composed
 
 
 def trials_of(study: Study, arm: str) -> dict[str, list[str]]:
-    """Name of a trial → its overrides."""
+    """Return the name of each trial of an arm → its overrides."""
     return {f"{arm}, trial {i}": words for i, words in enumerate(study.tune.trials[arm], start=1)}
 
 
 def compose_trials(study: Study, arms: Mapping[str, Composed]) -> dict[str, Composed]:
-    """Name of a trial → its composition, of these arms.
+    """Return the name of each trial of these arms → its composition.
 
     Errors:
         ValueError: a trial that does not compose.
     """
-    return {
-        name: _named(name, arms[arm], [*arms[arm].overrides, *words])
-        for arm in study.tune.trials
-        if arm in arms
-        for name, words in trials_of(study, arm).items()
-    }
+    trials = dict[str, Composed]()
+    for name in study.tune.trials:
+        arm = arms.get(name)
+        if arm is None:
+            continue
+        for trial, words in trials_of(study, name).items():
+            trials[trial] = _named(trial, arm, [*arm.overrides, *words])
+    return trials
 
 
 def _named(name: str, first: Composed | None, overrides: Sequence[str]) -> Composed:
@@ -172,39 +209,41 @@ def check_fair(arms: Mapping[str, Composed]) -> None:
     Errors:
         ValueError: the first key in which an arm's data or validation is another.
     """
-    plain = {name: dict(_of_losses(arm)) for name, arm in arms.items()}
-    for name, config in plain.items():
-        first, baseline = next(iter(plain.items()))
+    if not arms:
+        return
+    configs = {name: dict(_of_losses(arm)) for name, arm in arms.items()}
+    first, baseline = next(iter(configs.items()))
+    for name, config in configs.items():
         for key in dict.fromkeys((*baseline, *config)):
-            rule = f"be the baseline's ({first}: {baseline.get(key)}), or losses mean different things"
-            require(config.get(key) == baseline.get(key), f"arm {name}: {key}", rule, config.get(key))
+            value = baseline.get(key)
+            rule = f"be the baseline's ({first}: {value}), or losses mean different things"
+            require(config.get(key) == value, f"arm {name}: {key}", rule, config.get(key))
 
 
 def _of_losses(arm: Composed) -> Iterator[tuple[str, Any]]:
-    """List what two arms must share for their losses to mean the same."""
+    """Yield what two arms must share for their losses to mean the same."""
     plain = to_plain(arm.run)
     yield from flat(arm.run.that_count("losses", plain))
     yield from flat(plain["data"], prefix="data.")
 
 
 def shorter(plan: StudyPlan, arm: Composed) -> list[Composed]:
-    """Its shorter schedules, each with its own whole decay.
+    """Return an arm's shorter schedules, each with a whole decay of its own.
 
     Errors:
         ValueError: a length that is no schedule, or two that have the same steps.
     """
-    steps, warmup = arm.run.trainer.steps, arm.run.schedule.warmup_steps
+    steps = arm.run.trainer.steps
+    warmup = arm.run.schedule.warmup_steps
     counts = [max(1, round(share * steps)) for share in plan.at.lengths]
+    is_distinct = len({*counts, steps}) == len(counts) + 1
     rule = f"differ from each other and the whole in steps, of {steps}"
-    require(len({*counts, steps}) == len(counts) + 1, f"scales.{plan.scale}.lengths", rule, plan.at.lengths)
-    return [
-        _named(
-            f"at {n} of {steps} steps",
-            arm,
-            [*arm.overrides, f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"],
-        )
-        for n in counts
-    ]
+    require(is_distinct, f"scales.{plan.scale}.lengths", rule, plan.at.lengths)
+    schedules = list[Composed]()
+    for n in counts:
+        words = [f"trainer.steps={n}", f"schedule.warmup_steps={min(warmup, n)}"]
+        schedules.append(_named(f"at {n} of {steps} steps", arm, [*arm.overrides, *words]))
+    return schedules
 
 
 def other_lengths(arm: Composed) -> list[Composed]:
@@ -213,8 +252,8 @@ def other_lengths(arm: Composed) -> list[Composed]:
     Errors:
         ValueError: it is too short to have them.
     """
-    steps = arm.run.trainer.steps
-    return [
-        more(arm, *words_at(arm.overrides, arm.run, length, composed))
-        for length in others_of(steps, asked=f"a claim about {AT_EQUAL_LOSS}")
-    ]
+    lengths = list[Composed]()
+    for steps in others_of(arm.run.trainer.steps, asked=f"a claim about {AT_EQUAL_LOSS}"):
+        words = words_at(arm.overrides, arm.run, steps, composed)
+        lengths.append(more(arm, *words))
+    return lengths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from nocap.config.compose import Composed
 from nocap.config.keys import flat
 from nocap.judge.cautious import pooled
 from nocap.judge.claim import Claim
@@ -32,104 +33,130 @@ from nocap.study.words import expected
 
 
 def render(plan: StudyPlan) -> str:
-    """Of a study: all runs and sessions of its first analyses, and what its claims can see with their seeds.
+    """Return a text of all runs and sessions of a study's first analyses, what they cost, and what its claims
+    can show with their seeds.
 
     Errors:
         FailedError: the first arm cannot be timed.
     """
-    part = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
-    study, trials = part.study, compose_trials(plan.study, plan.train)
-    short = {
-        f"{arm} at {composed.run.trainer.steps} steps": composed
-        for arm in study.racing
-        for composed in shorter(plan, plan.train[arm])
-    }
-    seeds = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()} | {
-        seed: [*trials] for seed in study.tune.seeds
-    }
-    runs = trainings({**trials, **plan.train, **short}, seeds)
-    lengths = length_trainings(plan, plan.train, study.lengthened)
-    numbers = range(1, plan.at.sessions + 1)
-    rows = [
-        [
-            session.name,
-            ", ".join(session.arms),
-            str(len(numbers)),
-            str(sum(session.path(plan.folder, n).exists() for n in numbers)),
-        ]
-        for session in sessions(part, plan.train)
-    ]
-    noise = sigma((run.arm, record) for run in runs if run.arm in plan.train and (record := run.record()))
-    there = records_in(plan.folder.parents[2]) if study.lengthened else []
-    last, first = analysis_of(len(plan.study.seeds)), len(study.claims[0].seeds)
-    return "\n".join(
-        [
-            f"{study.name}, scale {plan.scale}: {study.question}",
-            *(_runs([*runs, *lengths], study) if runs else []),
-            *_lengths(plan, study),
-            *(
-                [aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"]
-                if rows
-                else []
-            ),
-            *(
-                [f"{first} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"]
-                if last > 1
-                else []
-            ),
-            f"\nsigma of one run's final loss: {f'{noise:.4f}, measured' if noise else 'not known yet'}",
-            *(_power(claim, plan, noise, there) for claim in plan.study.claims),
-        ]
-    )
+    first = up_to(plan, {claim.id: 1 for claim in plan.study.claims})
+    study = first.study
+    runs = _runs(first)
+    lines = [f"{study.name}, scale {plan.scale}: {study.question}"]
+    if runs:
+        lengths = length_trainings(plan, plan.train, study.seeds_of_lengths)
+        lines += [_grid([*runs, *lengths], study), ""]
+    lines += _lengths(plan, study)
+    lines += _sessions(first)
+    lines += _analyses(plan, study)
+    own = [run for run in runs if run.arm in plan.train]
+    noise = sigma(_records(own))
+    shown = f"{noise:.4f}, measured" if noise else "not known yet"
+    lines.append(f"\nsigma of one run's final loss: {shown}")
+    others = list[Record]()
+    if study.seeds_of_lengths:
+        others = records_in(plan.folder.parents[2])
+    for claim in plan.study.claims:
+        lines.append(_power(claim, plan, noise, others))
+    return "\n".join(lines)
 
 
-def _runs(runs: Sequence[Training], study: Study) -> list[str]:
-    lengths_by = "this study" if study.lengthened else None
-    return [of_grid(grid_of(runs, study.name), lengths_by=lengths_by), ""]
+def _runs(first: StudyPlan) -> list[Training]:
+    """List the runs of the first analyses: trials of a search, arms, and shorter schedules of those that
+    race."""
+    study = first.study
+    trials = compose_trials(study, first.train)
+    short = dict[str, Composed]()
+    for arm in study.racing_arms:
+        for composed in shorter(first, first.train[arm]):
+            short[f"{arm} at {composed.run.trainer.steps} steps"] = composed
+    names = {seed: [*arms, *short] for seed, arms in seeds_of(study).items()}
+    for seed in study.tune.seeds:
+        names[seed] = list(trials)
+    return trainings({**trials, **first.train, **short}, names)
+
+
+def _grid(runs: Sequence[Training], study: Study) -> str:
+    """Return the plan of these runs as a grid."""
+    lengths_by = "this study" if study.seeds_of_lengths else None
+    return of_grid(grid_of(runs, study.name), lengths_by=lengths_by)
 
 
 def _lengths(plan: StudyPlan, study: Study) -> Iterator[str]:
     """Say what the baselines' other lengths cost, which claims about the time at equal loss need."""
-    for arm, seeds in study.lengthened.items():
+    for arm, seeds in study.seeds_of_lengths.items():
         steps = plan.train[arm].run.trainer.steps
-        yield f"equal loss: {cost_of(arm, steps, len(SHARES) * len(seeds))}"
+        cost = cost_of(arm, steps, len(SHARES) * len(seeds))
+        yield f"equal loss: {cost}"
+
+
+def _sessions(first: StudyPlan) -> Iterator[str]:
+    """Say which sessions there are to time, and how many of each are done."""
+    count = first.at.sessions
+    rows = list[list[str]]()
+    for session in sessions(first, first.train):
+        paths = [session.path(first.folder, number) for number in range(1, count + 1)]
+        done = sum(path.exists() for path in paths)
+        rows.append([session.name, ", ".join(session.arms), str(count), str(done)])
+    if rows:
+        yield aligned(["sessions", "of", "count", "done"], rows)
+        yield f"{first.at.apart_min:g} minutes apart"
+
+
+def _analyses(plan: StudyPlan, study: Study) -> Iterator[str]:
+    """Say how many analyses may follow the first. `study`: with the claims of the first."""
+    last = analysis_of(len(plan.study.seeds))
+    pairs = len(study.claims[0].seeds)
+    if last > 1:
+        yield f"{pairs} pairs in analysis 1; claims that it does not decide go on, to {last} analyses"
+
+
+def _records(runs: Iterable[Training]) -> Iterator[tuple[str, Record]]:
+    """Yield the arm and the record of each run that has ended."""
+    for run in runs:
+        record = run.record()
+        if record is not None:
+            yield run.arm, record
 
 
 def sigma(runs: Iterable[tuple[str, Record]]) -> float | None:
-    """One run's standard deviation of the final loss between seeds, pooled within arms, once there are
-    enough."""
+    """Return the standard deviation of one run's final loss between seeds, pooled within arms; `None`: there
+    are too few runs."""
     groups: dict[str, list[float]] = {}
     for arm, run in runs:
         if run.val_loss is not None and run.status == "finished":
             groups.setdefault(arm, []).append(run.val_loss)
     noise = pooled(list(groups.values()))
-    return noise.sd if noise is not None and noise.df >= LEAST_PAIRS else None
+    if noise is None or noise.df < LEAST_PAIRS:
+        return None
+    return noise.sd
 
 
-def _power(claim: Claim, plan: StudyPlan, noise: float | None, there: Sequence[Record]) -> str:
+def _power(claim: Claim, plan: StudyPlan, noise: float | None, others: Sequence[Record]) -> str:
     """Say what a claim expects, and what it can see of a loss and of a time at equal loss with all its
-    seeds. `there`: runs that may tell the noise of the latter."""
+    seeds. `others`: runs that may tell the noise of the latter."""
     line = f"{claim.id}: {claim.metric} of {claim.arm}, expected {expected(claim)}"
-    # sessions are in the table
-    line += f", n={len(claim.seeds)}" if claim.metrics[0].made_by == "train" else ""
+    if claim.metrics[0].made_by == "train":  # sessions are in the table
+        line += f", n={len(claim.seeds)}"
     if noise and any(metric.name == "val_loss" for metric in claim.metrics):
         width = width_of(METRICS["val_loss"], plan.at.noise.get("val_loss"))
         visible = detectable_by_claim(noise * 2**0.5, len(claim.seeds), width=width)
         line += f"; a loss difference of {visible:.4f} is shown with a power of {POWER:g}"
     if claim.at_equal_loss:
-        line += _time_shown(claim, plan, there)
+        line += _time_shown(claim, plan, others)
     return line
 
 
-def _time_shown(claim: Claim, plan: StudyPlan, there: Sequence[Record]) -> str:
+def _time_shown(claim: Claim, plan: StudyPlan, others: Sequence[Record]) -> str:
     """Say which time at equal loss a claim can see; nothing where no runs tell its noise."""
     base = plan.study.against(claim)
     (run,) = trainings(plan.train, {claim.seeds[0]: [base]})
-    noise = noise_at_equal_loss(there, dict(flat(run.plan.parts["config"])))
+    config = dict(flat(run.plan.parts["config"]))
+    noise = noise_at_equal_loss(others, config)
+    if not isinstance(noise, NoiseAtEqualLoss):
+        return ""
     look = analysis_of(len(claim.seeds))
-    gain = math.inf
-    if isinstance(noise, NoiseAtEqualLoss):
-        gain = detectable_time(noise, analyses()[look - 1], levels=1, look=look)
+    gain = detectable_time(noise, analyses()[look - 1], levels=1, look=look)
     if not math.isfinite(gain):
         return ""
     return f"; a time of {1 - gain:.3g} of the baseline's or less is shown with a power of {POWER:g}"

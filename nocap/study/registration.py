@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from nocap.config.compose import Composed
 from nocap.judge.claim import Claim
@@ -15,7 +14,7 @@ from nocap.store.formats import listed, plural, shorten
 from nocap.store.metrics import moment
 from nocap.store.record import digest
 from nocap.study.evidence import Evidence, places
-from nocap.study.log import AnalysisLine, LogLine, RegistrationLine, RunLine, SessionLine, StudyLog
+from nocap.study.log import AnalysisLine, AnyLine, LogLine, RegistrationLine, RunLine, SessionLine, StudyLog
 from nocap.study.plan import StudyPlan, compose_trials
 from nocap.study.spec import engine_of
 
@@ -30,61 +29,101 @@ class Registration:
 
 
 def registrations(plan: StudyPlan) -> dict[str, Registration]:
-    """Of each claim at the plan's scale."""
+    """Return claim → its registration, of each claim at the plan's scale."""
     return {claim.id: _registration(plan, claim) for claim in plan.study.claims}
 
 
 def _registration(plan: StudyPlan, claim: Claim) -> Registration:
-    study, at, used = plan.study, plan.at, places(claim)
-    seeds, metrics = study.seeds, {metric.name for metric in claim.metrics}
-    in_turn = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
-    measured: dict[str, object] = {
-        "arms": [_side(plan, arm, used) for arm in study.sides(claim)],
+    subject = _plain(_subject(plan, claim))
+    decides = _plain(_rule(plan, claim))
+    return Registration(hash=digest([subject, decides]), subject=digest(subject))
+
+
+def _subject(plan: StudyPlan, claim: Claim) -> dict[str, object]:
+    """Return what a claim measures: its arms and its metric."""
+    at = plan.at
+    used = places(claim)
+    subject: dict[str, object] = {
+        "arms": [_side(plan, arm, used) for arm in plan.study.sides(claim)],
         "metric": [claim.metric, claim.parts, claim.of, claim.scale.value, claim.target],
-        "lengths": at.lengths if claim.races else None,
-        "curve": at.curve if "curve" in used else None,
-        "decode": asdict(at.decode) if at.decode and "decoding" in used else None,
+        "lengths": None,
+        "curve": None,
+        "decode": None,
     }
+    if claim.races:
+        subject["lengths"] = at.lengths
+    if "curve" in used:
+        subject["curve"] = at.curve
+    if at.decode and "decoding" in used:
+        subject["decode"] = asdict(at.decode)
     if claim.at_equal_loss:
-        measured["equal_loss"] = SHARES
-    decides = {
+        subject["equal_loss"] = SHARES
+    return subject
+
+
+def _rule(plan: StudyPlan, claim: Claim) -> dict[str, object]:
+    """Return what decides a claim: its ends, margins, declared noise, and what lists its seeds."""
+    guards = list[tuple[str, str, float]]()
+    for guard in claim.guards:
+        guards.append((guard.metric, guard.scale.value, guard.margin(plan.scale)))
+    metrics = {metric.name for metric in claim.metrics}
+    noise = dict[str, object]()
+    for name, declared in plan.at.noise.items():
+        if name in metrics:
+            noise[name] = declared.json()
+    return {
         "ends": [claim.expected, claim.two_sided],
-        "guards": sorted(
-            [guard.metric, guard.scale.value, guard.margin(plan.scale)] for guard in claim.guards
-        ),
-        "noise": {name: noise.json() for name, noise in at.noise.items() if name in metrics},
-        "seeds": seeds[0] if in_turn else seeds,  # what lists them, not how many
+        "guards": sorted(guards),
+        "noise": noise,
+        "seeds": _seeds(plan.study.seeds),
     }
-    subject = _plain(measured)
-    return Registration(hash=digest([subject, _plain(decides)]), subject=digest(subject))
+
+
+def _seeds(seeds: list[int]) -> int | list[int]:
+    """Return what lists the seeds, not how many there are: the first, where the others follow in turn."""
+    first = seeds[0]
+    in_turn = list(range(first, first + len(seeds)))
+    return first if seeds == in_turn else seeds
 
 
 AS_TRAINED = {TRAIN, PACE}
 
 
-def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[Any]:
-    """Return an arm where it is trained, with its search, and where it is timed."""
-    tune = plan.study.tune
-    side = list[Any]()
+def _side(plan: StudyPlan, arm: str, used: set[str]) -> list[object]:
+    """Return an arm where it is trained, with its search, and where it is timed. `used`: the places of the
+    claim's measurements."""
+    side = list[object]()
     if arm in plan.train and used & AS_TRAINED:
         side.append(plan.content(plan.train[arm], "identity"))
-        if tune.trials:
-            trials = compose_trials(plan.study, {arm: plan.train[arm]})
-            side.append([tune.seeds, [plan.content(made, "identity") for made in trials.values()]])
+        if plan.study.tune.trials:
+            side.append(_search(plan, arm))
     if arm in plan.bench and used - AS_TRAINED:
         side.append(plan.content(plan.bench[arm], "step"))
-        side.append(engine_of(plan.study, plan.at, arm) if "decoding" in used else None)
+        engine = None
+        if "decoding" in used:
+            engine = engine_of(plan.study, plan.at, arm)
+        side.append(engine)
     return side
 
 
-def _plain(tree: Any) -> Any:
-    """As JSON has it, options by their values."""
-    return json.loads(json.dumps(tree, default=lambda option: option.value))
+def _search(plan: StudyPlan, arm: str) -> list[object]:
+    """Return the seeds and the trials of an arm's search."""
+    trials = compose_trials(plan.study, {arm: plan.train[arm]})
+    contents = [plan.content(trial, "identity") for trial in trials.values()]
+    return [plan.study.tune.seeds, contents]
+
+
+def _plain(tree: object) -> object:
+    """Return a tree as JSON has it, options by their values."""
+    text = json.dumps(tree, default=lambda option: option.value)
+    return json.loads(text)
 
 
 def content_of(plan: StudyPlan, arm: Composed, place: str) -> str:
-    """The digest of an arm as it is trained, or timed: what a line of the log says of whom it is about."""
-    return digest(_plain(plan.content(arm, "identity" if place == "train" else "step")))
+    """Return the digest of an arm as it is trained, or timed: what a line of the log says of whom it is
+    about."""
+    what = "identity" if place == TRAIN else "step"
+    return digest(_plain(plan.content(arm, what)))
 
 
 # --- what stands --------------------------------------------------------------------------------------------
@@ -100,58 +139,73 @@ class Provenance:
     notes: list[str]  # short ones, for people
 
 
-def provenance(
+def provenance_of(
     plan: StudyPlan, claim: Claim, evidence: Evidence, logs: Sequence[StudyLog], *, machine: str
 ) -> Provenance:
     """Return where a claim stands. `logs`: the study's own, then those of the studies beside it."""
     own = logs[0]
     registration = _registration(plan, claim)
-    same = own.of(RegistrationLine, hash=registration.hash)
-    first = same[0] if same else None
-    at = first.at if first else None
+    first = _first(own.of(RegistrationLine, hash=registration.hash))
+    at = first.at if first is not None else None
     contents = _contents(plan, claim, evidence)
-    known = list[str]()
+    older = [used for used in evidence.used(claim, plan.study) if _before(used.started, at)]
+    results = list[str]()
     others = set[str]()
+    for line, is_own in _lines_before(first, logs):
+        if isinstance(line, RunLine) or (isinstance(line, SessionLine) and is_own):
+            # What is timed is timed anew in each study; what another study trained is the same run.
+            if _is_of(line, claim, contents):
+                # by the name that it has now, as evidence has it
+                results.append(name_of(line, claim.arm))
+        elif isinstance(line, RegistrationLine) and _is_another(line, registration, first):
+            others.add(line.hash)
+    results += [used.name for used in older if used.arm == claim.arm]
+    notes = list[str]()
+    baseline = {used.name for used in older if used.arm != claim.arm}
+    if baseline:
+        notes.append(f"older baseline: {shorten(sorted(baseline), most=2)}")
+    of_machine = [line for line in own.lines if line.machine == machine]
+    notes += _repeated(claim, of_machine, contents)
+    notes += _analysed(own.of(AnalysisLine, hash=registration.hash), machine)
+    exploratory = _exploratory(at, results, others)
+    return Provenance(hash=registration.hash, at=at, exploratory=exploratory, notes=notes)
+
+
+def _first(lines: Sequence[RegistrationLine]) -> RegistrationLine | None:
+    return lines[0] if lines else None
+
+
+def _lines_before(first: RegistrationLine | None, logs: Sequence[StudyLog]) -> Iterator[tuple[AnyLine, bool]]:
+    """Yield each line that was written before a registration, and whether it is of the study's own log; all
+    lines where nothing was registered."""
+    own = logs[0]
     first_place = own.lines.index(first) if first is not None else 0
     for log in logs:
+        is_own = log is own
         for place, line in enumerate(log.lines):
-            is_above = log is own and place < first_place
-            if first is not None and not _came_before(line, first, is_above=is_above):
-                continue
-            # What is timed is timed anew in each study; what another study trained is the same run.
-            if isinstance(line, RunLine) or (isinstance(line, SessionLine) and log is own):
-                if _is_of(line, claim, contents):
-                    # by the name that it has now, as evidence has it
-                    known.append(name_of(line, claim.arm))
-            elif (
-                isinstance(line, RegistrationLine)
-                and line.subject == registration.subject
-                and line.hash != registration.hash
-                # those written together knew nothing of each other
-                and (first is None or (line.at, line.machine) != (first.at, first.machine))
-            ):
-                others.add(line.hash)
-    older = [(name, arm) for name, arm, started in evidence.used(claim, plan.study) if _before(started, at)]
-    known += [name for name, arm in older if arm == claim.arm]
-    baseline = sorted({name for name, arm in older if arm != claim.arm})
-    notes = list[str]()
-    if baseline:
-        notes.append(f"older baseline: {shorten(baseline, most=2)}")
-    here = [line for line in own.lines if line.machine == machine]
-    notes += _again(claim, here, contents)
-    notes += _said(own.of(AnalysisLine, hash=registration.hash), machine)
-    return Provenance(hash=registration.hash, at=at, exploratory=_exploratory(at, known, others), notes=notes)
+            is_above = is_own and place < first_place
+            if first is None or _came_before(line, first, is_above=is_above):
+                yield line, is_own
 
 
-def _exploratory(at: str | None, known: Sequence[str], others: Collection[str]) -> str | None:
-    """Say why a verdict is exploratory; `None`: it is not. `known`: results that were there before the
-    registration; `others`: hashes that the same arms and metric were registered with before."""
+def _is_another(line: RegistrationLine, registration: Registration, first: RegistrationLine | None) -> bool:
+    """Say whether a line registers the same arms and metric, to be decided otherwise. Those written together
+    with the claim's first line knew nothing of each other."""
+    if line.subject != registration.subject or line.hash == registration.hash:
+        return False
+    return first is None or (line.at, line.machine) != (first.at, first.machine)
+
+
+def _exploratory(at: str | None, results: Sequence[str], others: Collection[str]) -> str | None:
+    """Say why a verdict is exploratory; `None`: it is not. `results`: the names of those that were there
+    before the registration; `others`: hashes that the same arms and metric were registered with before."""
     reasons = list[str]()
     if at is None:
         reasons.append("not registered")
-    if known:
-        late = f"{'registered after' if at else 'after'} {_counts(known)}"
-        reasons.append(f"{late} ({shorten(sorted(set(known)), most=2)})")
+    if results:
+        names = sorted(set(results))
+        after = "registered after" if at else "after"
+        reasons.append(f"{after} {_counts(names)} ({shorten(names, most=2)})")
     if others:
         reasons.append(
             f"its arms and metric were registered before with other ends, margins or seeds ({len(others)})"
@@ -176,37 +230,55 @@ def _came_before(line: LogLine, registration: LogLine, *, is_above: bool) -> boo
     return _before(line.at, registration.at)
 
 
-def _again(claim: Claim, lines: Sequence[LogLine], contents: Mapping[str, set[str]]) -> list[str]:
+def _repeated(claim: Claim, lines: Sequence[LogLine], contents: Mapping[str, set[str]]) -> list[str]:
     """Name what was measured more than once on a machine, and did not come out alike."""
     outcomes: dict[str, set[str]] = {}
     for line in lines:
         if isinstance(line, RunLine | SessionLine) and _is_of(line, claim, contents):
-            figures = line.val_loss if isinstance(line, RunLine) else line.measured
-            outcomes.setdefault(name_of(line, claim.arm), set()).add(str(figures))
-    again = [name for name, some in outcomes.items() if len(some) > 1]
-    return [f"measured again, and otherwise: {shorten(again, most=2)}"] if again else []
+            outcomes.setdefault(name_of(line, claim.arm), set()).add(_figures(line))
+    names = [name for name, different in outcomes.items() if len(different) > 1]
+    if not names:
+        return []
+    return [f"measured again, and otherwise: {shorten(names, most=2)}"]
 
 
-def _said(analyses: Sequence[AnalysisLine], machine: str) -> list[str]:
+def _figures(line: RunLine | SessionLine) -> str:
+    """Return what a line says was measured."""
+    if isinstance(line, RunLine):
+        return str(line.val_loss)
+    return str(line.measured)
+
+
+def _analysed(analyses: Sequence[AnalysisLine], machine: str) -> list[str]:
     """Say how often a claim was analysed here, and what came out on other machines."""
-    here = {line.number for line in analyses if line.machine == machine}
-    elsewhere = {line.machine: line.word for line in analyses if line.machine != machine}
-    notes = [f"{word} on another machine ({name})" for name, word in elsewhere.items()]
-    return [f"{len(here)} analyses", *notes] if len(here) > 1 else notes
+    numbers = set[int]()
+    words: dict[str, str] = {}
+    for line in analyses:
+        if line.machine == machine:
+            numbers.add(line.number)
+        else:
+            words[line.machine] = line.word
+    notes = [f"{word} on another machine ({name})" for name, word in words.items()]
+    if len(numbers) > 1:
+        notes.insert(0, f"{len(numbers)} analyses")
+    return notes
 
 
 def _before(started: str, at: str | None) -> bool:
+    """Say whether something began before a registration, also where it is not known when it began."""
     if at is None:
         return False
-    began, registered = moment(started), moment(at)
+    began = moment(started)
+    registered = moment(at)
     return began is None or (registered is not None and began < registered)
 
 
 def _is_of(line: RunLine | SessionLine, claim: Claim, contents: Mapping[str, set[str]]) -> bool:
     """Say whether a line is of a result of the claim's arm and seeds, under whatever name."""
     if isinstance(line, RunLine):
-        return line.seed in claim.seeds and line.content in contents.get("train", ())
-    return bool({*line.contents.values()} & contents.get(line.place, set()))
+        return line.seed in claim.seeds and line.content in contents.get(TRAIN, ())
+    of_place = contents.get(line.place, set())
+    return not of_place.isdisjoint(line.contents.values())
 
 
 def name_of(line: RunLine | SessionLine, arm: str) -> str:
@@ -218,6 +290,12 @@ def name_of(line: RunLine | SessionLine, arm: str) -> str:
 
 
 def _counts(names: Sequence[str]) -> str:
-    """`3 runs and 1 session`."""
-    timed = sum(" session " in name for name in set(names))
-    return listed(plural(n, noun) for n, noun in ((len(set(names)) - timed, "run"), (timed, "session")) if n)
+    """Return `3 runs and 1 session`."""
+    sessions = sum(" session " in name for name in names)
+    runs = len(names) - sessions
+    counts = list[str]()
+    if runs:
+        counts.append(plural(runs, "run"))
+    if sessions:
+        counts.append(plural(sessions, "session"))
+    return listed(counts)

@@ -8,7 +8,7 @@ those of the study's log.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ from nocap.judge.verdict import Gain, Missing, Verdict, judge
 from nocap.store.formats import listed
 from nocap.store.metrics import Ending, Measurement, Per, Scale
 from nocap.store.record import SCHEMA_VERSION, read_json, write_json
-from nocap.study.checked import asked, otherwise
+from nocap.study.checked import current_claims, sessions_unlike
 from nocap.study.log import AnalysisLine, StudyLog
 from nocap.study.registration import Provenance
 from nocap.study.schema import (
@@ -57,7 +57,7 @@ class JudgedClaim:
     margins: list[float]  # of the guards, at this scale
     noise: Mapping[str, Declared]  # of each metric, as it was declared
     bound: float | None  # what arithmetic allows
-    stands: Provenance
+    provenance: Provenance
     where: Mapping[str, list[Shape]]  # timed or trained → the shapes of its sides that differ
     lengths: list[int] | None  # the baseline's steps, of a claim about the time at equal loss
     damaged: frozenset[tuple[str, int]]  # (arm, seed) of runs whose record was changed
@@ -96,6 +96,7 @@ class StudyResult:
 
     @property
     def limitations(self) -> str:
+        """Return what the verdicts cannot be about; empty: the scale is the claims' own."""
         return self.study.scales[self.scale].limitations
 
     @property
@@ -122,10 +123,12 @@ class StudyResult:
 def file_of(result: StudyResult) -> StudyFile:
     """Return a result as its file has it."""
     study = result.study
+    claims = [_claim_json(judged, scale=result.scale) for judged in result.claims]
     rows = list[RowJson]()
-    for name, some in result.measurements.items():
-        for row in some:
-            rows.append(RowJson(claim=name, **structs.asdict(measurement_json(row))))
+    for claim, measurements in result.measurements.items():
+        for measurement in measurements:
+            fields = structs.asdict(measurement_json(measurement))
+            rows.append(RowJson(claim=claim, **fields))
     return StudyFile(
         schema_version=SCHEMA_VERSION,
         kind=KIND,
@@ -139,7 +142,7 @@ def file_of(result: StudyResult) -> StudyFile:
         limitations=result.limitations,
         baseline=study.baseline,
         seeds=result.seeds,
-        claims=[_claim_json(judged, scale=result.scale) for judged in result.claims],
+        claims=claims,
         measurements=rows,
         arms=result.arms,
         trials=result.trials,
@@ -161,16 +164,13 @@ def write(result: StudyResult, folder: Path) -> Path:
 def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
     """Return a claim with all of its verdict."""
     claim = judged.claim
+    mechanism = claim.mechanism
     verdict = judged.verdict
-    stands = judged.stands
-    guards = list[GuardJson]()
-    for guard, gain in zip(claim.guards, verdict.guards, strict=True):
-        measured = structs.asdict(_gain_json(gain, judged))
-        margin = guard.margin(scale)
-        guards.append(GuardJson(metric=guard.metric, scale=guard.scale, margin=margin, **measured))
-    missing = list[MissingJson]()
-    for each in verdict.missing:
-        missing.append(MissingJson(**asdict(each), damaged=judged.is_damaged(each)))
+    provenance = judged.provenance
+    reason = None
+    if verdict.reason is not None:
+        reason = verdict.reason.value
+    gain = _gain_json(verdict.primary, judged)
     return ClaimJson(
         id=claim.id,
         statement=claim.statement,
@@ -186,34 +186,56 @@ def _claim_json(judged: JudgedClaim, *, scale: str) -> ClaimJson:
         two_sided=claim.two_sided,
         target=claim.target,
         bound=judged.bound,
-        bound_rule=claim.mechanism.rule.value,
-        bound_formula=claim.mechanism.formula,
+        bound_rule=mechanism.rule.value,
+        bound_formula=mechanism.formula,
         word=judged.word,
-        reason=verdict.reason.value if verdict.reason else None,
+        reason=reason,
         failed=verdict.failed,
-        guards=guards,
+        guards=_guards_json(judged, scale),
         beyond_bound=verdict.beyond_bound,
-        missing=missing,
+        missing=_missing_json(judged),
         at_most=verdict.endings[Ending.at_most],
         diverged=verdict.endings[Ending.diverged],
         refused=verdict.refused,
         more=verdict.more(),
-        hash=stands.hash,
-        registered=stands.at,
-        exploratory=stands.exploratory,
-        notes=stands.notes,
+        hash=provenance.hash,
+        registered=provenance.at,
+        exploratory=provenance.exploratory,
+        notes=provenance.notes,
         where=dict(judged.where),
         lengths=judged.lengths,
-        **structs.asdict(_gain_json(verdict.primary, judged)),
+        **structs.asdict(gain),
     )
+
+
+def _guards_json(judged: JudgedClaim, scale: str) -> list[GuardJson]:
+    """List the guards of a claim, with what was measured of each."""
+    guards = list[GuardJson]()
+    for guard, gain in zip(judged.claim.guards, judged.verdict.guards, strict=True):
+        fields = structs.asdict(_gain_json(gain, judged))
+        margin = guard.margin(scale)
+        guards.append(GuardJson(metric=guard.metric, scale=guard.scale, margin=margin, **fields))
+    return guards
+
+
+def _missing_json(judged: JudgedClaim) -> list[MissingJson]:
+    """List the measurements that a claim lacks."""
+    rows = list[MissingJson]()
+    for missing in judged.verdict.missing:
+        is_damaged = judged.is_damaged(missing)
+        rows.append(MissingJson(**asdict(missing), damaged=is_damaged))
+    return rows
 
 
 def _gain_json(gain: Gain, judged: JudgedClaim) -> GainJson:
     """Return what was measured of a metric."""
+    noise = None
     declared = judged.declared(gain)
-    shown = gain.shown()
+    if declared is not None:
+        noise = _noise_json(declared)
     measured = None
     least = None
+    shown = gain.shown()
     if shown is not None and math.isfinite(shown.mid):
         measured = IntervalJson(mid=shown.mid, low=shown.low, high=shown.high)
     elif shown is not None and math.isfinite(gain.interval().low):
@@ -222,7 +244,7 @@ def _gain_json(gain: Gain, judged: JudgedClaim) -> GainJson:
         n=len(gain.least),
         per=gain.per.value,
         analysis=gain.analysis,
-        noise=_noise_json(declared) if declared else None,
+        noise=noise,
         measured=measured,
         least=least,
     )
@@ -246,48 +268,107 @@ def read(path: Path, study: Study, log: StudyLog) -> StudyResult | None:
     plain = redact(read_json(path) or {})
     try:
         file = msgspec.convert(plain, StudyFile)
-        rows: dict[str, list[Measurement]] = {}
+        if file.scale not in study.scales:
+            return None
+        return _Reader(file, study, log).result()
+    except KeyError as error:
+        raise ValueError(f"{path} must be results that nocap.study wrote, got KeyError: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} must be results that nocap.study wrote, got {error}") from error
+
+
+class _Reader:
+    """What reads a file, by the study and its log as they are now."""
+
+    def __init__(self, file: StudyFile, study: Study, log: StudyLog) -> None:
+        self.file = file
+        self.study = study
+        self.log = log
+        self.rows: dict[str, list[Measurement]] = {}
         for row in file.measurements:
-            rows.setdefault(row.claim, []).append(row.measurement)
-        return _judged(file, rows, study, log)
-    except (KeyError, ValueError) as error:
-        why = f"KeyError: {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path} must be results that nocap.study wrote, got {why}") from error
+            self.rows.setdefault(row.claim, []).append(row.measurement)
+        picked = {trial.arm: trial.words for trial in file.trials if trial.picked}
+        self.current = current_claims(study, file.scale, picked)
 
+    def result(self) -> StudyResult:
+        """Return the claims that the study asks as they were asked, each with its verdict, and name the
+        others."""
+        judged = list[JudgedClaim]()
+        outdated = list[str]()
+        for stored in self.file.claims:
+            claim = self.current.claims.get(stored.id)
+            if claim is None or not _measures_as(stored, claim, compared_with(claim, self.study)):
+                outdated.append(stored.id)
+            else:
+                judged.append(self._claim(stored, claim))
+        file = self.file
+        return StudyResult(
+            study=self.study,
+            scale=file.scale,
+            date=file.date,
+            command=file.command,
+            commit=file.commit,
+            hardware=file.hardware,
+            seeds=file.seeds,
+            claims=judged,
+            measurements={each.claim.id: self.rows.get(each.claim.id, []) for each in judged},
+            arms=file.arms,
+            trials=file.trials,
+            outdated=outdated,
+            unchecked=self.current.problem,
+        )
 
-def _judged(
-    file: StudyFile, rows: Mapping[str, list[Measurement]], study: Study, log: StudyLog
-) -> StudyResult | None:
-    """Judge the claims that the study asks as they were asked."""
-    if file.scale not in study.scales:
-        return None
-    now = asked(study, file.scale, {trial.arm: trial.words for trial in file.trials if trial.picked})
-    judged = list[JudgedClaim]()
-    outdated = list[str]()
-    for stored in file.claims:
-        claim = now.claims.get(stored.id)
-        if claim is None or not _measures_as(stored, claim, compared_with(claim, study)):
-            outdated.append(stored.id)
-            continue
-        own = rows.get(stored.id, [])
-        now.check(claim, own, log, scale=file.scale)
-        asked_now = now.hashes.get(claim.id, stored.hash if _expects_as(stored, claim) else "")
-        judged.append(_claim(stored, claim, own, study, file, log, asked_now))
-    return StudyResult(
-        study=study,
-        scale=file.scale,
-        date=file.date,
-        command=file.command,
-        commit=file.commit,
-        hardware=file.hardware,
-        seeds=file.seeds,
-        claims=judged,
-        measurements={each.claim.id: rows.get(each.claim.id, []) for each in judged},
-        arms=file.arms,
-        trials=file.trials,
-        outdated=outdated,
-        unchecked=now.problem,
-    )
+    def _claim(self, stored: ClaimJson, claim: Claim) -> JudgedClaim:
+        """Judge a claim by its stored measurements.
+
+        Errors:
+            ValueError: the study's log has one of them otherwise.
+        """
+        scale = self.file.scale
+        at = self.study.scales[scale]
+        rows = self.rows.get(stored.id, [])
+        self.current.check(claim, rows, self.log, scale=scale)
+        bound = stored.bound
+        if claim.mechanism.rule is Rule.given:
+            bound = claim.mechanism.bound
+        verdict = judge(
+            claim.bounded(bound), rows, against=self.study.against(claim), at=scale, noise=at.noise
+        )
+        damaged = {(missing.arm, missing.repeat) for missing in stored.missing if missing.damaged}
+        return JudgedClaim(
+            claim=claim,
+            against=compared_with(claim, self.study),
+            verdict=verdict,
+            margins=[guard.margin(scale) for guard in claim.guards],
+            noise=at.noise,
+            bound=bound,
+            provenance=self._provenance(stored, claim, verdict),
+            where=stored.where,
+            lengths=stored.lengths,
+            damaged=frozenset(damaged),
+        )
+
+    def _provenance(self, stored: ClaimJson, claim: Claim, verdict: Verdict) -> Provenance:
+        """Return where a claim stands: its label is the log's, of the last analysis on this machine."""
+        hash = self._hash(stored, claim)
+        analyses = self.log.of(AnalysisLine, hash=hash, machine=self.file.hardware["fingerprint"])
+        labels = list[str]()
+        if not analyses:
+            labels.append(stored.exploratory or "not in its study's log")
+        elif analyses[-1].exploratory:
+            labels.append(analyses[-1].exploratory)
+        rows = self.rows.get(stored.id, [])
+        sessions = sessions_unlike(verdict, rows, self.log, scale=self.file.scale)
+        if sessions:
+            labels.append(f"its log has other figures of {listed(sessions)}")
+        label = "; ".join(labels) or None
+        return Provenance(hash=hash, at=stored.registered, exploratory=label, notes=stored.notes)
+
+    def _hash(self, stored: ClaimJson, claim: Claim) -> str:
+        """Return the hash of what the claim asks now; where its arms cannot be composed here, the stored one,
+        if it expects what it did."""
+        same = stored.expected == claim.expected and stored.two_sided == claim.two_sided
+        return self.current.hashes.get(claim.id, stored.hash if same else "")
 
 
 def _measures_as(stored: ClaimJson, claim: Claim, against: str | None) -> bool:
@@ -296,44 +377,6 @@ def _measures_as(stored: ClaimJson, claim: Claim, against: str | None) -> bool:
     return same and stored.baseline == against
 
 
-def _expects_as(stored: ClaimJson, claim: Claim) -> bool:
-    return stored.expected == claim.expected and stored.two_sided == claim.two_sided
-
-
 def compared_with(claim: Claim, study: Study) -> str | None:
     """Return the arm that a claim is compared with; `None`: it is about a value."""
     return None if claim.scale is Scale.value else study.against(claim)
-
-
-def _claim(
-    stored: ClaimJson,
-    claim: Claim,
-    rows: Sequence[Measurement],
-    study: Study,
-    file: StudyFile,
-    log: StudyLog,
-    hash: str,
-) -> JudgedClaim:
-    """Judge a claim. `hash`: of what it asks now."""
-    at = study.scales[file.scale]
-    bound = claim.mechanism.bound if claim.mechanism.rule is Rule.given else stored.bound
-    verdict = judge(claim.bounded(bound), rows, against=study.against(claim), at=file.scale, noise=at.noise)
-    said = log.of(AnalysisLine, hash=hash, machine=file.hardware["fingerprint"])
-    label: str | None = stored.exploratory or "not in its study's log"
-    if said:
-        label = said[-1].exploratory or None
-    if other := otherwise(verdict, rows, log, scale=file.scale):
-        label = "; ".join(filter(None, [label, f"its log has other figures of {listed(other)}"]))
-    damaged = {(each.arm, each.repeat) for each in stored.missing if each.damaged}
-    return JudgedClaim(
-        claim=claim,
-        against=compared_with(claim, study),
-        verdict=verdict,
-        margins=[guard.margin(file.scale) for guard in claim.guards],
-        noise=at.noise,
-        bound=bound,
-        stands=Provenance(hash=hash, at=stored.registered, exploratory=label, notes=stored.notes),
-        where=stored.where,
-        lengths=stored.lengths,
-        damaged=frozenset(damaged),
-    )

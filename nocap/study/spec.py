@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any, cast
 
 from nocap.config.bounded import parse_yaml, read_text
 from nocap.config.compose import parsed
@@ -27,9 +28,6 @@ CLOSED = ("output_dir", "cache_dir", "trainer.init_from", "tracker.", "store.") 
 GPU = "gpu"  # the scale of a study that is carried out where there is a GPU
 ENGINE = "engine="  # an override of a study, not of a config
 ENGINES = ("no cache", "cache", "cache, compiled")  # of decoding; an arm chooses one with engine=…
-
-# whether it holds, the place in the file, the rule, and what is there
-Check = tuple[object, str, str, object]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -95,11 +93,9 @@ class Propose:
 
     @property
     def batches(self) -> list[range]:
-        """The seeds of each batch, the same for every proposal."""
-        return [
-            range(first, first + BATCH)
-            for first in range(self.first_seed, self.first_seed + BATCH * BATCHES, BATCH)
-        ]
+        """Return the seeds of each batch, the same for every proposal."""
+        end = self.first_seed + BATCH * BATCHES
+        return [range(first, first + BATCH) for first in range(self.first_seed, end, BATCH)]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -122,69 +118,81 @@ class Study:
     notes: dict[str, str] = field(default_factory=dict)
 
     def against(self, claim: Claim) -> str:
-        """The arm a claim's gains and guards are measured against."""
+        """Return the arm that a claim's gains and guards are measured against."""
         return claim.baseline or self.baseline
 
     def sides(self, claim: Claim) -> list[str]:
-        """The arms whose measurements a claim needs."""
-        return list(dict.fromkeys([claim.arm, *([self.against(claim)] if claim.compares else [])]))
+        """List the arms whose measurements a claim needs, its own first."""
+        arms = [claim.arm]
+        base = self.against(claim)
+        if claim.compares and base != claim.arm:
+            arms.append(base)
+        return arms
 
-    def needing(self, wanted: Callable[[Metric], bool]) -> list[str]:
-        """The arms, in their order, of which a claim or guard needs such a metric."""
-        sides = {arm for claim in self.claims if any(map(wanted, claim.metrics)) for arm in self.sides(claim)}
-        return [arm for arm in self.arms if arm in sides]
-
-    @property
-    def trained(self) -> list[str]:
-        return self.needing(lambda metric: metric.made_by == "train")
-
-    @property
-    def racing(self) -> list[str]:
-        """The arms that are trained at several lengths: those that race to one loss."""
-        return list(dict.fromkeys(arm for claim in self.claims if claim.races for arm in self.sides(claim)))
+    def arms_needing(self, wanted: Callable[[Metric], bool]) -> list[str]:
+        """List the arms, in their order, of which a claim or guard needs such a metric."""
+        needed = set[str]()
+        for claim in self.claims:
+            if any(map(wanted, claim.metrics)):
+                needed.update(self.sides(claim))
+        return [arm for arm in self.arms if arm in needed]
 
     @property
-    def lengthened(self) -> dict[str, list[int]]:
+    def trained_arms(self) -> list[str]:
+        return self.arms_needing(lambda metric: metric.made_by == "train")
+
+    @property
+    def racing_arms(self) -> list[str]:
+        """List the arms that are trained at several lengths: those that race to one loss."""
+        sides = [self.sides(claim) for claim in self.claims if claim.races]
+        return list(dict.fromkeys(chain(*sides)))
+
+    @property
+    def seeds_of_lengths(self) -> dict[str, list[int]]:
         """Return the baselines of claims about the time at equal loss, which are trained at two other lengths
         too, each with the seeds of these claims."""
-        seeds = dict[str, list[int]]()
+        seeds: dict[str, list[int]] = {}
         for claim in self.claims:
             if claim.at_equal_loss:
                 seeds.setdefault(self.against(claim), []).extend(claim.seeds)
-        return {arm: list(dict.fromkeys(some)) for arm, some in seeds.items()}
+        return {arm: list(dict.fromkeys(of_arm)) for arm, of_arm in seeds.items()}
+
+
+def _own_words(study: Study, at: ScaleConfig, arm: str) -> list[str]:
+    return [*study.arms[arm], *at.own.get(arm, ())]
 
 
 def arm_overrides(study: Study, at: ScaleConfig, arm: str, place: Sequence[str]) -> list[str]:
-    """The study's, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""
-    own = [word for word in (*study.arms[arm], *at.own.get(arm, ())) if not word.startswith(ENGINE)]
+    """List the study's overrides, the scale's, the place's (`at.train` or `at.bench`), and the arm's own."""
+    own = [word for word in _own_words(study, at, arm) if not word.startswith(ENGINE)]
     return [*study.overrides, *at.overrides, *place, *own]
 
 
 def engine_of(study: Study, at: ScaleConfig, arm: str) -> str:
-    """How an arm decodes: its engine=…, or with a cache."""
-    named = [
-        word.removeprefix(ENGINE)
-        for word in (*study.arms[arm], *at.own.get(arm, ()))
-        if word.startswith(ENGINE)
-    ]
-    return named[-1] if named else "cache"
+    """Return the engine that an arm decodes with: its last engine=…, or the one with a cache."""
+    engine = "cache"
+    for word in _own_words(study, at, arm):
+        if word.startswith(ENGINE):
+            engine = word.removeprefix(ENGINE)
+    return engine
 
 
 def select_claims(study: Study, scale: str) -> Study:
-    """The study with the claims of this scale and their arms; the whole one where the scale names none."""
+    """Return the study with the claims of this scale and their arms, with all where the scale names none."""
     names = study.scales[scale].claims
     claims = [claim for claim in study.claims if not names or claim.id in names]
-    kept = {study.baseline, *(arm for claim in claims for arm in study.sides(claim))}
-    return replace(
-        study, claims=claims, arms={arm: words for arm, words in study.arms.items() if arm in kept}
-    )
+    needed = {study.baseline}
+    for claim in claims:
+        needed.update(study.sides(claim))
+    arms = {arm: words for arm, words in study.arms.items() if arm in needed}
+    return replace(study, claims=claims, arms=arms)
 
 
 # --- the file -----------------------------------------------------------------------------------------------
 
 
 def load(folder: Path) -> Study:
-    """The study of a folder; one of nocap's that was never carried out here has no folder yet.
+    """Read the study of a folder; one of nocap's that was never carried out here has no folder yet.
 
     Errors:
         ValueError: no `study.yaml`, or a wrong key, type or value in it; one line with file, key, rule and
@@ -192,24 +200,7 @@ def load(folder: Path) -> Study:
     """
     path = source_of(folder) / FILE
     try:
-        plain = parse_yaml(read_text(path))
-        require(isinstance(plain, dict), "a study", "hold keys and values", plain)
-        refuse_interpolations(plain)
-        own = [name for name in ("name", "folder") if name in plain]
-        require(not own, " and ".join(own), "be left out: they are the folder's", "one")
-        study: Study = made(Study, {**plain, "claims": []})
-        study.name, study.folder = folder.resolve().name, str(folder.resolve())
-        listed = plain.get("claims", [])
-        require(isinstance(listed, list), "claims", "be a list", listed)
-        for i, claim in enumerate(listed):
-            require(isinstance(claim, dict), f"claims[{i}]", "hold keys and values", claim)
-            require(
-                "seeds" not in claim,
-                f"claims[{i}].seeds",
-                "be left out: they are the study's",
-                claim.get("seeds"),
-            )
-            study.claims.append(made(Claim, {**claim, "seeds": study.seeds}, f"claims[{i}]."))
+        study = _study_of(parse_yaml(read_text(path)), folder.resolve())
         check(study)
         options_of(study)
     except OSError as error:
@@ -217,6 +208,37 @@ def load(folder: Path) -> Study:
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     return study
+
+
+def _study_of(plain: object, folder: Path) -> Study:
+    """Make a study of what its yaml holds.
+
+    Errors:
+        ValueError: a wrong key or type.
+    """
+    require(isinstance(plain, dict), "a study", "hold keys and values", plain)
+    content = cast(dict[str, Any], plain)
+    refuse_interpolations(content)
+    own = [name for name in ("name", "folder") if name in content]
+    require(not own, " and ".join(own), "be left out: they are the folder's", "one")
+    study: Study = made(Study, {**content, "claims": []})
+    study.name = folder.name
+    study.folder = str(folder)
+    claims = content.get("claims", [])
+    require(isinstance(claims, list), "claims", "be a list", claims)
+    for i, claim in enumerate(claims):
+        study.claims.append(_claim_of(claim, study.seeds, f"claims[{i}]"))
+    return study
+
+
+def _claim_of(plain: object, seeds: list[int], place: str) -> Claim:
+    """Make a claim with the study's seeds. `place`: in the file."""
+    require(isinstance(plain, dict), place, "hold keys and values", plain)
+    content = cast(dict[str, Any], plain)
+    is_bare = "seeds" not in content
+    require(is_bare, f"{place}.seeds", "be left out: they are the study's", content.get("seeds"))
+    claim: Claim = made(Claim, {**content, "seeds": seeds}, f"{place}.")
+    return claim
 
 
 def options_of(study: Study) -> list[Path]:
@@ -247,173 +269,197 @@ def files_of(study: Study) -> dict[Path, bytes]:
 
 
 def check(study: Study) -> None:
-    """
+    """Refuse a study that cannot be carried out, or whose verdicts would say nothing.
+
     Errors:
         ValueError: the first thing that is wrong.
     """
-    scales = {f"scales.{name}": at for name, at in study.scales.items()}
-    texts = {f"{name}.decode": at.decode for name, at in scales.items() if at.decode}
-    parts = {"": study, **scales, **texts, "tune": study.tune, "propose": study.propose or Propose()}
-    for place, part in parts.items():
-        check_keys(place, part)
+    _check_limits(study)
     study.baseline = study.baseline or next(iter(study.arms), "")
-    for place, names, known in _names(study, scales):
-        unknown = [name for name in names if name not in known]
-        require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(unknown))
-    for rules in (_rules, _rules_of_scales):  # the second rest on the first
-        for holds, place, rule, got in rules(study):
-            require(bool(holds), place, rule, got)
-    lists = [study.overrides, *study.arms.values(), *chain(*study.tune.trials.values())]
-    for at in scales.values():
+    _check_names(study)
+    require(bool(study.question.strip()), "question", "be given", repr(study.question))
+    _check_propose(study)
+    _check_spelling([*study.arms, *study.scales])
+    _check_claims(study)
+    _check_tune(study)
+    _check_margins(study)
+    for name in study.scales:
+        _check_scale(study, name)
+    for at in study.scales.values():
         at.lengths.sort()
-        lists += [at.overrides, at.train, at.bench, *at.own.values()]
-    for word in chain(*lists):
-        require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
-        # What is written, read and sent elsewhere follows from the command, not from the file, which may be a
-        # stranger's.
-        name = "" if word.startswith(ENGINE) else parsed(word).key_or_group
-        require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
+    for word in _words(study):
+        _check_word(word)
 
 
-def _names(
-    study: Study, scales: Mapping[str, ScaleConfig]
-) -> list[tuple[str, Iterable[str], Collection[str]]]:
-    """Place in the file, the names there, and those that there are."""
-    ids = [claim.id for claim in study.claims]
-    return [
-        ("baseline", [study.baseline] if study.arms else [], study.arms),
-        *((f"claim {claim.id}: arm", study.sides(claim), study.arms) for claim in study.claims),
-        ("notes", study.notes, ids),
-        *((f"{name}.claims", at.claims, ids) for name, at in scales.items()),
-        *((f"{name}.own", at.own, study.arms) for name, at in scales.items()),
-        *((f"{name}.noise", at.noise, CLAIMABLE) for name, at in scales.items()),
-        *(
-            (f"arm {arm}: engine", [engine_of(study, at, arm)], ENGINES)
-            for arm in study.arms
-            for at in scales.values()
-        ),
-        ("tune.trials", study.tune.trials, study.trained),
-    ]
-
-
-def _rules(study: Study) -> list[Check]:
-    claims, tune, ids = study.claims, study.tune, [claim.id for claim in study.claims]
-    odd = [
-        name
-        for name in (*study.arms, *study.scales)
-        if not (re.fullmatch(r"\w[^/\\]{0,99}", name) and name.isprintable())
-    ]
-    idle = [
-        arm
-        for arm in study.arms
-        if arm != study.baseline and not any(arm in study.sides(claim) for claim in claims)
-    ]
-    sizes, searched = {len(trials) for trials in tune.trials.values()}, tune != Tune()
-    shared, bare = (
-        [seed for seed in tune.seeds if seed in study.seeds],
-        [arm for arm in study.trained if arm not in tune.trials],
-    )
-    even = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
-    enough, alone = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict", "not be its own baseline"
-    return [
-        (study.question.strip(), "question", "be given", repr(study.question)),
-        *_rules_of_propose(study),
-        (
-            not odd,
-            "arms and scales",
-            "have names of up to 100 characters, without / and first a letter or digit",
-            odd[:1],
-        ),
-        (claims or study.propose, "claims", "have at least one, unless propose is given", "none"),
-        (not claims or len(study.seeds) >= LEAST_PAIRS, "seeds", enough, len(study.seeds)),
-        (len({*ids}) == len(ids), "claims", "each have an id of their own", ", ".join(ids)),
-        *(
-            (
-                not claim.compares or study.against(claim) != claim.arm,
-                f"claim {claim.id}: arm",
-                alone,
-                claim.arm,
-            )
-            for claim in claims
-        ),
-        (not idle, "arms", "each be in a claim", ", ".join(idle)),
-        (not searched or tune.seeds, "tune.seeds", "have at least one", "none"),
-        (not shared, "tune.seeds", "not be the study's: a winner chosen on them would be flattered", shared),
-        (not searched or not bare, "tune.trials", "be for every trained arm", ", ".join(bare)),
-        (not searched or (len(sizes) == 1 and min(sizes) >= 2), "tune.trials", even, sizes),
-    ]
-
-
-def _rules_of_propose(study: Study) -> list[Check]:
-    """Either overrides of arms are proposed, or commands."""
-    rules = study.propose or Propose()
-    given = [
-        name for name in ("metric", "file", "ref", "locked", "link", "reads_seed") if getattr(rules, name)
-    ]
-    own = [
-        name
-        for name, there in (("arms", study.arms), ("scales", study.scales), ("propose.flops", rules.flops))
-        if there
-    ]
-    return [
-        (study.arms or rules.command, "arms", "be given", "none"),
-        (study.scales or rules.command, "scales", "be given", "none"),
-        (
-            not rules.command or not own,
-            "propose.command",
-            "be without what is nocap's own trainer's",
-            ", ".join(own),
-        ),
-        (
-            bool(rules.command) == bool(rules.metric),
-            "propose.metric",
-            "be given with propose.command",
-            repr(rules.metric),
-        ),
-        (rules.command or not given, "propose.command", f"be given with {', '.join(given)}", "none"),
-    ]
-
-
-def _rules_of_scales(study: Study) -> list[Check]:
-    """List what a claim needs of each scale that it is about."""
-    rules: list[Check] = []
-    three = "be at least 3 lengths, in tokens"
+def _check_limits(study: Study) -> None:
+    """Refuse a value beyond its key's limits."""
+    check_keys("", study)
     for name, at in study.scales.items():
-        place = f"scales.{name}"
-        rules.append((not at.curve or len({*at.curve}) >= 3, f"{place}.curve", three, at.curve))
+        check_keys(f"scales.{name}", at)
+    for name, at in study.scales.items():
+        if at.decode:
+            check_keys(f"scales.{name}.decode", at.decode)
+    check_keys("tune", study.tune)
+    check_keys("propose", study.propose or Propose())
+
+
+def _check_names(study: Study) -> None:
+    """Refuse a name of an arm, claim, metric or engine that there is not."""
+    ids = [claim.id for claim in study.claims]
+    if study.arms:
+        _check_known("baseline", [study.baseline], study.arms)
+    for claim in study.claims:
+        _check_known(f"claim {claim.id}: arm", study.sides(claim), study.arms)
+    _check_known("notes", study.notes, ids)
+    for name, at in study.scales.items():
+        _check_known(f"scales.{name}.claims", at.claims, ids)
+    for name, at in study.scales.items():
+        _check_known(f"scales.{name}.own", at.own, study.arms)
+    for name, at in study.scales.items():
+        _check_known(f"scales.{name}.noise", at.noise, CLAIMABLE)
+    for arm in study.arms:
+        for at in study.scales.values():
+            _check_known(f"arm {arm}: engine", [engine_of(study, at, arm)], ENGINES)
+    _check_known("tune.trials", study.tune.trials, study.trained_arms)
+
+
+def _check_known(place: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names that are not among the known ones. `place`: in the file."""
+    unknown = [name for name in names if name not in known]
+    require(not unknown, place, f"be one of {', '.join(known)}", ", ".join(unknown))
+
+
+def _check_spelling(names: Iterable[str]) -> None:
+    """Refuse names that could not be part of a file's name."""
+    odd = list[str]()
+    for name in names:
+        if not re.fullmatch(r"\w[^/\\]{0,99}", name) or not name.isprintable():
+            odd.append(name)
+    rule = "have names of up to 100 characters, without / and first a letter or digit"
+    require(not odd, "arms and scales", rule, odd[:1])
+
+
+def _check_claims(study: Study) -> None:
+    """Refuse claims that are too few, have too few seeds, or leave an arm out."""
+    claims = study.claims
+    ids = [claim.id for claim in claims]
+    n_seeds = len(study.seeds)
+    require(bool(claims or study.propose), "claims", "have at least one, unless propose is given", "none")
+    rule = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict"
+    require(not claims or n_seeds >= LEAST_PAIRS, "seeds", rule, n_seeds)
+    require(len({*ids}) == len(ids), "claims", "each have an id of their own", ", ".join(ids))
+    used = {study.baseline}
+    for claim in claims:
+        is_own = claim.compares and study.against(claim) == claim.arm
+        require(not is_own, f"claim {claim.id}: arm", "not be its own baseline", claim.arm)
+        used.update(study.sides(claim))
+    idle = [arm for arm in study.arms if arm not in used]
+    require(not idle, "arms", "each be in a claim", ", ".join(idle))
+
+
+def _check_tune(study: Study) -> None:
+    """Refuse a search that favours an arm, or the study's own seeds."""
+    tune = study.tune
+    is_searched = tune != Tune()
+    require(not is_searched or bool(tune.seeds), "tune.seeds", "have at least one", "none")
+    shared = [seed for seed in tune.seeds if seed in study.seeds]
+    rule = "not be the study's: a winner chosen on them would be flattered"
+    require(not shared, "tune.seeds", rule, shared)
+    if not is_searched:
+        return
+    bare = [arm for arm in study.trained_arms if arm not in tune.trials]
+    require(not bare, "tune.trials", "be for every trained arm", ", ".join(bare))
+    sizes = {len(trials) for trials in tune.trials.values()}
+    is_even = len(sizes) == 1 and min(sizes) >= 2
+    rule = "give every arm as many trials, at least two: an arm that was searched less is handicapped"
+    require(is_even, "tune.trials", rule, sizes)
+
+
+def _check_propose(study: Study) -> None:
+    """Refuse proposals that are not either overrides of arms or commands."""
+    rules = study.propose or Propose()
+    is_command = bool(rules.command)
+    require(is_command or bool(study.arms), "arms", "be given", "none")
+    require(is_command or bool(study.scales), "scales", "be given", "none")
+    settings = {"arms": study.arms, "scales": study.scales, "propose.flops": rules.flops}
+    own = [name for name, value in settings.items() if value]
+    rule = "be without what is nocap's own trainer's"
+    require(not (is_command and own), "propose.command", rule, ", ".join(own))
+    rule = "be given with propose.command"
+    require(is_command == bool(rules.metric), "propose.metric", rule, repr(rules.metric))
+    of_commands = ("metric", "file", "ref", "locked", "link", "reads_seed")
+    set_keys = [name for name in of_commands if getattr(rules, name)]
+    rule = f"be given with {', '.join(set_keys)}"
+    require(is_command or not set_keys, "propose.command", rule, "none")
+
+
+def _check_margins(study: Study) -> None:
+    """Refuse a guard that has no margin for a scale that its claim is about."""
+    for name in study.scales:
         for claim in select_claims(study, name).claims:
-            needed = {setting_of(metric): f", about {metric.name}" for metric in claim.metrics}
-            if claim.races:
-                needed["lengths"] = ": the shortest schedule that ends there"
-            for setting, why in needed.items():
-                rule = f"be given for claim {claim.id}{why}"
-                rules.append((getattr(at, setting), f"{place}.{setting}", rule, "none"))
             for guard in claim.guards:
                 guard.margin(name)
-    return rules
+
+
+def _check_scale(study: Study, name: str) -> None:
+    """Refuse a scale without what a claim needs of it."""
+    at = study.scales[name]
+    place = f"scales.{name}"
+    is_curve = not at.curve or len({*at.curve}) >= 3
+    require(is_curve, f"{place}.curve", "be at least 3 lengths, in tokens", at.curve)
+    for claim in select_claims(study, name).claims:
+        needed = {setting_of(metric): f", about {metric.name}" for metric in claim.metrics}
+        if claim.races:
+            needed["lengths"] = ": the shortest schedule that ends there"
+        for setting, why in needed.items():
+            rule = f"be given for claim {claim.id}{why}"
+            require(bool(getattr(at, setting)), f"{place}.{setting}", rule, "none")
+
+
+def _words(study: Study) -> list[str]:
+    """List all overrides that the file has."""
+    words = [*study.overrides, *chain(*study.arms.values())]
+    for trials in study.tune.trials.values():
+        words += chain(*trials)
+    for at in study.scales.values():
+        words += [*at.overrides, *at.train, *at.bench, *chain(*at.own.values())]
+    return words
+
+
+def _check_word(word: str) -> None:
+    """Refuse an override of what is written, read and sent elsewhere: it follows from the command, not from
+    the file, which may be a stranger's."""
+    require(isinstance(word, str), "overrides", "be words, as in [attention=gqa]", word)
+    if not word.startswith(ENGINE):
+        name = parsed(word).key_or_group
+        require(not name.startswith(CLOSED), name, "be left out: the command says where things lie", word)
 
 
 # --- the studies that come with nocap -----------------------------------------------------------------------
 
 
 def shipped() -> dict[str, Path]:
-    """Name → the folder with its yaml: an installed package has their yamls, a checkout all of them."""
+    """Return name → the folder with its yaml. An installed package has their yamls, a checkout all of
+    them."""
     installed = PACKAGE / "studies"
     root = installed if installed.is_dir() else PACKAGE.parent / PLACE
     return {path.parent.name: path.parent for path in sorted(root.glob(f"*/{FILE}"))}
 
 
 def folder_of(word: str) -> Path:
-    """The folder of a study, given as a folder or as a name: `experiments/NAME`, whether it is there or not.
+    """Return the folder of a study. `word`: a folder, or the name of `experiments/NAME`, which need not be
+    there.
 
     Errors:
         ValueError: it is neither there nor the name of a study of nocap's.
     """
-    given = Path(word)
-    place = given if given == PLACE / given.name else PLACE / given
-    if os.path.lexists(given):
-        return given
-    if os.path.lexists(place) or (place == PLACE / given.name and given.name in shipped()):
+    folder = Path(word)
+    if os.path.lexists(folder):
+        return folder
+    is_placed = folder == PLACE / folder.name
+    place = folder if is_placed else PLACE / folder
+    is_name = place == PLACE / folder.name
+    if os.path.lexists(place) or (is_name and folder.name in shipped()):
         return place
     raise ValueError(
         f"{word} must be a study's folder, with a {FILE}, or one of nocap's studies: {', '.join(shipped())}"
@@ -421,5 +467,5 @@ def folder_of(word: str) -> Path:
 
 
 def source_of(folder: Path) -> Path:
-    """Where the study.yaml of `folder_of` is."""
+    """Return the folder that has the study.yaml of `folder_of`."""
     return folder if os.path.lexists(folder) else shipped().get(folder.name, folder)

@@ -167,7 +167,7 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     study, at, bench = plan.study, plan.at, plan.bench
 
     def of(kind: str) -> list[str]:
-        return study.needing(lambda metric: metric.made_by == kind)
+        return study.arms_needing(lambda metric: metric.made_by == kind)
 
     # their profile bounds a claim
     bounding = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
@@ -176,7 +176,7 @@ def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     text = dict[str, object]()
     if at.decode:
         text = {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}}
-    racing = study.needing(lambda metric: metric.name == "time_to_target_s")
+    racing = study.arms_needing(lambda metric: metric.name == "time_to_target_s")
     asked = [_session(PACE, arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
     for arm in profiled:
         asked.append(_session("parts", bench, [arm], {"repeats": PROFILE_REPEATS}))

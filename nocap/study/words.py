@@ -1,4 +1,4 @@
-"""A row of a study's result: a claim at one scale on one machine, and what a reader is told of it."""
+"""A row of a study's results: a claim at one scale on one machine, in words."""
 
 from __future__ import annotations
 
@@ -133,6 +133,7 @@ class Row:
 
     @property
     def about(self) -> str:
+        """Say whose claim this is, and whether it was measured where it is meant."""
         if self.claim.threshold is Threshold.project:
             return PROJECT
         return STAND_IN if self.stands_in else THERE
@@ -153,20 +154,26 @@ class Row:
     def at(self) -> str:
         """Return `1 × 512 tokens, CPU` of what is timed or counted; of a trained arm its size and its tokens;
         of a curve its lengths."""
-        shapes = [first for first, *_ in self.judged.where.values()]
+        shapes = [shapes[0] for shapes in self.judged.where.values()]
         if not shapes:
             return f"scale {self.result.scale}"
         first = shapes[0]
+        length = first.T[0]
         device = DEVICES[first.device]
         if len(first.T) > 1:
-            return f"{first.T[0]:,} to {first.T[-1]:,} tokens, {device}"
-        trained = METRICS[self.claim.metric].made_by == "train"
-        if not trained and first.batch_tokens:
-            return f"{first.batch_tokens // first.T[0]} × {first.T[0]:,} tokens, {device}"
-        last = shapes[-1]
-        tokens = self._tokens() if trained else None
-        length = f"{tokens / 1e3:,.0f}k tokens" if tokens else f"T={first.T[0]:,}"
-        return f"{plural(last.layers, 'layer')}, {last.width} wide, {length}, {device}"
+            return f"{length:,} to {first.T[-1]:,} tokens, {device}"
+        if METRICS[self.claim.metric].made_by == "train":
+            return f"{_size(shapes[-1])}, {self._training_length(length)}, {device}"
+        if first.batch_tokens:
+            return f"{first.batch_tokens // length} × {length:,} tokens, {device}"
+        return f"{_size(shapes[-1])}, T={length:,}, {device}"
+
+    def _training_length(self, T: int) -> str:
+        """Say how many tokens its arm was trained on; where that is not known, their sequences' length."""
+        tokens = self._tokens()
+        if not tokens:
+            return f"T={T:,}"
+        return f"{tokens / 1e3:,.0f}k tokens"
 
     def _tokens(self) -> float | None:
         """Return the tokens that its arm was trained on."""
@@ -190,10 +197,14 @@ class Row:
     @property
     def verdict(self) -> str:
         """Return `refuted at 1 × 512 tokens, CPU: worse than stated`."""
+        verdict = f"{self.word} at {self.at}"
         reason = self._reason()
-        return f"{self.word} at {self.at}{f': {reason}' if reason else ''}"
+        if reason:
+            verdict += f": {reason}"
+        return verdict
 
     def _reason(self) -> str:
+        """Say why the verdict is what it is; nothing where it is confirmed or exceeded."""
         verdict = self.judged.verdict
         reason = verdict.reason
         if reason in (Reason.below, Reason.above) and self.claim.scale is Scale.value:
@@ -205,22 +216,31 @@ class Row:
         if reason is Reason.refused:
             return str(verdict.refused)
         if reason is Reason.undecided:
-            more = " and ".join(plural(n, f"more {unit}") for unit, n in (verdict.more() or {}).items())
-            return next(iter(self.endings), f"{more or 'no affordable number of pairs'} would decide")
+            return self._undecided()
         return {Reason.below: "worse than stated", Reason.above: "better than stated", None: ""}[reason]
 
+    def _undecided(self) -> str:
+        """Say which run leaves the claim undecided; where none does, what would decide it."""
+        if self.endings:
+            return self.endings[0]
+        needed = self.judged.verdict.more() or {}
+        more = " and ".join(plural(n, f"more {unit}") for unit, n in needed.items())
+        return f"{more or 'no affordable number of pairs'} would decide"
+
     def _missing(self) -> str:
+        """Say which measurements are missing."""
         missing = self.judged.verdict.missing
-        said = list(dict.fromkeys(map(_lacks, missing)))
+        names = list(dict.fromkeys(map(_lacks, missing)))
         damaged = sum(map(self.judged.is_damaged, missing))
-        counts = {"damaged": damaged, "missing": len(said) - damaged}
+        counts = {"damaged": damaged, "missing": len(names) - damaged}
         how_many = ", ".join(f"{n} {word}" for word, n in counts.items() if n)
-        return f"{how_many} ({shorten(said, most=2)})"
+        return f"{how_many} ({shorten(names, most=2)})"
 
     @property
     def endings(self) -> list[str]:
-        endings = self.judged.verdict.endings
-        return [f"{told}: {shorten(endings[name])}" for name, told in ENDINGS.items() if endings[name]]
+        """Name the runs that came to another end than the others."""
+        runs = self.judged.verdict.endings
+        return [f"{words}: {shorten(runs[ending])}" for ending, words in ENDINGS.items() if runs[ending]]
 
     @property
     def guards(self) -> list[tuple[Gain, float]]:
@@ -229,24 +249,31 @@ class Row:
 
     @property
     def notes(self) -> list[str]:
-        stands = self.judged.stands
-        said = [
-            NO_GPU if self.no_gpu and self.stands_in else "",
-            NOT_EQUAL if any(leaves_quality_open(*each) for each in self.guards) else "",
-            f"depends on shape: {self.elsewhere}" if self.elsewhere else "",
-            BEYOND if self.judged.verdict.beyond_bound else "",
-            self.result.study.notes.get(self.claim.id, ""),
-            *self.endings,
-            f"exploratory: {stands.exploratory}" if stands.exploratory else "",
-            *stands.notes,
-        ]
-        return [note for note in said if note]
+        """List what a reader should know beside the verdict."""
+        provenance = self.judged.provenance
+        notes = list[str]()
+        if self.no_gpu and self.stands_in:
+            notes.append(NO_GPU)
+        if any(leaves_quality_open(gain, margin) for gain, margin in self.guards):
+            notes.append(NOT_EQUAL)
+        if self.elsewhere:
+            notes.append(f"depends on shape: {self.elsewhere}")
+        if self.judged.verdict.beyond_bound:
+            notes.append(BEYOND)
+        notes.append(self.result.study.notes.get(self.claim.id, ""))
+        notes += self.endings
+        if provenance.exploratory:
+            notes.append(f"exploratory: {provenance.exploratory}")
+        notes += provenance.notes
+        return [note for note in notes if note]
 
     @cached_property
     def cells(self) -> dict[str, str]:
         """Return all that a table can say of it, by column."""
         claim = self.claim
-        guards = [guard(gain, margin, self.judged.declared(gain)) for gain, margin in self.guards]
+        guards = list[str]()
+        for gain, margin in self.guards:
+            guards.append(guard(gain, margin, self.judged.declared(gain)))
         return {
             "claim": claim.id,
             "statement": claim.statement,
@@ -264,12 +291,12 @@ class Row:
 
 def measures(claim: Claim) -> str:
     """Say what a claim measures, parts and all."""
-    said = METRICS[claim.metric].title
+    text = METRICS[claim.metric].title
     if claim.parts:
-        said += f" of {' + '.join(map(part_title, claim.parts))}"
+        text += f" of {' + '.join(map(part_title, claim.parts))}"
     if claim.of:
-        said += f", of {' + '.join(map(part_title, claim.of))}"
-    return said
+        text += f", of {' + '.join(map(part_title, claim.of))}"
+    return text
 
 
 def expected_of(claim: Claim) -> str:
@@ -284,12 +311,17 @@ def _lacks(missing: Missing) -> str:
     return f"{missing.metric}{arm}, {missing.per} {missing.repeat}"
 
 
+def _size(shape: Shape) -> str:
+    """Return `12 layers, 768 wide`."""
+    return f"{plural(shape.layers, 'layer')}, {shape.width} wide"
+
+
 def _shape(shape: Shape) -> str:
     """Return `12 layers, 768 wide, T=512, gpt2 tokens, 2,048 a step, bf16, cpu`."""
     lengths = f"T={shape.T[0]}"
     if len(shape.T) > 1:
         lengths += f" to {shape.T[-1]}"
-    parts = [plural(shape.layers, "layer"), f"{shape.width} wide", lengths]
+    parts = [_size(shape), lengths]
     if shape.batch_tokens:
         parts += [f"{shape.tokenizer} tokens", f"{shape.batch_tokens:,} a step"]
     if shape.precision:
@@ -300,30 +332,43 @@ def _shape(shape: Shape) -> str:
 def rows(every: Iterable[StudyResult]) -> list[Row]:
     """Return a row for every claim of these results, in their order."""
     results = list(every)
-    on_gpu = {
-        (result.study.name, judged.claim.id)
-        for result in results
-        if result.on_gpu
-        for judged in result.claims
-    }
-    some = list[Row]()
+    measured_on_gpu = set[ClaimName]()
     for result in results:
-        wanted = _for_a_gpu(result.study)
+        if result.on_gpu:
+            measured_on_gpu.update(_name(result, judged) for judged in result.claims)
+    table = list[Row]()
+    for result in results:
+        for_a_gpu = _for_a_gpu(result.study)
         for judged in result.claims:
-            name = judged.claim.id
-            waits = name in wanted and (result.study.name, name) not in on_gpu
-            some.append(Row(result=result, judged=judged, no_gpu=waits))
-    return [replace(row, elsewhere=", ".join(_differing(row, some))) for row in some]
+            no_gpu = judged.claim.id in for_a_gpu and _name(result, judged) not in measured_on_gpu
+            table.append(Row(result=result, judged=judged, no_gpu=no_gpu))
+    by_claim: dict[ClaimName, list[Row]] = {}
+    for row in table:
+        by_claim.setdefault(_name(row.result, row.judged), []).append(row)
+    return [_compared(row, by_claim[_name(row.result, row.judged)]) for row in table]
+
+
+ClaimName = tuple[str, str]  # (study, id): two studies may have claims of one id
+
+
+def _name(result: StudyResult, judged: JudgedClaim) -> ClaimName:
+    return result.study.name, judged.claim.id
 
 
 def _for_a_gpu(study: Study) -> set[str]:
     """Return the claims that a study has for a GPU, by its scale of that name."""
-    return {claim.id for claim in select_claims(study, GPU).claims} if GPU in study.scales else set()
+    if GPU not in study.scales:
+        return set()
+    return {claim.id for claim in select_claims(study, GPU).claims}
 
 
-def _differing(row: Row, every: Iterable[Row]) -> list[str]:
-    same = [other for other in every if other.claim.id == row.claim.id and other.where != row.where]
-    return [f"{other.word} at {other.at}" for other in same if other.word != row.word]
+def _compared(row: Row, rows_of_claim: Iterable[Row]) -> Row:
+    """Return the row with the verdicts of its claim at other shapes, where they differ."""
+    others = list[str]()
+    for other in rows_of_claim:
+        if other.where != row.where and other.word != row.word:
+            others.append(f"{other.word} at {other.at}")
+    return replace(row, elsewhere=", ".join(others))
 
 
 def counted(some: Iterable[Row]) -> str:
