@@ -11,26 +11,16 @@ from statistics import fmean
 
 from nocap.config.keys import require
 from nocap.judge import doubts, time_to_target
-from nocap.judge.arms import (
-    Arm,
-    changes,
-    choose_baseline,
-    confounders,
-    declared,
-    declaring,
-    is_noisy,
-    labelled,
-    machines_differ,
-    select,
-    steps_alike,
-    swept_keys,
-)
-from nocap.judge.arms import group as grouped
+from nocap.judge.arms import Arm, changes, swept_keys
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
+from nocap.judge.comparable import confounders, declaring, is_noisy, machines_differ, steps_alike
 from nocap.judge.compared import ComparedArm, Comparison
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import by_factor
+from nocap.judge.grouping import declared, select
+from nocap.judge.grouping import group as grouped
 from nocap.judge.interval import Estimate, shared
+from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
 from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE, Paces

@@ -68,8 +68,13 @@ class Estimate:
         return replace(self, mid=mid, low=low, high=high)
 
 
+def logarithms(values: BySeed) -> dict[int, float]:
+    """Return the logarithm of each seed's value."""
+    return {seed: math.log(value) for seed, value in values.items()}
+
+
 def quantile(df: float, tail: float) -> float:
-    """Of Student's t: what lies so rarely above."""
+    """Return the quantile of Student's t above which the share `tail` lies."""
     from scipy import special
 
     return -float(special.stdtrit(df, tail))

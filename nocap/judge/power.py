@@ -17,8 +17,10 @@ from itertools import combinations
 
 import numpy as np
 
-from nocap.judge.arms import Arm, group, machines_differ, swept_keys
+from nocap.judge.arms import Arm, swept_keys
+from nocap.judge.comparable import machines_differ
 from nocap.judge.equal_loss import SHARES, STEPS, around, is_between, is_known, slopes, times
+from nocap.judge.grouping import group
 from nocap.judge.interval import LEAST_PAIRS, Array, Width, analyses, analysis_of, half_width, of_arms
 from nocap.judge.losses import scaled
 from nocap.judge.pace import PACE
