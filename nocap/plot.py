@@ -14,7 +14,7 @@ import numpy as np
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.outward import redact, visible
-from nocap.judge.arms import group
+from nocap.judge.grouping import group
 from nocap.report.drawing import MARKS, DrawnCurve, drawn
 from nocap.store.command import add_outputs, command, writing
 from nocap.store.files import write_file

@@ -18,7 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.config.keys import require
-from nocap.judge.interval import LEAST_PAIRS, Array, BySeed, Estimate, around, quantile, shared, welch
+from nocap.judge.interval import (
+    LEAST_PAIRS,
+    Array,
+    BySeed,
+    Estimate,
+    around,
+    logarithms,
+    quantile,
+    shared,
+    welch,
+)
 
 Spread = Array | np.float64  # standard deviations of pairs, of any shape
 
@@ -44,13 +54,13 @@ class Declared:
     def __post_init__(self) -> None:
         require(0 < self.sd < math.inf, "noise.sd", "be above 0 and finite", self.sd)
         require(self.df > 0, "noise.df", "be above 0", self.df)
-        require(
-            bool(self.source.strip()), "noise.source", "say which runs it was measured on", repr(self.source)
-        )
+        has_source = bool(self.source.strip())
+        require(has_source, "noise.source", "say which runs it was measured on", repr(self.source))
 
     def json(self) -> dict[str, float | str | None]:
-        """Endless degrees of freedom are null."""
-        return {"sd": self.sd, "df": self.df if math.isfinite(self.df) else None, "source": self.source}
+        """Return it as JSON has it; endless degrees of freedom are null."""
+        df = self.df if math.isfinite(self.df) else None
+        return {"sd": self.sd, "df": df, "source": self.source}
 
 
 def pooled(groups: Sequence[Sequence[float]]) -> Declared | None:
@@ -58,7 +68,9 @@ def pooled(groups: Sequence[Sequence[float]]) -> Declared | None:
     arrays = [np.asarray(group, dtype=np.float64) for group in groups if len(group) > 1]
     freedom = sum(len(array) - 1 for array in arrays)
     squares = sum(float(array.var(ddof=1)) * (len(array) - 1) for array in arrays)
-    return Declared(sd=math.sqrt(squares / freedom), df=freedom, source="the other arms") if squares else None
+    if not squares:
+        return None
+    return Declared(sd=math.sqrt(squares / freedom), df=freedom, source="the other arms")
 
 
 def half_width(
@@ -73,7 +85,8 @@ def half_width(
     whether the declared noise was used. `analysis`: how often the pairs were analysed, this time included.
     `comparisons`: how many arms share the error."""
     share = analysis**2 * comparisons
-    own = (1 + CAUTION / math.sqrt(n)) * quantile(n - 1, TAIL / share) * sd / math.sqrt(n)
+    caution = 1 + CAUTION / math.sqrt(n)
+    own = caution * quantile(n - 1, TAIL / share) * sd / math.sqrt(n)
     return narrowed(own, sd, n, declared=declared, share=share)
 
 
@@ -88,10 +101,11 @@ def narrowed(
         return own, np.zeros_like(sd, dtype=bool)
     freedom = min(declared.df, CAP)
     ratio = (sd / declared.sd) ** 2
-    used = (special.fdtrc(n - 1, freedom, ratio) >= CONTRADICTED) & (
-        special.fdtr(n - 1, freedom, ratio) >= SAME
-    )
-    known = quantile(freedom + n - 1, DECLARED_TAIL / share) * np.maximum(sd, declared.sd) / math.sqrt(n)
+    may_be_as_wide = special.fdtrc(n - 1, freedom, ratio) >= CONTRADICTED
+    may_be_as_narrow = special.fdtr(n - 1, freedom, ratio) >= SAME
+    used = may_be_as_wide & may_be_as_narrow
+    larger = np.maximum(sd, declared.sd)
+    known = quantile(freedom + n - 1, DECLARED_TAIL / share) * larger / math.sqrt(n)
     return np.where(used, known, own), used
 
 
@@ -137,14 +151,17 @@ def between(
 ) -> Estimate | None:
     """Return a minus b, or with `log` a over b by geometric means: in pairs where seeds are shared, else as
     two samples. `None`: a side has nothing."""
-    if not a or not b or (log and min(*a.values(), *b.values()) <= 0):
+    if not a or not b:
         return None
-    scaled = [{seed: math.log(x) if log else x for seed, x in side.items()} for side in (a, b)]
-    if seeds := shared(a, b):
-        pairs = [scaled[0][seed] - scaled[1][seed] for seed in seeds]
+    if log:
+        if min(*a.values(), *b.values()) <= 0:
+            return None
+        a = logarithms(a)
+        b = logarithms(b)
+    seeds = shared(a, b)
+    if seeds:
+        pairs = [a[seed] - b[seed] for seed in seeds]
         estimate = of_pairs(pairs, declared=declared, bias=bias, comparisons=comparisons)
     else:
-        estimate = of_samples(
-            list(scaled[0].values()), list(scaled[1].values()), bias=bias, comparisons=comparisons
-        )
+        estimate = of_samples([*a.values()], [*b.values()], bias=bias, comparisons=comparisons)
     return estimate.exp() if log else estimate

@@ -13,7 +13,6 @@ import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from nocap.config.keys import require
 from nocap.judge.interval import LEAST_PAIRS
@@ -23,8 +22,8 @@ TO_TARGET = ("time_to_target_s", "steps_to_target")
 AT_EQUAL_LOSS = "time_at_equal_loss"
 BASELINE = "baseline"  # the one target
 TEXTS = ("id", "statement", "source", "arm")  # of a claim
-Check = tuple[bool, str, str, Any]  # whether it holds, key, rule and value
-CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by not in ("clock", "command")]
+NOT_CLAIMABLE = ("clock", "command")  # of what makes a metric: neither takes turns with other arms
+CLAIMABLE = [name for name, metric in METRICS.items() if metric.made_by not in NOT_CLAIMABLE]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,43 +37,30 @@ class Guard:
 
     def __post_init__(self) -> None:
         check_metric("guard metric", self.metric)
-        least = 1.0 if self.scale is Scale.ratio else 0.0
-        limit = f"be a finite number of at least {least:g} for a {self.scale.value}"
-        rules: list[Check] = [
-            (
-                METRICS[self.metric].better is not Better.neither,
-                "",
-                "be about a metric that can be better or worse",
-                self.metric,
-            ),
-            (self.scale is not Scale.value, ".scale", "be ratio or difference", self.scale.value),
-            (
-                self.scale is Scale.ratio or not METRICS[self.metric].relative,
-                ".scale",
-                f"be ratio for {self.metric}",
-                self.scale.value,
-            ),
-            (bool(self.margins), ".margins", "name a scale of the study, as in {cpu: 0.02}", self.margins),
-            *(
-                (least <= margin < math.inf, f".margins.{name}", limit, margin)
-                for name, margin in self.margins.items()
-            ),
-        ]
-        for ok, key, rule, value in rules:
-            require(ok, f"guard {self.metric}{key}", rule, value)
+        metric = METRICS[self.metric]
+        is_graded = metric.better is not Better.neither
+        self._require(is_graded, "", "be about a metric that can be better or worse", self.metric)
+        scale = self.scale
+        self._require(scale is not Scale.value, ".scale", "be ratio or difference", scale.value)
+        fits = scale is Scale.ratio or not metric.relative
+        self._require(fits, ".scale", f"be ratio for {self.metric}", scale.value)
+        form = "name a scale of the study, as in {cpu: 0.02}"
+        self._require(bool(self.margins), ".margins", form, self.margins)
+        least = 1.0 if scale is Scale.ratio else 0.0
+        limit = f"be a finite number of at least {least:g} for a {scale.value}"
+        for name, margin in self.margins.items():
+            self._require(least <= margin < math.inf, f".margins.{name}", limit, margin)
+
+    def _require(self, ok: bool, key: str, rule: str, value: object) -> None:
+        require(ok, f"guard {self.metric}{key}", rule, value)
 
     def margin(self, at: str) -> float:
-        """For a scale of the study.
+        """Return the margin for a scale of the study.
 
         Errors:
             ValueError: none was declared for it.
         """
-        require(
-            at in self.margins,
-            f"guard {self.metric}.margins",
-            f"name the scale {at}",
-            ", ".join(self.margins),
-        )
+        self._require(at in self.margins, ".margins", f"name the scale {at}", ", ".join(self.margins))
         return self.margins[at]
 
 
@@ -109,38 +95,23 @@ class Mechanism:
     formula: str
 
     def __post_init__(self) -> None:
-        whole = "be above 0 and below 1: what is not named is saved whole"
-        rules: list[Check] = [
-            (
-                self.bound is None or math.isfinite(self.bound),
-                "bound",
-                "be a finite number or null",
-                self.bound,
-            ),
-            (
-                self.bound is None or self.rule is Rule.given,
-                "bound",
-                f"be left to the rule {self.rule.value}",
-                self.bound,
-            ),
-            (
-                bool(self.parts) == (self.rule is Rule.amdahl),
-                "parts",
-                "be given for amdahl, and only there",
-                self.parts,
-            ),
-            _known("parts", self.parts, PARTS),
-            _known("saved", self.saved, self.parts),
-            (all(0 < saved < 1 for saved in self.saved.values()), "saved", whole, self.saved),
-            (
-                bool(self.formula.strip()),
-                "formula",
-                "say in words where the bound comes from",
-                repr(self.formula),
-            ),
-        ]
-        for ok, key, rule, value in rules:
-            require(ok, f"mechanism.{key}", rule, value)
+        bound = self.bound
+        self._require(bound is None or math.isfinite(bound), "bound", "be a finite number or null", bound)
+        fits = bound is None or self.rule is Rule.given
+        self._require(fits, "bound", f"be left to the rule {self.rule.value}", bound)
+        has_parts = bool(self.parts)
+        needs_parts = self.rule is Rule.amdahl
+        self._require(has_parts == needs_parts, "parts", "be given for amdahl, and only there", self.parts)
+        _require_known("mechanism.parts", self.parts, PARTS)
+        _require_known("mechanism.saved", self.saved, self.parts)
+        are_shares = all(0 < share < 1 for share in self.saved.values())
+        share_rule = "be above 0 and below 1: what is not named is saved whole"
+        self._require(are_shares, "saved", share_rule, self.saved)
+        has_formula = bool(self.formula.strip())
+        self._require(has_formula, "formula", "say in words where the bound comes from", repr(self.formula))
+
+    def _require(self, ok: bool, key: str, rule: str, value: object) -> None:
+        require(ok, f"mechanism.{key}", rule, value)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -172,17 +143,18 @@ class Claim:
 
     @property
     def metrics(self) -> list[Metric]:
-        """The primary one, then the guards'."""
-        return [METRICS[name] for name in (self.metric, *(guard.metric for guard in self.guards))]
+        """List the primary metric, then those of the guards."""
+        names = [self.metric, *(guard.metric for guard in self.guards)]
+        return [METRICS[name] for name in names]
 
     @property
     def compares(self) -> bool:
-        """Whether it needs a baseline."""
+        """Say whether it needs a baseline."""
         return self.scale is not Scale.value or bool(self.guards)
 
     @property
     def races(self) -> bool:
-        """Whether it is about the shortest schedule that ends at one loss."""
+        """Say whether it is about the shortest schedule that ends at one loss."""
         return any(metric.name in TO_TARGET for metric in self.metrics)
 
     @property
@@ -192,110 +164,105 @@ class Claim:
 
     def __post_init__(self) -> None:
         check_metric(f"claim {self.id}: metric", self.metric)
-        for ok, key, rule, value in [*self._rules(), *self._rules_of_expected()]:
-            require(ok, f"claim {self.id}: {key}", rule, value)
+        self._check_texts()
+        self._check_scale_and_baseline()
+        self._check_parts()
+        self._check_mechanism()
+        self._check_target()
+        self._check_guards()
+        self._check_seeds()
+        self._check_expected()
         self.expected = [None if end is None else float(end) for end in self.expected]
 
-    def _rules(self) -> list[Check]:
-        plain, names, rule = (
-            self.scale is Scale.value,
-            [metric.name for metric in self.metrics],
-            self.mechanism.rule,
-        )
-        profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
-        needed = "be baseline for a claim about time or steps to target, and null for others"
-        return [
-            *(
-                (bool(text.strip()), key, "be given", repr(text))
-                for key in TEXTS
-                for text in [getattr(self, key)]
-            ),
-            (
-                METRICS[self.metric].better is not Better.neither or plain,
-                "scale",
-                f"be value for {self.metric}",
-                self.scale.value,
-            ),
-            (
-                self.scale is Scale.ratio or not METRICS[self.metric].relative,
-                "scale",
-                f"be ratio for {self.metric}",
-                self.scale.value,
-            ),
-            (not plain or not self.baseline, "baseline", "be left out for a value", self.baseline),
-            (self.baseline != self.arm, "baseline", "be another arm", self.baseline),
-            (
-                bool(self.parts) == (self.metric in profiled),
-                "parts",
-                f"be given for {', '.join(profiled)} only",
-                self.parts,
-            ),
-            (not self.of or self.metric == "share", "of", "be given for a share only", self.of),
-            _known("parts", [*self.parts, *self.of], HELD if self.metric == "held_mib" else PARTS),
-            (
-                rule is Rule.given or self.scale is Scale.ratio,
-                "mechanism.rule",
-                "be given but for a ratio",
-                rule.value,
-            ),
-            (
-                rule is Rule.given or not METRICS[self.metric].relative,
-                "mechanism.rule",
-                f"be given for {self.metric}: arithmetic bounds a step, not what it learns",
-                rule.value,
-            ),
-            (self.target == (BASELINE if self.races else None), "target", needed, self.target),
-            (
-                len(set(names)) == len(names),
-                "guards",
-                "each have a metric of their own, not the claim's",
-                ", ".join(names[1:]),
-            ),
-            (
-                len(self.seeds) >= LEAST_PAIRS,
-                "seeds",
-                f"be at least {LEAST_PAIRS}: fewer pairs have no verdict",
-                len(self.seeds),
-            ),
-            (len(set(self.seeds)) == len(self.seeds), "seeds", "differ", self.seeds),
-        ]
+    def _require(self, ok: bool, key: str, rule: str, value: object) -> None:
+        require(ok, f"claim {self.id}: {key}", rule, value)
 
-    def _rules_of_expected(self) -> list[Check]:
-        ends, bound, key, given = (
-            [end for end in self.expected if end is not None],
-            self.mechanism.bound,
-            "expected",
-            self.expected,
-        )
-        log, plain = is_log(METRICS[self.metric], self.scale), self.scale is Scale.value
+    def _check_texts(self) -> None:
+        for key in TEXTS:
+            text = getattr(self, key)
+            self._require(bool(text.strip()), key, "be given", repr(text))
+
+    def _check_scale_and_baseline(self) -> None:
+        metric = METRICS[self.metric]
+        scale = self.scale
+        is_value = scale is Scale.value
+        fits = is_value or metric.better is not Better.neither
+        self._require(fits, "scale", f"be value for {self.metric}", scale.value)
+        fits = scale is Scale.ratio or not metric.relative
+        self._require(fits, "scale", f"be ratio for {self.metric}", scale.value)
+        fits = not is_value or not self.baseline
+        self._require(fits, "baseline", "be left out for a value", self.baseline)
+        self._require(self.baseline != self.arm, "baseline", "be another arm", self.baseline)
+
+    def _check_parts(self) -> None:
+        """Refuse parts that the metric cannot have: a profile's metrics need them, others have none."""
+        profiled = [name for name in CLAIMABLE if METRICS[name].made_by == "parts"]
+        has_parts = bool(self.parts)
+        needs_parts = self.metric in profiled
+        only = f"be given for {', '.join(profiled)} only"
+        self._require(has_parts == needs_parts, "parts", only, self.parts)
+        fits = not self.of or self.metric == "share"
+        self._require(fits, "of", "be given for a share only", self.of)
+        known = HELD if self.metric == "held_mib" else PARTS
+        _require_known(f"claim {self.id}: parts", [*self.parts, *self.of], known)
+
+    def _check_mechanism(self) -> None:
+        rule = self.mechanism.rule
+        is_given = rule is Rule.given
+        fits = is_given or self.scale is Scale.ratio
+        self._require(fits, "mechanism.rule", "be given but for a ratio", rule.value)
+        fits = is_given or not METRICS[self.metric].relative
+        why = f"be given for {self.metric}: arithmetic bounds a step, not what it learns"
+        self._require(fits, "mechanism.rule", why, rule.value)
+
+    def _check_target(self) -> None:
+        needed = BASELINE if self.races else None
+        rule = "be baseline for a claim about time or steps to target, and null for others"
+        self._require(self.target == needed, "target", rule, self.target)
+
+    def _check_guards(self) -> None:
+        names = [metric.name for metric in self.metrics]
+        differ = len(set(names)) == len(names)
+        rule = "each have a metric of their own, not the claim's"
+        self._require(differ, "guards", rule, ", ".join(names[1:]))
+
+    def _check_seeds(self) -> None:
+        count = len(self.seeds)
+        rule = f"be at least {LEAST_PAIRS}: fewer pairs have no verdict"
+        self._require(count >= LEAST_PAIRS, "seeds", rule, count)
+        self._require(len(set(self.seeds)) == count, "seeds", "differ", self.seeds)
+
+    def _check_expected(self) -> None:
+        metric = METRICS[self.metric]
+        expected = self.expected
+        ends = [end for end in expected if end is not None]
+        form = "be [low, high], one of them may be null"
+        self._require(len(expected) == 2 and bool(ends), "expected", form, expected)
+        are_finite = all(map(math.isfinite, ends))
+        self._require(are_finite, "expected", "be finite numbers or null", expected)
+        is_logarithm = is_log(metric, self.scale)
         positive = "be above 0 for a ratio, a speed or a time"
-        relative = METRICS[self.metric].relative
-        return [
-            (len(given) == 2 and bool(ends), key, "be [low, high], one of them may be null", given),
-            (all(map(math.isfinite, ends)), key, "be finite numbers or null", given),
-            (not log or min(ends, default=1) > 0, key, positive, given),
-            (len(ends) != 2 or ends[0] < ends[1], key, "hold something: low below high", given),
-            (
-                plain or relative or not given or given[0] is not None,
-                key,
-                "have a low end, below no change for what is worse",
-                given,
-            ),
-            (
-                not relative or not given or given[-1] is not None,
-                key,
-                "have a high end, above 1 for what is worse: it is the time over the baseline's",
-                given,
-            ),
-            (not log or bound is None or bound > 0, "mechanism.bound", positive, bound),
-            (not self.two_sided or len(ends) == 2, "two_sided", "have both ends stated", given),
-        ]
+        self._require(not is_logarithm or min(ends) > 0, "expected", positive, expected)
+        ascend = len(ends) != 2 or ends[0] < ends[1]
+        self._require(ascend, "expected", "hold something: low below high", expected)
+        low, high = expected
+        may_be_open = metric.relative or self.scale is Scale.value
+        low_rule = "have a low end, below no change for what is worse"
+        self._require(may_be_open or low is not None, "expected", low_rule, expected)
+        high_rule = "have a high end, above 1 for what is worse: it is the time over the baseline's"
+        self._require(not metric.relative or high is not None, "expected", high_rule, expected)
+        bound = self.mechanism.bound
+        fits = not is_logarithm or bound is None or bound > 0
+        self._require(fits, "mechanism.bound", positive, bound)
+        has_ends = len(ends) == 2
+        self._require(has_ends or not self.two_sided, "two_sided", "have both ends stated", expected)
 
 
 def check_metric(key: str, name: str) -> None:
+    """Refuse a metric about which no claim can be."""
     require(name in CLAIMABLE, key, f"be one of {', '.join(CLAIMABLE)}", name)
 
 
-def _known(key: str, parts: Iterable[str], known: Collection[str]) -> Check:
+def _require_known(key: str, parts: Iterable[str], known: Collection[str]) -> None:
     unknown = [part for part in parts if part not in known]
-    return not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown)
+    require(not unknown, key, f"be of {', '.join(known)}", ", ".join(unknown))

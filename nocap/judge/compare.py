@@ -11,26 +11,16 @@ from statistics import fmean
 
 from nocap.config.keys import require
 from nocap.judge import doubts, time_to_target
-from nocap.judge.arms import (
-    Arm,
-    changes,
-    choose_baseline,
-    confounders,
-    declared,
-    declaring,
-    is_noisy,
-    labelled,
-    machines_differ,
-    select,
-    steps_alike,
-    swept_keys,
-)
-from nocap.judge.arms import group as grouped
+from nocap.judge.arms import Arm, changes, swept_keys
 from nocap.judge.cautious import CLOCK_BIAS, between, pooled
+from nocap.judge.comparable import confounders, declaring, is_noisy, machines_differ, steps_alike
 from nocap.judge.compared import ComparedArm, Comparison
 from nocap.judge.equal_loss import EqualLoss, TimeAtEqualLoss, around, judged, shows_a_length
 from nocap.judge.factors import by_factor
-from nocap.judge.interval import Estimate, shared
+from nocap.judge.grouping import declared, select
+from nocap.judge.grouping import group as grouped
+from nocap.judge.interval import BySeed, Estimate, shared
+from nocap.judge.labels import choose_baseline, labelled
 from nocap.judge.losses import Difference, Differences, Outcome, Pair, difference, pair_of, together
 from nocap.judge.measured import ArmMean
 from nocap.judge.pace import PACE, Paces
@@ -76,6 +66,7 @@ def compare(
     base = choose_baseline(arms, baseline)
     metric = _metric(arms)
     pairs = _pairs(arms, base, metric, stepwise=stepwise)
+    others = [pair.arm for pair in pairs.values()]
     wide = {name for name, pair in pairs.items() if cautious or is_noisy(pair.arm, pair.base)}
     table = _cautious(together([*pairs.values()]), pairs, wide)
     paces = Paces.of(arms, runs.timings)
@@ -89,17 +80,25 @@ def compare(
             arms, base, table, metric=metric, allow=allow, paces=paces, wide=cautious, worth=worth
         )
         holes = list(doubts.holes(arms, base, table))
+    pairs_of_paces = {name: replace(pair, metric=PACE) for name, pair in pairs.items()}
+    ratios = paces.ratios(pairs_of_paces, table)
+    at_equal_loss = _at_equal_loss(worth, others)
     maker = _Rows(
-        others=[pair.arm for pair in pairs.values()],
+        others=others,
         metric=metric,
         target_loss=target_loss,
         allow=allow,
         table=table,
         paces=paces,
-        ratios=paces.ratios({name: replace(pair, metric=PACE) for name, pair in pairs.items()}, table),
-        at_equal_loss=_at_equal_loss(worth, [pair.arm for pair in pairs.values()]),
+        ratios=ratios,
+        at_equal_loss=at_equal_loss,
     )
-    rows = [maker.row(arm, pairs[arm.id].base if arm.id in pairs else arm) for arm in arms]
+    rows = list[ComparedArm]()
+    for arm in arms:
+        pair = pairs.get(arm.id)
+        rows.append(maker.row(arm, arm if pair is None else pair.base))
+    swept = swept_keys(arm.config for arm in arms)
+    not_compared = _not_compared(runs, [*arms, *lengths])
     problems = [
         *runs.problems,
         *declared(runs.records, allow=allow),
@@ -114,9 +113,9 @@ def compare(
         baseline=next(row for row in rows if row.arm is base),
         target=target_loss,
         metric=metric,
-        swept=swept_keys(arm.config for arm in arms),
+        swept=swept,
         problems=problems,
-        not_compared=_not_compared(runs, [*arms, *lengths]),
+        not_compared=not_compared,
         found=runs,
         allow=declaring(runs.records, allow),
         against=against,
@@ -130,15 +129,18 @@ def compare(
 
 def _check_question(*, baseline: str | None, target_loss: float | None, against: str) -> None:
     require(against in (BASELINE, PREVIOUS), "--against", f"be {BASELINE} or {PREVIOUS}", against)
-    require(target_loss is None or 0 < target_loss < math.inf, "--target", "be a loss above 0", target_loss)
+    is_loss = target_loss is None or 0 < target_loss < math.inf
+    require(is_loss, "--target", "be a loss above 0", target_loss)
     fits = against == BASELINE or baseline is None
     require(fits, "--baseline", "be left out with --against previous", repr(baseline))
 
 
 def _metric(arms: Sequence[Arm]) -> str:
     """Return the metric of all verdicts: bits per byte where vocabularies differ, or no run has a loss."""
-    in_bytes = doubts.vocabularies(arms) > 1 or not any(arm.values["val_loss"] for arm in arms)
-    return "val_bpb" if in_bytes else "val_loss"
+    has_loss = any(arm.values["val_loss"] for arm in arms)
+    if has_loss and doubts.vocabularies(arms) == 1:
+        return "val_loss"
+    return "val_bpb"
 
 
 def _pairs(arms: Sequence[Arm], base: Arm, metric: str, *, stepwise: bool) -> dict[str, Pair]:
@@ -171,22 +173,27 @@ def ask(runs: Found, question: Question, *, group: str | None = None) -> Compari
 
 
 def _check_finished(arms: Sequence[Arm], runs: Found) -> None:
-    if not any(arm.runs for arm in arms):
-        open_ = [f"{record.folder.name}: {record.status}" for record in runs.records]
-        have = shorten([*(f"{name}: {why}" for name, why in runs.unreadable.items()), *open_])
-        raise ValueError(
-            f"a comparison needs a finished run with a validation loss, got none ({have or 'no run'})"
-        )
+    if any(arm.runs for arm in arms):
+        return
+    unreadable = [f"{name}: {why}" for name, why in runs.unreadable.items()]
+    unfinished = [f"{record.folder.name}: {record.status}" for record in runs.records]
+    have = shorten([*unreadable, *unfinished]) or "no run"
+    raise ValueError(f"a comparison needs a finished run with a validation loss, got none ({have})")
 
 
 def _not_compared(runs: Found, arms: Sequence[Arm]) -> list[tuple[str, str]]:
     """List the runs that are in none of these arms, each with its status, and what cannot be read."""
-    compared = {run.identity for arm in arms for run in arm.all}
-    left_out = [record for record in runs.records if record.identity not in compared]
-    return [
-        *((record.name if record.imported else record.folder.name, _status(record)) for record in left_out),
-        *((name, f"unreadable: {why}") for name, why in runs.unreadable.items()),
-    ]
+    compared = set[str]()
+    for arm in arms:
+        compared |= {run.identity for run in arm.all}
+    rows = list[tuple[str, str]]()
+    for record in runs.records:
+        if record.identity not in compared:
+            name = record.name if record.imported else record.folder.name
+            rows.append((name, _status(record)))
+    for name, why in runs.unreadable.items():
+        rows.append((name, f"unreadable: {why}"))
+    return rows
 
 
 def _worth(
@@ -211,23 +218,28 @@ def _at_equal_loss(worth: EqualLoss | None, arms: Sequence[Arm]) -> dict[str, Ti
     """Return the time at equal loss of each arm, with one interval for all of them."""
     if worth is None:
         return {}
-    return judged({arm.id: worth.row(arm) for arm in arms}, look=worth.look)
+    rows = {arm.id: worth.row(arm) for arm in arms}
+    return judged(rows, look=worth.look)
 
 
 def _in_time(arms: Sequence[Arm]) -> list[Arm]:
     """Sort arms by the start of their first run; as they are listed where one does not say it."""
     starts = {arm.id: doubts.starts(arm) for arm in arms}
-    return sorted(arms, key=lambda arm: min(starts[arm.id])) if all(starts.values()) else list(arms)
+    if not all(starts.values()):
+        return list(arms)
+    return sorted(arms, key=lambda arm: min(starts[arm.id]))
 
 
 def _check_target(arms: Sequence[Arm], target: float) -> None:
-    firsts = [run.curve.val_loss[0] for arm in arms for run in arm.all if run.curve.val_loss]
-    first = min(firsts, default=math.inf)
     if not any(arm.values["val_loss"] for arm in arms):
         raise ValueError(
             f"--target must be of runs with a loss in nats per token, got {target:g} for runs "
             "with bits per byte alone"
         )
+    first = math.inf
+    for arm in arms:
+        firsts = [run.curve.val_loss[0] for run in arm.all if run.curve.val_loss]
+        first = min([first, *firsts])
     if target >= first:
         raise ValueError(
             f"--target must be below each run's first validation loss, the lowest of which is {first:.4f}: "
@@ -236,7 +248,9 @@ def _check_target(arms: Sequence[Arm], target: float) -> None:
 
 
 def _status(record: Record) -> str:
-    return "finished without a validation loss" if record.status == "finished" else record.status
+    if record.status == "finished":
+        return "finished without a validation loss"
+    return record.status
 
 
 # --- a row --------------------------------------------------------------------------------------------------
@@ -258,30 +272,32 @@ class _Rows:
     def row(self, arm: Arm, base: Arm) -> ComparedArm:
         """Return an arm's means and differences, over the same seeds."""
         seeds = self._seeds(arm, base)
-
-        def mean(name: str) -> float | None:
-            known = [x for seed, x in arm.values[name].items() if seed in seeds]
-            return fmean(known) if known else None
-
-        times = {PACE: _paced(arm, base, mean(PACE), self.paces, self.ratios.get(arm.id))}
+        pace = _mean(arm, PACE, seeds)
+        times = {PACE: _paced(arm, base, pace, self.paces, self.ratios.get(arm.id))}
         for name in TIMES:
-            times[name] = _timed(arm, base, self.others, name, mean(name))
+            times[name] = _timed(arm, base, self.others, name, _mean(arm, name, seeds))
+        against = None
         difference = None
         if arm is not base:
+            against = base
             difference = _word(arm, base, self.table.differences[arm.id], allow=self.allow)
         to_target = None
         if self.target_loss is not None:
             to_target = time_to_target.reach(arm, base, goal=self.target_loss, arms=len(self.others))
+        changed = changes(arm, base)
+        val_loss = _mean(arm, "val_loss", seeds)
+        val_bpb = _mean(arm, "val_bpb", seeds)
+        equal_loss = self.at_equal_loss.get(arm.id)
         return ComparedArm(
             arm=arm,
-            against=None if arm is base else base,
+            against=against,
             seeds=seeds,
-            changes=changes(arm, base),
-            val_loss=mean("val_loss"),
-            val_bpb=mean("val_bpb"),
+            changes=changed,
+            val_loss=val_loss,
+            val_bpb=val_bpb,
             difference=difference,
             times=times,
-            equal_loss=self.at_equal_loss.get(arm.id),
+            equal_loss=equal_loss,
             to_target=to_target,
         )
 
@@ -293,10 +309,18 @@ class _Rows:
         return self.table.seeds or arm.seeds
 
 
+def _mean(arm: Arm, metric: str, seeds: Collection[int]) -> float | None:
+    """Return an arm's mean over those of these seeds that it has; `None`: it has none."""
+    known = [value for seed, value in arm.values[metric].items() if seed in seeds]
+    return fmean(known) if known else None
+
+
 def _word(arm: Arm, base: Arm, gap: Difference, *, allow: Collection[str]) -> Difference:
     """Return the difference; what confounds it goes before any other word."""
-    spoilt = confounders(arm, base, allowed=allow)
-    return replace(gap, outcome=Outcome.confounded, reason=", ".join(spoilt)) if spoilt else gap
+    reasons = confounders(arm, base, allowed=allow)
+    if reasons:
+        return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
+    return gap
 
 
 def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[str]) -> Differences:
@@ -314,24 +338,36 @@ def _cautious(table: Differences, pairs: Mapping[str, Pair], wide: Collection[st
 
 
 def _gain(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, *, log: bool) -> Estimate | None:
-    """With an interval for all arms together, which the noise of the other arms narrows."""
-    groups = []
+    """Return an arm's gain with an interval for all arms together, which the noise of the other arms
+    narrows."""
+    groups = list[list[float]]()
     for other in others:
-        values, base_values = other.values[metric], base.values[metric]
-        if (
-            other is not arm
-            and values.keys() == base_values.keys()
-            and (not log or min([*values.values(), *base_values.values()], default=0) > 0)
-        ):
-            groups.append(
-                [
-                    math.log(x / base_values[seed]) if log else x - base_values[seed]
-                    for seed, x in values.items()
-                ]
-            )
+        if other is not arm:
+            groups.append(_paired(other, base, metric, log=log))
+    noise = pooled(groups)
     bias = CLOCK_BIAS if METRICS[metric].kind is Kind.clock else 0.0
-    sides = arm.values[metric], base.values[metric]
-    return between(*sides, log=log, bias=bias, declared=pooled(groups), comparisons=len(others))
+    return between(
+        arm.values[metric],
+        base.values[metric],
+        log=log,
+        bias=bias,
+        declared=noise,
+        comparisons=len(others),
+    )
+
+
+def _paired(arm: Arm, base: Arm, metric: str, *, log: bool) -> list[float]:
+    """Return an arm's differences from the baseline, or the logarithms of its ratios, seed by seed; none
+    where the seeds are not the same, or a value has no logarithm."""
+    values: BySeed = arm.values[metric]
+    base_values: BySeed = base.values[metric]
+    if values.keys() != base_values.keys():
+        return []
+    if not log:
+        return [values[seed] - base_values[seed] for seed in values]
+    if min([*values.values(), *base_values.values()], default=0) <= 0:
+        return []
+    return [math.log(values[seed] / base_values[seed]) for seed in values]
 
 
 def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimate | None) -> ArmMean:
@@ -344,31 +380,44 @@ def _paced(arm: Arm, base: Arm, mean: float | None, paces: Paces, ratio: Estimat
 
 
 def _timed(arm: Arm, base: Arm, others: Sequence[Arm], metric: str, mean: float | None) -> ArmMean:
+    """Return an arm's mean of a time or of memory, where its runs are of one machine, with the ratio."""
+    if len(arm.machines) != 1:
+        mean = None
     refused = _refused(arm, base, metric)
     ratio = None
     if refused is None and arm is not base and _has_ratio(arm, metric):
         ratio = _gain(arm, base, others, metric, log=True)
-    return ArmMean(mean=mean if len(arm.machines) == 1 else None, estimate=ratio, refused=refused)
+    return ArmMean(mean=mean, estimate=ratio, refused=refused)
 
 
 def _has_ratio(arm: Arm, metric: str) -> bool:
     """Say whether a metric is compared: memory is, and of a log its seconds, which are all that it has."""
-    return metric == "model_mib" or (metric == "train_s" and any(run.imported for run in arm.all))
+    if metric == "train_s":
+        return any(run.imported for run in arm.all)
+    return metric == "model_mib"
 
 
 def _refused(arm: Arm, base: Arm, metric: str) -> str | None:
     """Say why a time or memory of an arm is not compared; `None`: it is."""
-    if (why := machines_differ(arm, base)) is not None:
+    why = machines_differ(arm, base)
+    if why is not None:
         return why
-    if metric == "model_mib" and not (arm.values[metric] and base.values[metric]):
+    is_known = bool(arm.values[metric] and base.values[metric])
+    if metric == "model_mib" and not is_known:
         return PEAK_ONLY
-    return _other_lengths(arm, base) if metric == "train_s" else None
+    if metric == "train_s":
+        return _other_lengths(arm, base)
+    return None
 
 
 def _other_lengths(arm: Arm, base: Arm) -> str | None:
     """Say why times of whole runs are no speed: they did not train for as many steps."""
     if steps_alike(arm, base):
         return None
-    steps = [{run.summary["steps"] for run in side.runs} - {None} for side in (arm, base)]
-    shown = " against ".join(shorten(f"{count:,}" for count in sorted(side)) for side in steps)
-    return f"other numbers of steps: {shown}"
+    return f"other numbers of steps: {_steps(arm)} against {_steps(base)}"
+
+
+def _steps(arm: Arm) -> str:
+    """Return after how many steps an arm's runs ended, as a person reads it."""
+    steps = {run.summary["steps"] for run in arm.runs} - {None}
+    return shorten(f"{count:,}" for count in sorted(steps))

@@ -7,9 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nocap.judge.arms import (
-    Arm,
-)
+from nocap.judge.arms import Arm
 from nocap.judge.equal_loss import TimeAtEqualLoss
 from nocap.judge.factors import Factors
 from nocap.judge.findings import Findings, JudgedArm, by_effect, findings

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from nocap.judge.arms import (
-    Arm,
+from nocap.judge.arms import Arm, setting
+from nocap.judge.comparable import (
     confounders,
     covers,
     equal_time,
     kernel_control,
     kernels,
     machines_differ,
-    setting,
 )
 from nocap.judge.compared import ComparedArm
 from nocap.judge.factors import crossing

@@ -24,7 +24,8 @@ from statistics import fmean
 
 import numpy as np
 
-from nocap.judge.arms import Arm, changes, confounders
+from nocap.judge.arms import Arm, changes
+from nocap.judge.comparable import confounders
 from nocap.judge.interval import LEAST_PAIRS, Array, Estimate, of_arms, of_pairs, seeds_to_show
 from nocap.judge.losses import Outcome, outcome
 from nocap.judge.pace import Paces, less

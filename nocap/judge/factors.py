@@ -17,9 +17,11 @@ from itertools import combinations
 from statistics import fmean
 
 from nocap.judge import cautious
-from nocap.judge.arms import Arm, chosen, confounders, is_noisy, setting, short_keys, swept_keys, typed_keys
+from nocap.judge.arms import Arm, chosen, setting, swept_keys, typed_keys
+from nocap.judge.comparable import confounders, is_noisy
 from nocap.judge.equal_loss import EqualLoss, Logarithms, TimeAtEqualLoss, judged, mean_of
 from nocap.judge.interval import ROUNDING, Estimate, of_arms
+from nocap.judge.labels import short_keys
 from nocap.judge.losses import Difference, Differences, Outcome, difference
 from nocap.judge.pace import PACE, Paces, less
 from nocap.store.metrics import METRICS, Kind

@@ -28,10 +28,15 @@ CONFIDENCE = 0.95
 ERROR = 0.05  # of all arms of a table together, to both sides
 ROUNDING = 1e-6  # relative: what lies closer is no difference
 MOST_ANALYSES = 6
-POWER = 0.9  # of the pairs that would decide
-BATCH, BATCHES = 4, 4  # fresh pairs, each batch by itself, of a program's proposal
-PAIRS, SAMPLES = "pairs (Student)", "unpaired (Welch)"
-ALL_PAIRS, ALL_SAMPLES = "pairs, all arms together", "unpaired, all arms together"
+# How surely the advised pairs decide. Higher than `power.POWER`, which says what a plan can show: here
+# somebody trains that many runs for one answer.
+POWER = 0.9
+BATCH = 4  # fresh pairs of a program's proposal, which show the gain by themselves
+BATCHES = 4  # of them, until it is accepted
+PAIRS = "pairs (Student)"
+SAMPLES = "unpaired (Welch)"
+ALL_PAIRS = "pairs, all arms together"
+ALL_SAMPLES = "unpaired, all arms together"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,24 +57,40 @@ class Estimate:
         return (self.high - self.low) / 2
 
     def place(self, low: float, high: float, *, tie: float | None = None) -> int:
-        """-1: wholly below these ends, 1: wholly above, 0: within, 2: not decided. Equal but for `tie`, by
-        default rounding, is within."""
+        """Return where the interval lies: -1: wholly below these ends, 1: wholly above, 0: within, 2: not
+        decided. Equal but for `tie`, by default rounding, is within."""
         if tie is None:
-            tie = ROUNDING * max(1.0, abs(self.mid)) if math.isfinite(self.mid) else ROUNDING
+            tie = self._rounding()
         if self.high < low - tie:
             return -1
         if self.low > high + tie:
             return 1
-        return 0 if self.low >= low - tie and self.high <= high + tie else 2
+        if self.low >= low - tie and self.high <= high + tie:
+            return 0
+        return 2
+
+    def _rounding(self) -> float:
+        if not math.isfinite(self.mid):
+            return ROUNDING
+        return ROUNDING * max(1.0, abs(self.mid))
 
     def exp(self) -> Estimate:
-        """From the log scale to the ratio: geometric means."""
-        mid, low, high = (math.exp(x) if x < 700 else math.inf for x in (self.mid, self.low, self.high))
-        return replace(self, mid=mid, low=low, high=high)
+        """Return the ratio whose logarithm this is: of geometric means."""
+        return replace(self, mid=_exp(self.mid), low=_exp(self.low), high=_exp(self.high))
+
+
+def _exp(x: float) -> float:
+    """Return e to the x; endless where a number cannot hold it. Of a NaN, endless too."""
+    return math.exp(x) if x < 700 else math.inf
+
+
+def logarithms(values: BySeed) -> dict[int, float]:
+    """Return the logarithm of each seed's value."""
+    return {seed: math.log(value) for seed, value in values.items()}
 
 
 def quantile(df: float, tail: float) -> float:
-    """Of Student's t: what lies so rarely above."""
+    """Return the quantile of Student's t above which the share `tail` lies."""
     from scipy import special
 
     return -float(special.stdtrit(df, tail))
@@ -96,9 +117,9 @@ def around(
     arms: int = 1,
 ) -> Estimate:
     """Return the estimate that reaches so far to both sides."""
-    return Estimate(
-        mid=mid, low=mid - half, high=mid + half, n=n, sd=sd, method=method, freedom=freedom, arms=arms
-    )
+    low = mid - half
+    high = mid + half
+    return Estimate(mid=mid, low=low, high=high, n=n, sd=sd, method=method, freedom=freedom, arms=arms)
 
 
 # --- one arm ------------------------------------------------------------------------------------------------
@@ -117,10 +138,11 @@ def of_pairs(values: Sequence[float], *, look: int = 1, beside: Sequence[float] 
     n = len(sample)
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few pairs")
-    sd = float(sample.std(ddof=1))
     if beside:
         return _with_beside(sample, np.asarray(beside, dtype=np.float64), look=look)
-    return around(mid, half_width(sd, n, look), n=n, sd=sd, method=PAIRS, freedom=n - 1)
+    sd = float(sample.std(ddof=1))
+    half = half_width(sd, n, look)
+    return around(mid, half, n=n, sd=sd, method=PAIRS, freedom=n - 1)
 
 
 def _with_beside(sample: Array, beside: Array, *, look: int) -> Estimate:
@@ -150,7 +172,8 @@ def welch(
     if n < LEAST_PAIRS:
         return around(mid, math.inf, n=n, method="too few runs")
     parts = [Part.of_mean(x), Part.of_mean(y)]
-    return around(mid, _width(parts, beyond) + bias, n=n, method=method, freedom=_freedom(parts))
+    half = _width(parts, beyond) + bias
+    return around(mid, half, n=n, method=method, freedom=_freedom(parts))
 
 
 # --- several arms -------------------------------------------------------------------------------------------
@@ -165,7 +188,9 @@ class Part:
 
     @classmethod
     def of_mean(cls, sample: Array) -> Part:
-        return cls(variance=float(sample.var(ddof=1)) / len(sample), freedom=len(sample) - 1)
+        """Return the part that a sample's mean has."""
+        n = len(sample)
+        return cls(variance=float(sample.var(ddof=1)) / n, freedom=n - 1)
 
 
 def _width(parts: Sequence[Part], beyond: float) -> float:
@@ -181,7 +206,8 @@ def _freedom(parts: Sequence[Part]) -> float:
     variance = sum(part.variance for part in parts)
     if not variance:
         return math.nan
-    return variance**2 / sum(part.variance**2 / part.freedom for part in parts)
+    doubt = sum(part.variance**2 / part.freedom for part in parts)
+    return variance**2 / doubt
 
 
 def of_arms(
@@ -192,9 +218,9 @@ def of_arms(
 ) -> list[Estimate]:
     """Return each arm's mean difference from a baseline with an interval for all arms together, from a row of
     differences an arm, over seeds that all of them share. `beside`: as in `of_pairs`, a row an arm."""
-    more = beside or [()] * len(differences)
-    alone = [of_pairs(row, look=look, beside=own) for row, own in zip(differences, more, strict=True)]
     arms = len(differences)
+    more = beside or [()] * arms
+    alone = [of_pairs(row, look=look, beside=own) for row, own in zip(differences, more, strict=True)]
     if arms < 2 or not all(math.isfinite(each.half_width) for each in alone):
         return alone
     parts = _together(differences)
@@ -214,10 +240,14 @@ def _together(differences: Sequence[Sequence[float]]) -> list[Part]:
     values = np.asarray(differences, dtype=np.float64)
     noise = values - values.mean(axis=1, keepdims=True)
     together = noise.mean(axis=0)
-    among = float(((noise - together) ** 2).sum()) / ((arms - 1) * (n - 1))
+    freedom = n - 1
+    variance = float((together**2).sum()) / freedom / n
+    freedom_among = (arms - 1) * freedom
+    among = float(((noise - together) ** 2).sum()) / freedom_among
+    variance_among = among * (1 - 1 / arms) / n
     return [
-        Part(variance=float((together**2).sum()) / (n - 1) / n, freedom=n - 1),
-        Part(variance=among * (1 - 1 / arms) / n, freedom=(arms - 1) * (n - 1)),
+        Part(variance=variance, freedom=freedom),
+        Part(variance=variance_among, freedom=freedom_among),
     ]
 
 
@@ -227,12 +257,13 @@ def of_arms_apart(base: Sequence[float], arms: Sequence[Sequence[float]], *, loo
     alone = [of_samples(arm, base, look=look) for arm in arms]
     if len(arms) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
         return alone
-    own = Part.of_mean(np.asarray(base, dtype=np.float64))
+    of_base = Part.of_mean(np.asarray(base, dtype=np.float64))
     pooled = _pooled(arms)
-    return [
-        _at_least(each, [own, pooled.of(len(arm))], look, len(arms), method=ALL_SAMPLES)
-        for each, arm in zip(alone, arms, strict=True)
-    ]
+    estimates = list[Estimate]()
+    for arm, own in zip(arms, alone, strict=True):
+        parts = [of_base, pooled.of(len(arm))]
+        estimates.append(_at_least(own, parts, look, len(arms), method=ALL_SAMPLES))
+    return estimates
 
 
 def of_steps(
@@ -243,17 +274,17 @@ def of_steps(
     All groups have one variance, for most are a baseline and an arm: were the one before each step taken with
     its own variance, a chain of 27 steps with three seeds would err in 7.6%, and so it errs in 3.1%.
     """
-    samples = [(groups[after], groups[before]) for before, after in steps]
-    alone = [of_samples(*pair, look=look) for pair in samples]
+    alone = [of_samples(groups[after], groups[before], look=look) for before, after in steps]
     if len(steps) < 2 or min(each.n for each in alone) < LEAST_PAIRS:
         return alone
     pooled = _pooled([*groups.values()])
-    return [
-        _at_least(
-            each, [pooled.of(len(a) * len(b) / (len(a) + len(b)))], look, len(steps), method=ALL_SAMPLES
-        )
-        for each, (a, b) in zip(alone, samples, strict=True)
-    ]
+    estimates = list[Estimate]()
+    for (before, after), own in zip(steps, alone, strict=True):
+        n = len(groups[after])
+        n_before = len(groups[before])
+        runs = n * n_before / (n + n_before)  # whose mean is as noisy as the difference of the two
+        estimates.append(_at_least(own, [pooled.of(runs)], look, len(steps), method=ALL_SAMPLES))
+    return estimates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,21 +317,27 @@ def _at_least(alone: Estimate, parts: Sequence[Part], look: int, arms: int, *, m
 
 
 def alike(values: Sequence[float]) -> bool:
-    """Whether repeats are equal to rounding: what made them takes no seed, and more of them would say
+    """Say whether repeats are equal to rounding: what made them takes no seed, and more of them would say
     nothing."""
-    return len(values) >= 2 and max(values) - min(values) <= ROUNDING * max(map(abs, values))
+    if len(values) < 2:
+        return False
+    size = max(abs(value) for value in values)
+    return max(values) - min(values) <= ROUNDING * size
 
 
 def shared(a: BySeed, b: BySeed) -> list[int]:
-    """The seeds that two sides are compared over: those of both, where these are enough to be pairs or all
-    that there is."""
+    """List the seeds that two sides are compared over: those of both, where these are enough to be pairs or
+    all that there is."""
     both = sorted(a.keys() & b.keys())
-    return both if len(both) >= LEAST_PAIRS or a.keys() == b.keys() else []
+    if len(both) >= LEAST_PAIRS or a.keys() == b.keys():
+        return both
+    return []
 
 
 def of_seeds(a: BySeed, b: BySeed, *, look: int = 1) -> Estimate:
     """Return a minus b, in pairs where they share seeds, else as two samples; neither is empty."""
-    if seeds := shared(a, b):
+    seeds = shared(a, b)
+    if seeds:
         return of_pairs([a[seed] - b[seed] for seed in seeds], look=look)
     return of_samples([*a.values()], [*b.values()], look=look)
 
@@ -309,14 +346,14 @@ def of_seeds(a: BySeed, b: BySeed, *, look: int = 1) -> Estimate:
 
 
 def analyses() -> list[int]:
-    """At how many pairs what was registered is analysed: 3, 6, 12, … and at no other number. Each has a
-    stricter level than the one before (the k-th has 1/k² of the first's), so that pairs may be added until
+    """List the numbers of pairs at which what was registered is analysed: 3, 6, 12, … and no other. Each has
+    a stricter level than the one before (the k-th has 1/k² of the first's), so that pairs may be added until
     the answer is safe."""
     return [LEAST_PAIRS * 2**k for k in range(MOST_ANALYSES)]
 
 
 def analysis_of(n: int) -> int:
-    """The last analysis that n pairs allow, from 1; 0: none."""
+    """Return the last analysis that n pairs allow, from 1; 0: none."""
     return sum(size <= n for size in analyses())
 
 
@@ -329,11 +366,12 @@ def pairs_to_decide(
     bias: float = 0.0,
     sizes: Iterable[tuple[int, int]] | None = None,
 ) -> int | None:
-    """The least number of pairs at which an analysis after the one of n clears an end at this distance from
-    the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last. `sizes`:
-    looks with how many pairs each has, by default those of what is registered."""
+    """Return the least number of pairs at which an analysis after the one of n clears an end at this distance
+    from the mean with a power of 0.9, were mean and spread the true ones; `None`: not even the last.
+    `sizes`: looks with how many pairs each has, by default those of what is registered."""
+    deviations = NormalDist().inv_cdf(POWER)
     for look, size in sizes or enumerate(analyses(), start=1):
-        reach = width(sd, size, look) + bias + NormalDist().inv_cdf(POWER) * sd / math.sqrt(size)
+        reach = width(sd, size, look) + bias + deviations * sd / math.sqrt(size)
         if size > n and reach <= distance:
             return size
     return None
@@ -350,11 +388,8 @@ def seeds_to_show(estimate: Estimate, *, look: int) -> int | None:
     def width(sd: float, n: int, at: int) -> float:
         return quantile(share * (n - 1), tail(at, estimate.arms)) * sd / math.sqrt(n)
 
+    distance = abs(estimate.mid)
+    sd = of_one * math.sqrt(estimate.n)
     more = range(estimate.n + 1, analyses()[-1] + 1)
-    return pairs_to_decide(
-        abs(estimate.mid),
-        sd=of_one * math.sqrt(estimate.n),
-        n=estimate.n,
-        width=width,
-        sizes=((look + 1, size) for size in more),
-    )
+    sizes = ((look + 1, size) for size in more)
+    return pairs_to_decide(distance, sd=sd, n=estimate.n, width=width, sizes=sizes)

@@ -14,21 +14,17 @@ from nocap.judge.arms import (
     Arm,
     arm_key,
     changes,
-    confounders,
-    group,
-    is_declared,
-    kernels,
     setting,
     spell,
     swept_keys,
-    validation_keys,
-    value_of,
 )
+from nocap.judge.comparable import confounders, is_declared, kernels, torch_version, validation_keys, value_of
+from nocap.judge.grouping import group
 from nocap.judge.interval import ROUNDING
 from nocap.judge.question import PREVIOUS, Question
 from nocap.store.formats import plural, shorten
 from nocap.store.metrics import moment
-from nocap.store.runs import Found, Record, dig
+from nocap.store.runs import Found, Record
 from nocap.store.timing import Timing
 
 PRECISION = "trainer.precision"
@@ -261,7 +257,7 @@ def _shown(key: str, arm: Arm, other: Arm) -> str:
 
 def _torch_of(runs: Sequence[Record]) -> str:
     """Return the versions that trained these runs, without what a build adds to them."""
-    versions = {str(dig(run.parts, "environment", "torch")).partition("+")[0] for run in runs}
+    versions = {torch_version(run) for run in runs}
     return ", ".join(sorted(versions))
 
 

@@ -9,7 +9,7 @@ baseline, or as samples where they do not share three.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,6 +19,7 @@ from nocap.judge.interval import (
     ROUNDING,
     BySeed,
     Estimate,
+    logarithms,
     of_arms,
     of_arms_apart,
     of_seeds,
@@ -50,26 +51,32 @@ class Difference:
 
     @property
     def verdict(self) -> str:
+        """Return the word with its reason."""
         if self.outcome is Outcome.depends:
             return f"depends on {self.reason}"
-        return f"{self.outcome.value}{f' ({self.reason})' if self.reason else ''}"
+        if self.reason:
+            return f"{self.outcome.value} ({self.reason})"
+        return self.outcome.value
 
 
 def outcome(estimate: Estimate, *, better: Better = Better.higher, tie: float = ROUNDING) -> Outcome:
-    """What an interval shows of a gain, or of a number of which less is better: better or worse where it lies
-    wholly beyond the `tie`."""
+    """Return what an interval shows of a gain, or of a number of which less is better: better or worse where
+    it lies wholly beyond the `tie`."""
     if not math.isfinite(estimate.high):
         return Outcome.undecided
-    up, down = (Outcome.better, Outcome.worse) if better is Better.higher else (Outcome.worse, Outcome.better)
-    return {1: up, -1: down}.get(estimate.place(0.0, 0.0, tie=tie), Outcome.unclear)
+    place = estimate.place(0.0, 0.0, tie=tie)
+    if place not in (1, -1):
+        return Outcome.unclear
+    is_above = place == 1
+    more_is_better = better is Better.higher
+    return Outcome.better if is_above == more_is_better else Outcome.worse
 
 
 def difference(estimate: Estimate, *, metric: str, floor: float = ROUNDING) -> Difference:
-    """What an interval shows of an arm's number less the baseline's."""
-    decision = outcome(estimate, better=METRICS[metric].better, tie=floor)
-    return Difference(
-        estimate=estimate, outcome=decision, reason=f"n={estimate.n}" if decision is Outcome.undecided else ""
-    )
+    """Return what an interval shows of an arm's number less the baseline's."""
+    word = outcome(estimate, better=METRICS[metric].better, tie=floor)
+    reason = f"n={estimate.n}" if word is Outcome.undecided else ""
+    return Difference(estimate=estimate, outcome=word, reason=reason)
 
 
 # --- which arms, which seeds --------------------------------------------------------------------------------
@@ -94,21 +101,29 @@ class Pair:
 
     @property
     def seeds(self) -> list[int]:
-        """Those that the two share, where they share enough."""
+        """List the seeds that the two share, where they share enough."""
         return shared(self.values, self.base_values)
 
     @property
     def floor(self) -> float:
-        """How far apart rounding alone can put them."""
-        sizes = [abs(x) for side in (self.values, self.base_values) for x in side.values()]
-        return ROUNDING * max(sizes, default=0.0)
+        """Return how far apart rounding alone can put them."""
+        values = [*self.values.values(), *self.base_values.values()]
+        size = max((abs(value) for value in values), default=0.0)
+        return ROUNDING * size
+
+    def differences(self, seeds: Sequence[int]) -> list[float]:
+        """Return the arm's values less the baseline's, seed by seed."""
+        values = self.values
+        base_values = self.base_values
+        return [values[seed] - base_values[seed] for seed in seeds]
 
     def left(self) -> Difference | None:
         """Return why this arm is in no table, with its own estimate; `None`: it is in one."""
         estimate = self._alone()
         if self.arm.diverged or self.base.diverged:
             return Difference(estimate=estimate, outcome=Outcome.diverged, reason=self._diverged())
-        if reason := self._unfinished():
+        reason = self._unfinished()
+        if reason:
             return Difference(estimate=estimate, outcome=Outcome.unfinished, reason=reason)
         if not math.isfinite(estimate.high):
             return Difference(estimate=estimate, outcome=Outcome.undecided, reason=f"n={estimate.n}")
@@ -117,16 +132,14 @@ class Pair:
     def _unfinished(self) -> str:
         """Say how much is there of what commands asked for: of pairs, or of each side where the two were
         asked for too few seeds alike; nothing where all is."""
-        asked = self.looks.asked
-        there = asked & self.values.keys() & self.base_values.keys()
-        if len(asked) >= LEAST_PAIRS or self.seeds:
-            return f"{len(there)} of {len(asked)} pairs" if len(there) < len(asked) else ""
-        for side, values, wanted in zip(
-            ("", f" of {self.base.label}"), (self.values, self.base_values), self.looks.asked_of, strict=True
-        ):
-            if wanted - values.keys():
-                return f"{len(wanted & values.keys())} of {len(wanted)} runs{side}"
-        return ""
+        pairs = self.looks.asked
+        if len(pairs) >= LEAST_PAIRS or self.seeds:
+            finished = pairs & self.values.keys() & self.base_values.keys()
+            return f"{len(finished)} of {len(pairs)} pairs" if finished != pairs else ""
+        wanted, base_wanted = self.looks.asked_of
+        return _lacking(self.values, wanted) or _lacking(
+            self.base_values, base_wanted, f" of {self.base.label}"
+        )
 
     def _alone(self) -> Estimate:
         """Return the estimate of this arm as if there were no other."""
@@ -135,17 +148,30 @@ class Pair:
         return of_seeds(self.values, self.base_values, look=self.looks.count)
 
     def _diverged(self) -> str:
-        side = self.arm if self.arm.diverged else self.base
-        diverged, seeds = (len({run.seed for run in runs}) for runs in (side.diverged, side.all))
-        where = "" if side is self.arm else f" of {self.base.label}"
-        return f"{diverged} of {seeds} seeds{where}"
+        if self.arm.diverged:
+            return _diverged_of(self.arm)
+        return f"{_diverged_of(self.base)} of {self.base.label}"
+
+
+def _lacking(values: BySeed, wanted: Collection[int], of_whom: str = "") -> str:
+    """Say how many of the runs that commands asked for are there; nothing where all are."""
+    finished = [seed for seed in wanted if seed in values]
+    if len(finished) == len(wanted):
+        return ""
+    return f"{len(finished)} of {len(wanted)} runs{of_whom}"
+
+
+def _diverged_of(arm: Arm) -> str:
+    diverged = {run.seed for run in arm.diverged}
+    seeds = {run.seed for run in arm.all}
+    return f"{len(diverged)} of {len(seeds)} seeds"
 
 
 def scaled(arm: Arm, metric: str) -> BySeed:
     """Return an arm's values; of what a clock measures their logarithms."""
     values = arm.values[metric]
     if METRICS[metric].kind is Kind.clock:
-        return {seed: math.log(x) for seed, x in values.items()}
+        return logarithms(values)
     return values
 
 
@@ -161,27 +187,30 @@ class Differences:
 
 def together(pairs: Sequence[Pair]) -> Differences:
     """Judge arms together: each against one baseline, or each against the arm before it."""
-    left = {pair.arm.id: why for pair in pairs if (why := pair.left()) is not None}
-    members = [pair for pair in pairs if pair.arm.id not in left]
+    members = list[Pair]()
+    differences = dict[str, Difference]()
+    for pair in pairs:
+        apart = pair.left()
+        if apart is None:
+            members.append(pair)
+        else:
+            differences[pair.arm.id] = apart
     look = max((pair.looks.count for pair in members), default=1)
     seeds = common(members)
-    judged = [
-        difference(estimate, metric=pair.metric, floor=pair.floor)
-        for pair, estimate in zip(members, estimates(members, seeds, look), strict=True)
-    ]
-    return Differences(
-        differences=left | {pair.arm.id: each for pair, each in zip(members, judged, strict=True)},
-        seeds=seeds,
-        members=frozenset(pair.arm.id for pair in members),
-        look=look,
-    )
+    for pair, estimate in zip(members, estimates(members, seeds, look), strict=True):
+        differences[pair.arm.id] = difference(estimate, metric=pair.metric, floor=pair.floor)
+    names = frozenset(pair.arm.id for pair in members)
+    return Differences(differences=differences, seeds=seeds, members=names, look=look)
 
 
 def common(members: Sequence[Pair]) -> list[int]:
     """List the seeds that all sides of these pairs share; none where they are too few for pairs."""
-    sides = [set(values) for pair in members for values in (pair.values, pair.base_values)]
-    seeds = sorted(set.intersection(*sides)) if sides else []
-    return seeds if len(seeds) >= LEAST_PAIRS else []
+    if not members:
+        return []
+    seeds = set(members[0].values)
+    for pair in members:
+        seeds &= pair.values.keys() & pair.base_values.keys()
+    return sorted(seeds) if len(seeds) >= LEAST_PAIRS else []
 
 
 def estimates(members: Sequence[Pair], seeds: Sequence[int], look: int) -> list[Estimate]:
@@ -189,15 +218,16 @@ def estimates(members: Sequence[Pair], seeds: Sequence[int], look: int) -> list[
     if not members:
         return []
     if seeds:
-        rows = [[pair.values[seed] - pair.base_values[seed] for seed in seeds] for pair in members]
-        return of_arms(rows, look=look)
-    samples = [[*pair.values.values()] for pair in members]
+        return of_arms([pair.differences(seeds) for pair in members], look=look)
+    samples = {pair.arm.id: [*pair.values.values()] for pair in members}
     bases = {pair.base.id: [*pair.base_values.values()] for pair in members}
-    if len(bases) < 2:
-        return [each for base in bases.values() for each in of_arms_apart(base, samples, look=look)]
-    groups = bases | {pair.arm.id: [*pair.values.values()] for pair in members}
-    return of_steps(groups, [(pair.base.id, pair.arm.id) for pair in members], look=look)
+    if len(bases) == 1:
+        [base] = bases.values()
+        return of_arms_apart(base, [*samples.values()], look=look)
+    steps = [(pair.base.id, pair.arm.id) for pair in members]
+    return of_steps(bases | samples, steps, look=look)
 
 
 def pair_of(arm: Arm, base: Arm, metric: str) -> Pair:
+    """Return a pair with the looks that it had."""
     return Pair(arm=arm, base=base, metric=metric, looks=looks_at(arm, base))

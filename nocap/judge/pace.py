@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from nocap.judge.arms import Arm, machines_differ
+from nocap.judge.arms import Arm
+from nocap.judge.comparable import machines_differ
 from nocap.judge.interval import Estimate, of_arms
 from nocap.judge.losses import Differences, Pair, common, estimates
 from nocap.store.timing import Timing

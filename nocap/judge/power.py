@@ -17,14 +17,16 @@ from itertools import combinations
 
 import numpy as np
 
-from nocap.judge.arms import Arm, group, machines_differ, swept_keys
+from nocap.judge.arms import Arm, swept_keys
+from nocap.judge.comparable import machines_differ
 from nocap.judge.equal_loss import SHARES, STEPS, around, is_between, is_known, slopes, times
+from nocap.judge.grouping import group
 from nocap.judge.interval import LEAST_PAIRS, Array, Width, analyses, analysis_of, half_width, of_arms
 from nocap.judge.losses import scaled
 from nocap.judge.pace import PACE
 from nocap.store.runs import Config, Record
 
-POWER = 0.8
+POWER = 0.8  # how surely a plan shows what it can show: in four of five cases, as is usual
 TABLES = 1000  # simulated
 LIKE = ("model.", "data.", "tokenizer.")  # groups, and keys of the trainer, that make runs alike
 LIKE_KEYS = ("trainer.batch_tokens", "trainer.val_tokens")
@@ -80,12 +82,10 @@ def noise_at_equal_loss(records: Sequence[Record], config: Config) -> NoiseAtEqu
     for base in own:
         falls = _falls(base, arms)
         if falls is not None and not swept_keys([base.config, baseline]):
-            return NoiseAtEqualLoss(
-                loss=losses.sd / losses.loss,
-                pace=paces.sd,
-                slope=float(falls.logarithms.mean()) / math.log(falls.ratio),
-                ends=float(falls.logarithms.std(ddof=1)) / math.sqrt(2),
-            )
+            loss = losses.sd / losses.loss
+            slope = float(falls.logarithms.mean()) / math.log(falls.ratio)
+            ends = float(falls.logarithms.std(ddof=1)) / math.sqrt(2)
+            return NoiseAtEqualLoss(loss=loss, pace=paces.sd, slope=slope, ends=ends)
     return "the baseline is not there with three seeds at a shorter and a longer length"
 
 
@@ -110,7 +110,9 @@ def _of_losses(arms: Sequence[Arm]) -> Noise | None:
     spread = _pooled(arms, "val_loss")
     if spread is None:
         return None
-    losses = [loss for arm in arms for loss in arm.values["val_loss"].values()]
+    losses = list[float]()
+    for arm in arms:
+        losses += arm.values["val_loss"].values()
     return Noise(sd=spread.sd, pairs=spread.pairs, loss=float(np.mean(losses)))
 
 
@@ -130,7 +132,9 @@ def _pooled(arms: Sequence[Arm], metric: str) -> _Spread | None:
             squares += float(((difference - difference.mean()) ** 2).sum())
             freedom += len(seeds) - 1
             pairs += len(seeds)
-    return _Spread(sd=math.sqrt(squares / freedom), pairs=pairs) if squares else None
+    if not squares:
+        return None
+    return _Spread(sd=math.sqrt(squares / freedom), pairs=pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,12 +150,15 @@ def _falls(base: Arm, arms: Sequence[Arm]) -> _Falls | None:
     ends = around(base, arms)
     if ends is None:
         return None
-    short, long = (end.values["val_loss"] for end in ends)
-    seeds = sorted(short.keys() & long.keys())
+    short, long = ends
+    losses = short.values["val_loss"]
+    lower = long.values["val_loss"]
+    seeds = sorted(losses.keys() & lower.keys())
     if len(seeds) < LEAST_PAIRS:
         return None
-    logarithms = np.array([math.log(long[seed] / short[seed]) for seed in seeds])
-    return _Falls(logarithms=logarithms, ratio=ends[1].config[STEPS] / ends[0].config[STEPS])
+    logarithms = np.array([math.log(lower[seed] / losses[seed]) for seed in seeds])
+    ratio = long.config[STEPS] / short.config[STEPS]
+    return _Falls(logarithms=logarithms, ratio=ratio)
 
 
 # --- what it lets be shown ----------------------------------------------------------------------------------
@@ -160,7 +167,9 @@ def _falls(base: Arm, arms: Sequence[Arm]) -> _Falls | None:
 def detectable(sd: float, seeds: int, *, arms: int) -> float:
     """Return the least true difference that a table of so many arms beside a baseline shows in four of five
     cases; endless below three seeds. `sd`: of a pair."""
-    return math.inf if seeds < LEAST_PAIRS else sd * _least(seeds, arms)
+    if seeds < LEAST_PAIRS:
+        return math.inf
+    return sd * _least(seeds, arms)
 
 
 @lru_cache
@@ -179,8 +188,12 @@ def detectable_by_claim(sd: float, n: int, *, width: Width = half_width) -> floa
     `sd`: of a pair; `width`: of the interval."""
     look = max(analysis_of(n), 1)
     size = analyses()[look - 1]
-    pairs = np.random.default_rng(0).normal(0, sd, (TABLES, size))
-    return _in_most([width(float(row.std(ddof=1)), size, look) - float(row.mean()) for row in pairs])
+    rng = np.random.default_rng(0)
+    needed = list[float]()
+    for pairs in rng.normal(0, sd, (TABLES, size)):
+        reach = width(float(pairs.std(ddof=1)), size, look)
+        needed.append(reach - float(pairs.mean()))
+    return _in_most(needed)
 
 
 @lru_cache
@@ -198,7 +211,9 @@ def detectable_time(
         return math.inf
     rng = np.random.default_rng(0)
     least = _in_most([_needed(noise, rng, seeds, levels, others, look) for _ in range(TABLES)])
-    return 1 - math.exp(-least) if math.isfinite(least) else math.inf
+    if not math.isfinite(least):
+        return math.inf
+    return 1 - math.exp(-least)
 
 
 def _needed(

@@ -46,6 +46,14 @@ from nocap.store.timing import Timing
 
 def result_of(comparison: Comparison) -> Result:
     """Return what JSON has of a comparison."""
+    findings = _findings(comparison.findings)
+    factors = _factors(comparison.factors)
+    timing = _timing(comparison.timing)
+    lengths = [_length(arm) for arm in comparison.lengths]
+    arms = [_arm(row) for row in comparison.arms]
+    runs = [_run(run, arm) for run, arm in comparison.runs]
+    measured = _measurements(comparison)
+    not_compared = [NotComparedJson(name=name, status=status) for name, status in comparison.not_compared]
     return Result(
         schema_version=SCHEMA_VERSION,
         baseline=comparison.baseline.arm.id,
@@ -59,105 +67,140 @@ def result_of(comparison: Comparison) -> Result:
         look=comparison.look,
         cautious=comparison.cautious,
         swept=comparison.swept,
-        findings=_findings(comparison.findings),
-        by_factor=_factors(comparison.factors),
-        timing=_timing(comparison.timing),
-        lengths=[_length(arm) for arm in comparison.lengths],
-        arms=[_arm(row) for row in comparison.arms],
-        runs=[_run(run, arm) for run, arm in comparison.runs],
-        measurements=_measurements(comparison),
+        findings=findings,
+        by_factor=factors,
+        timing=timing,
+        lengths=lengths,
+        arms=arms,
+        runs=runs,
+        measurements=measured,
         problems=comparison.problems,
-        not_compared=[NotComparedJson(name=name, status=status) for name, status in comparison.not_compared],
+        not_compared=not_compared,
     )
+
+
+# --- intervals ----------------------------------------------------------------------------------------------
 
 
 def interval_json(estimate: Estimate) -> IntervalJson:
     """Return an estimate as JSON has it."""
-    return IntervalJson(
-        mean=_finite(estimate.mid),
-        low=_finite(estimate.low),
-        high=_finite(estimate.high),
-        sd=_finite(estimate.sd),
-        n=estimate.n,
-        method=estimate.method,
-    )
+    mean = _finite(estimate.mid)
+    low = _finite(estimate.low)
+    high = _finite(estimate.high)
+    sd = _finite(estimate.sd)
+    return IntervalJson(mean=mean, low=low, high=high, sd=sd, n=estimate.n, method=estimate.method)
 
 
 def _finite(x: float) -> float | None:
-    return float(x) if math.isfinite(x) else None
+    """Return a number that JSON has; `None` in place of what is endless or no number."""
+    if not math.isfinite(x):
+        return None
+    return float(x)
 
 
 def _interval(estimate: Estimate | None) -> IntervalJson | None:
-    return None if estimate is None else interval_json(estimate)
+    if estimate is None:
+        return None
+    return interval_json(estimate)
 
 
-def _difference(gap: Difference) -> DifferenceJson:
-    ends = msgspec.structs.asdict(interval_json(gap.estimate))
-    return DifferenceJson(**ends, outcome=gap.outcome.value, verdict=gap.verdict)
+def _difference(difference: Difference) -> DifferenceJson:
+    interval = interval_json(difference.estimate)
+    fields = msgspec.structs.asdict(interval)
+    return DifferenceJson(**fields, outcome=difference.outcome.value, verdict=difference.verdict)
 
 
 def _equal_loss(at: TimeAtEqualLoss | None) -> TimeAtEqualLossJson | None:
     if at is None:
         return None
-    return TimeAtEqualLossJson(
-        ratio=_interval(at.ratio),
-        refused=at.refused,
-        outcome=at.outcome.value,
-        seeds_to_show=at.seeds,
-    )
+    ratio = _interval(at.ratio)
+    outcome = at.outcome.value
+    return TimeAtEqualLossJson(ratio=ratio, refused=at.refused, outcome=outcome, seeds_to_show=at.seeds)
 
 
 def _measured(measured: ArmMean) -> MeasuredJson:
-    return MeasuredJson(mean=measured.mean, ratio=_interval(measured.estimate), refused=measured.refused)
+    ratio = _interval(measured.estimate)
+    return MeasuredJson(mean=measured.mean, ratio=ratio, refused=measured.refused)
 
 
 def _reach(reach: Reach) -> ReachJson:
+    ratio = _interval(reach.ratio)
     return ReachJson(
         median=reach.median,
         reached=reach.reached,
         n=reach.n,
         budget=reach.budget,
-        ratio=_interval(reach.ratio),
+        ratio=ratio,
         refused=reach.refused,
     )
 
 
+# --- arms and runs ------------------------------------------------------------------------------------------
+
+
 def _arm(row: ComparedArm) -> ArmJson:
     arm = row.arm
+    against = None
+    if row.against is not None:
+        against = row.against.id
+    difference = None
+    if row.difference is not None:
+        difference = _difference(row.difference)
     to_target = None
     if row.to_target is not None:
         to_target = {axis: _reach(reach) for axis, reach in row.to_target.items()}
+    times = {name: _measured(measured) for name, measured in row.times.items()}
+    changes = dict(row.changes)
+    diverged = sorted({run.seed for run in arm.diverged})
+    equal_loss = _equal_loss(row.equal_loss)
+    params = arm.summary("params") or {}
+    flops_per_token = arm.summary("flops_per_token")
+    flops_basis = arm.summary("flops_basis")
+    tokens = arm.summary("tokens")
+    steps = arm.summary("steps")
+    kernel = arm.summary("kernel") or {}
+    hardware = sorted({run.machine.fingerprint for run in arm.runs})
+    identities = [run.identity for run in arm.all]
     return ArmJson(
         arm=arm.id,
         label=arm.label,
-        against=None if row.against is None else row.against.id,
-        changes=dict(row.changes),
+        against=against,
+        changes=changes,
         n=len(row.seeds),
         seeds=row.seeds,
-        diverged=sorted({run.seed for run in arm.diverged}),
+        diverged=diverged,
         val_loss=row.val_loss,
         val_bpb=row.val_bpb,
-        difference=None if row.difference is None else _difference(row.difference),
-        token_us=_measured(row.times[PACE]),
-        tokens_per_s=_measured(row.times["tokens_per_s"]),
-        step_ms=_measured(row.times["step_ms"]),
-        model_mib=_measured(row.times["model_mib"]),
-        train_s=_measured(row.times["train_s"]),
-        equal_loss=_equal_loss(row.equal_loss),
-        params=arm.summary("params") or {},
-        flops_per_token=arm.summary("flops_per_token"),
-        flops_basis=arm.summary("flops_basis"),
-        tokens=arm.summary("tokens"),
-        steps=arm.summary("steps"),
-        kernel=arm.summary("kernel") or {},
-        hardware=sorted({run.machine.fingerprint for run in arm.runs}),
+        difference=difference,
+        token_us=times[PACE],
+        tokens_per_s=times["tokens_per_s"],
+        step_ms=times["step_ms"],
+        model_mib=times["model_mib"],
+        train_s=times["train_s"],
+        equal_loss=equal_loss,
+        params=params,
+        flops_per_token=flops_per_token,
+        flops_basis=flops_basis,
+        tokens=tokens,
+        steps=steps,
+        kernel=kernel,
+        hardware=hardware,
         to_target=to_target,
         clock_s=row.clock_s,
-        runs=[run.identity for run in arm.all],
+        runs=identities,
     )
 
 
 def _run(run: Record, arm: Arm) -> RunJson:
+    steps = run.summary.get("steps")
+    tokens = run.summary.get("tokens")
+    val_loss = run.value("val_loss")
+    val_bpb = run.value("val_bpb")
+    tokens_per_s = run.value("tokens_per_s")
+    train_s = run.value("train_s")
+    clock_s = run.summary["clock_s"]
+    hardware = dict(run.hardware)
+    imported = dict(run.imported) or None
     return RunJson(
         identity=run.identity,
         name=run.name,
@@ -165,16 +208,16 @@ def _run(run: Record, arm: Arm) -> RunJson:
         label=arm.label,
         seed=run.seed,
         status=run.status,
-        steps=run.summary.get("steps"),
-        tokens=run.summary.get("tokens"),
-        val_loss=run.value("val_loss"),
-        val_bpb=run.value("val_bpb"),
-        tokens_per_s=run.value("tokens_per_s"),
-        train_s=run.value("train_s"),
+        steps=steps,
+        tokens=tokens,
+        val_loss=val_loss,
+        val_bpb=val_bpb,
+        tokens_per_s=tokens_per_s,
+        train_s=train_s,
         curve=run.curve,
-        clock_s=run.summary["clock_s"],
-        hardware=dict(run.hardware),
-        imported=dict(run.imported) or None,
+        clock_s=clock_s,
+        hardware=hardware,
+        imported=imported,
     )
 
 
@@ -182,21 +225,25 @@ def _measurements(comparison: Comparison) -> list[MeasurementJson]:
     """List what the runs measured, each with the arm that it is of here."""
     rows = list[MeasurementJson]()
     for run, arm in comparison.runs:
-        for each in measurements(run):
-            rows.append(measurement_json(replace(each, arm=arm.id)))
+        for measurement in measurements(run):
+            of_arm = replace(measurement, arm=arm.id)
+            rows.append(measurement_json(of_arm))
     return rows
 
 
 def measurement_json(measurement: Measurement) -> MeasurementJson:
     """Return a measurement as JSON has it."""
+    metric = measurement.metric
+    part = measurement.part or msgspec.UNSET
+    why = measurement.why or msgspec.UNSET
     return MeasurementJson(
         arm=measurement.arm,
         repeat=measurement.repeat,
-        metric=measurement.metric.name,
-        unit=measurement.metric.unit,
-        better=measurement.metric.better,
-        part=measurement.part or msgspec.UNSET,
-        why=measurement.why or msgspec.UNSET,
+        metric=metric.name,
+        unit=metric.unit,
+        better=metric.better,
+        part=part,
+        why=why,
         value=measurement.value,
         ending=measurement.ending,
         per=measurement.per,
@@ -206,20 +253,24 @@ def measurement_json(measurement: Measurement) -> MeasurementJson:
 
 
 def _length(arm: Arm) -> LengthJson:
-    return LengthJson(arm=arm.id, steps=arm.config[STEPS], runs=[run.identity for run in arm.runs])
+    steps = arm.config[STEPS]
+    identities = [run.identity for run in arm.runs]
+    return LengthJson(arm=arm.id, steps=steps, runs=identities)
 
 
 def _timing(timing: Timing | None) -> TimingJson | None:
     if timing is None:
         return None
+    seconds = {arm: list(row) for arm, row in timing.seconds.items()}
+    left_out = dict(timing.left_out)
     return TimingJson(
         started=timing.started,
         machine=timing.machine,
         machine_name=timing.machine_name,
         clock=timing.clock,
         rounds=timing.rounds,
-        seconds_per_token={arm: list(row) for arm, row in timing.seconds.items()},
-        left_out=dict(timing.left_out),
+        seconds_per_token=seconds,
+        left_out=left_out,
     )
 
 
@@ -229,48 +280,49 @@ def _timing(timing: Timing | None) -> TimingJson | None:
 def _factors(factors: Factors | None) -> FactorsJson | None:
     if factors is None:
         return None
-    return FactorsJson(
-        seeds=list(factors.seeds),
-        factors=[_factor(factor) for factor in factors.factors],
-        interactions=[_interaction(each) for each in factors.interactions],
-    )
+    seeds = list(factors.seeds)
+    by_key = [_factor(factor) for factor in factors.factors]
+    interactions = [_interaction(interaction) for interaction in factors.interactions]
+    return FactorsJson(seeds=seeds, factors=by_key, interactions=interactions)
 
 
 def _factor(factor: Factor) -> FactorJson:
-    return FactorJson(
-        key=factor.key,
-        baseline=factor.baseline,
-        over=dict(factor.over),
-        levels=[_level(level) for level in factor.levels],
-    )
+    over = dict(factor.over)
+    levels = [_level(level) for level in factor.levels]
+    return FactorJson(key=factor.key, baseline=factor.baseline, over=over, levels=levels)
 
 
 def _level(level: Level) -> LevelJson:
-    return LevelJson(
-        level=level.name,
-        difference=_difference(level.difference),
-        speed=_interval(level.speed),
-        equal_loss=_equal_loss(level.equal_loss),
-    )
+    difference = _difference(level.difference)
+    speed = _interval(level.speed)
+    equal_loss = _equal_loss(level.equal_loss)
+    return LevelJson(level=level.name, difference=difference, speed=speed, equal_loss=equal_loss)
 
 
 def _interaction(interaction: Interaction) -> InteractionJson:
-    ends = msgspec.structs.asdict(interval_json(interaction.estimate))
-    return InteractionJson(**ends, arm=interaction.arm, keys=list(interaction.keys), shown=interaction.shown)
+    interval = interval_json(interaction.estimate)
+    fields = msgspec.structs.asdict(interval)
+    keys = list(interaction.keys)
+    return InteractionJson(**fields, arm=interaction.arm, keys=keys, shown=interaction.shown)
 
 
 def _findings(findings: Findings) -> FindingsJson:
+    rows = [_finding(finding) for finding in findings.found]
     following = None
     if findings.next is not None:
-        following = NextJson(key=findings.next.key, values=list(findings.next.values))
-    return FindingsJson(found=[_finding(finding) for finding in findings.found], next=following)
+        values = list(findings.next.values)
+        following = NextJson(key=findings.next.key, values=values)
+    return FindingsJson(found=rows, next=following)
 
 
 def _finding(finding: Finding) -> FindingJson:
+    over = dict(finding.over)
+    difference = _difference(finding.difference)
+    equal_loss = _equal_loss(finding.equal_loss)
     return FindingJson(
         name=finding.name,
-        over=dict(finding.over),
-        difference=_difference(finding.difference),
+        over=over,
+        difference=difference,
         seeds_to_show=finding.seeds,
-        equal_loss=_equal_loss(finding.equal_loss),
+        equal_loss=equal_loss,
     )

@@ -26,8 +26,9 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.judge.arms import Arm, machines_differ
+from nocap.judge.arms import Arm
 from nocap.judge.cautious import CLOCK_BIAS, between
+from nocap.judge.comparable import machines_differ
 from nocap.judge.interval import Estimate
 from nocap.store.metrics import Ending
 from nocap.store.runs import Record
@@ -47,46 +48,59 @@ class Finish:
 
 
 def race(arm: Curve, baseline: Curve) -> tuple[Finish, Finish]:
-    """Both arms' finishes; their curves have the same seeds in the same order."""
-    ends = [np.asarray(curve[max(curve)], dtype=np.float64) for curve in (arm, baseline)]
-    if ends[0].mean() <= ends[1].mean():
-        return _first(arm, ends[1]), _last(baseline)
-    return _last(arm), _first(baseline, ends[0])
+    """Return both arms' finishes; their curves have the same seeds in the same order."""
+    own = _final(arm)
+    theirs = _final(baseline)
+    if own.mean() <= theirs.mean():
+        return _first(arm, theirs), _last(baseline)
+    return _last(arm), _first(baseline, own)
+
+
+def _final(curve: Curve) -> _Rows:
+    """Return the losses of an arm's longest schedule, (seeds,)."""
+    longest = max(curve)
+    return np.asarray(curve[longest], dtype=np.float64)
 
 
 def _last(curve: Curve) -> Finish:
-    return Finish(steps=[float(max(curve))] * len(curve[max(curve)]))
+    """Return the finish of the arm that takes its longest schedule."""
+    longest = max(curve)
+    return Finish(steps=[float(longest)] * len(curve[longest]))
 
 
 def _first(curve: Curve, target: _Rows) -> Finish:
-    """Of the arm that ends at the target or below. `target`: (seeds,), the other arm's final losses."""
+    """Return the finish of the arm that ends at the target or below. `target`: (seeds,), the other arm's
+    final losses."""
     x, losses = _falling(curve)
-    means, goal = losses.mean(axis=1), float(target.mean())
     if len(x) == 1:  # its loss does not fall with its length
         return Finish(steps=[float(max(curve))] * len(target), ending=Ending.at_most)
+    means = losses.mean(axis=1)
+    goal = float(target.mean())
     after = max(1, int(np.argmax(means <= goal)))
-    # nats that a logarithm of steps buys
-    slope = (means[after - 1] - means[after]) / (x[after] - x[after - 1])
-    share = min(1.0, (goal - means[after]) / (means[after - 1] - means[after]))  # of the shorter one
-    there = share * losses[after - 1] + (1 - share) * losses[after] - target
-    steps = np.exp(
-        share * x[after - 1] + (1 - share) * x[after] + (there - min(0.0, float(there.mean()))) / slope
-    )
-    return Finish(steps=steps.tolist(), ending=Ending.at_most if means[0] <= goal else Ending.measured)
+    before = after - 1
+    fall = means[before] - means[after]
+    slope = fall / (x[after] - x[before])  # nats that a logarithm of steps buys
+    share = min(1.0, (goal - means[after]) / fall)  # of the shorter schedule
+    x_of_mean = share * x[before] + (1 - share) * x[after]
+    above = share * losses[before] + (1 - share) * losses[after] - target
+    excess = above - min(0.0, float(above.mean()))
+    steps = np.exp(x_of_mean + excess / slope)
+    ending = Ending.at_most if means[0] <= goal else Ending.measured
+    return Finish(steps=steps.tolist(), ending=ending)
 
 
 def _falling(curve: Curve) -> tuple[_Rows, _Rows]:
-    """Logarithms of steps and losses, with neighbours merged until their mean losses fall."""
+    """Return logarithms of steps, and losses, with neighbours merged until their mean losses fall."""
     from scipy.optimize import isotonic_regression
 
-    order = sorted(curve)
-    losses = np.array([curve[steps] for steps in order], dtype=np.float64)
+    steps = sorted(curve)
+    x = np.log(np.array(steps, dtype=np.float64))
+    losses = np.array([curve[length] for length in steps], dtype=np.float64)
     edges = isotonic_regression(losses.mean(axis=1), increasing=False).blocks
-    merged = [slice(first, last) for first, last in pairwise(edges)]
-    x = np.log(np.array(order, dtype=np.float64))
-    return np.array([x[block].mean() for block in merged]), np.array(
-        [losses[block].mean(axis=0) for block in merged]
-    )
+    blocks = [slice(first, last) for first, last in pairwise(edges)]
+    merged_x = [x[block].mean() for block in blocks]
+    merged_losses = [losses[block].mean(axis=0) for block in blocks]
+    return np.array(merged_x), np.array(merged_losses)
 
 
 # --- on the curve -------------------------------------------------------------------------------------------
@@ -111,41 +125,63 @@ def reach(arm: Arm, base: Arm, *, goal: float, arms: int = 1) -> dict[str, Reach
 
 
 def _axis(arm: Arm, base: Arm, *, axis: str, goal: float, arms: int) -> Reach:
-    times = _times(arm, axis=axis, goal=goal)
-    base_times = _times(base, axis=axis, goal=goal)
-    reached = sum(time.there for time in times.values())
-    refused = (machines_differ(arm, base) if axis == "train_s" else None) or _without_curve(arm, base, axis)
-    if refused:
-        return Reach(reached=reached, n=len(times), refused=refused)
-    middle = median(time.at if time.there else np.inf for time in times.values()) if times else np.inf
-    seen = Reach(
-        median=float(middle) if np.isfinite(middle) else None,
-        reached=reached,
-        n=len(times),
-        budget=max((time.at for time in times.values()), default=None),
-    )
-    both = [*times.values(), *base_times.values()]
-    if arm is base or not times or not base_times or not all(time.there for time in both):
-        return seen
-    steps = _times(arm, axis="steps", goal=goal)
-    base_steps = _times(base, axis="steps", goal=goal)
+    """Return what one of the axes says."""
+    crossings = _crossings(arm, axis=axis, goal=goal)
+    base_crossings = _crossings(base, axis=axis, goal=goal)
+    own = [*crossings.values()]
+    theirs = [*base_crossings.values()]
+    refused = _refused(arm, base, axis)
+    if refused is not None:
+        reached = sum(crossing.is_reached for crossing in own)
+        return Reach(reached=reached, n=len(own), refused=refused)
+    alone = _alone(own)
+    is_one_sided = arm is base or not own or not theirs
+    if is_one_sided or not all(crossing.is_reached for crossing in (*own, *theirs)):
+        return alone
+    steps = _crossings(arm, axis="steps", goal=goal)
+    base_steps = _crossings(base, axis="steps", goal=goal)
     in_steps = _ratio(steps, base_steps, arms=arms)
-    if (why := too_coarse([*steps.values()], [*base_steps.values()], in_steps)) is not None:
-        return replace(seen, refused=why)
-    open_ = widening([*times.values()], [*base_times.values()])
-    bias = open_ + (CLOCK_BIAS if axis == "train_s" else 0.0)
-    return replace(seen, ratio=_ratio(times, base_times, arms=arms, bias=bias))
+    refused = too_coarse([*steps.values()], [*base_steps.values()], in_steps)
+    if refused is not None:
+        return replace(alone, refused=refused)
+    bias = widening(own, theirs)
+    if axis == "train_s":
+        bias += CLOCK_BIAS
+    return replace(alone, ratio=_ratio(crossings, base_crossings, arms=arms, bias=bias))
+
+
+def _refused(arm: Arm, base: Arm, axis: str) -> str | None:
+    """Say why nothing is said on this axis; `None`: something is."""
+    if axis == "train_s":
+        why = machines_differ(arm, base)
+        if why is not None:
+            return why
+    return _without_curve(arm, base, axis)
+
+
+def _alone(crossings: Sequence[TargetCrossing]) -> Reach:
+    """Return what the crossings of an arm say without a baseline."""
+    if not crossings:
+        return Reach()
+    reached = [crossing.at for crossing in crossings if crossing.is_reached]
+    n = len(crossings)
+    never = [math.inf] * (n - len(reached))
+    middle = median([*reached, *never])
+    known = middle if math.isfinite(middle) else None
+    budget = max(crossing.at for crossing in crossings)
+    return Reach(median=known, reached=len(reached), n=n, budget=budget)
 
 
 def _ratio(
-    times: Mapping[int, TargetCrossing],
-    base_times: Mapping[int, TargetCrossing],
+    crossings: Mapping[int, TargetCrossing],
+    base_crossings: Mapping[int, TargetCrossing],
     *,
     arms: int,
     bias: float = 0.0,
 ) -> Estimate | None:
-    sides = [{seed: time.at for seed, time in side.items()} for side in (times, base_times)]
-    return between(*sides, log=True, bias=bias, comparisons=arms)
+    own = {seed: crossing.at for seed, crossing in crossings.items()}
+    theirs = {seed: crossing.at for seed, crossing in base_crossings.items()}
+    return between(own, theirs, log=True, bias=bias, comparisons=arms)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,24 +191,34 @@ class TargetCrossing:
     at: float
     before: float
     after: float
-    there: bool = True
+    is_reached: bool = True
 
     @classmethod
     def never(cls, budget: float) -> TargetCrossing:
-        return cls(at=budget, before=budget, after=math.inf, there=False)
+        """Return that of a run which did not come to the target."""
+        return cls(at=budget, before=budget, after=math.inf, is_reached=False)
 
 
 def widening(arm: Sequence[TargetCrossing], base: Sequence[TargetCrossing]) -> float:
     """Return how far the logarithm of a ratio may lie from where the crossings are drawn: each run was there
     somewhere between two validations. Endless where the first of them is the start."""
-    early = [_apart([(time.before, time.at) for time in side]) for side in (arm, base)]
-    late = [_apart([(time.at, time.after) for time in side]) for side in (arm, base)]
-    return max(early[0] + late[1], late[0] + early[1])
+    below = _early(arm) + _late(base)
+    above = _late(arm) + _early(base)
+    return max(below, above)
 
 
-def _apart(ends: Sequence[tuple[float, float]]) -> float:
-    """Return the mean logarithm between two ends."""
-    return fmean(math.log(high / low) if low > 0 else math.inf for low, high in ends)
+def _early(crossings: Sequence[TargetCrossing]) -> float:
+    """Return how much earlier than they are drawn runs may have crossed: a mean logarithm."""
+    return fmean(_log_ratio(crossing.at, crossing.before) for crossing in crossings)
+
+
+def _late(crossings: Sequence[TargetCrossing]) -> float:
+    """Return how much later than they are drawn runs may have crossed: a mean logarithm."""
+    return fmean(_log_ratio(crossing.after, crossing.at) for crossing in crossings)
+
+
+def _log_ratio(high: float, low: float) -> float:
+    return math.log(high / low) if low > 0 else math.inf
 
 
 def too_coarse(
@@ -182,15 +228,22 @@ def too_coarse(
     `ratio` is that of the steps."""
     if not math.isfinite(widening(arm, base)):
         return "a run came to the target between its start and its first validation"
-    cadence, base_cadence = (fmean(time.after - time.before for time in side) for side in (arm, base))
-    differ = abs(cadence - base_cadence) / fmean(time.at for time in (*arm, *base))
-    width = math.log(ratio.high / ratio.low) if ratio is not None and ratio.low > 0 else math.inf
-    if differ > width:
+    cadence = _cadence(arm)
+    base_cadence = _cadence(base)
+    middle = fmean(crossing.at for crossing in (*arm, *base))
+    uncertainty = abs(cadence - base_cadence) / middle
+    width = math.inf if ratio is None else _log_ratio(ratio.high, ratio.low)
+    if uncertainty > width:
         return (
             f"validated every {cadence:,.4g} steps there, and the other every {base_cadence:,.4g}: "
             "the answer would be narrower than what lies between"
         )
     return None
+
+
+def _cadence(crossings: Sequence[TargetCrossing]) -> float:
+    """Return the mean distance of the validations around these crossings."""
+    return fmean(crossing.after - crossing.before for crossing in crossings)
 
 
 def _without_curve(arm: Arm, base: Arm, axis: str) -> str | None:
@@ -213,31 +266,37 @@ def crossing(x: Sequence[float], y: Sequence[float], *, target: float) -> Target
 
     The curve is the running minimum of a three-point median, so that one lucky validation does not count.
     """
-    curve = np.asarray(y, dtype=np.float64)
-    wide = np.pad(curve, 1, mode="edge")
-    curve = np.minimum.accumulate(np.median(np.stack([wide[:-2], wide[1:-1], wide[2:]]), axis=0))
+    curve = _smooth(y)
     reached = np.flatnonzero(curve <= target)
     if not len(reached):
         return None
     i = int(reached[0])
     if i == 0:
         return TargetCrossing(at=float(x[0]), before=0.0, after=float(x[0]))
-    at = float(np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]]))
-    return TargetCrossing(at=at, before=float(x[i - 1]), after=float(x[i]))
+    at = np.interp(target, [curve[i], curve[i - 1]], [x[i], x[i - 1]])
+    return TargetCrossing(at=float(at), before=float(x[i - 1]), after=float(x[i]))
 
 
-def _times(arm: Arm, *, axis: str, goal: float) -> dict[int, TargetCrossing]:
+def _smooth(y: Sequence[float]) -> _Rows:
+    """Return the running minimum of a three-point median."""
+    padded = np.pad(np.asarray(y, dtype=np.float64), 1, mode="edge")
+    triples = np.stack([padded[:-2], padded[1:-1], padded[2:]])
+    return np.minimum.accumulate(np.median(triples, axis=0))
+
+
+def _crossings(arm: Arm, *, axis: str, goal: float) -> dict[int, TargetCrossing]:
     """Return where each seed came to the goal, or that it never did. A seed that ran twice counts with its
     first run."""
     by_seed: dict[int, TargetCrossing] = {}
     for run in arm.all:
         x = _curve(run, axis)
         if x and run.seed not in by_seed:
-            there = crossing(x, run.curve.val_loss, target=goal)
-            by_seed[run.seed] = there or TargetCrossing.never(max(x))
+            reached = crossing(x, run.curve.val_loss, target=goal)
+            by_seed[run.seed] = reached or TargetCrossing.never(max(x))
     # A run that diverged will never reach it: its budget is the arm's. It may have no curve, either.
-    longest = TargetCrossing.never(max((time.at for time in by_seed.values()), default=0.0))
+    budget = max((each.at for each in by_seed.values()), default=0.0)
+    never = TargetCrossing.never(budget)
     for run in arm.diverged:
-        if not by_seed.get(run.seed, longest).there:
-            by_seed[run.seed] = longest
+        if not by_seed.get(run.seed, never).is_reached:
+            by_seed[run.seed] = never
     return by_seed

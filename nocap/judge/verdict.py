@@ -76,31 +76,34 @@ class Gain:
 
     @property
     def analysis(self) -> int:
+        """Return the number of the analysis that it is of; 0: there are too few pairs for the first."""
         return analysis_of(len(self.least))
 
     @property
     def enough(self) -> bool:
-        return bool(self.least) if self.per is Per.exact else self.analysis > 0
+        """Say whether it has an interval: one count, or the pairs of an analysis."""
+        if self.per is Per.exact:
+            return bool(self.least)
+        return self.analysis > 0
 
     @property
     def measured(self) -> bool:
-        return tuple(self.least) == tuple(self.most) and all(map(math.isfinite, self.least))
+        """Say whether each pair's gain is a number, and not only bounded."""
+        are_bounds_equal = tuple(self.least) == tuple(self.most)
+        return are_bounds_equal and all(map(math.isfinite, self.least))
 
     def interval(self) -> Estimate:
-        """Its middle is not a number where a run diverged, or steps are only bounded."""
+        """Return its interval, whose middle is not a number where a run diverged, or steps are only
+        bounded."""
         if self.per is Per.exact:
             value = self.least[0]
             return Estimate(mid=value, low=value, high=value, n=1, method="counted")
         if self.measured:
             return self._of(self.least)
-        low = -math.inf if -math.inf in self.least or len(set(self.least)) == 1 else self._of(self.least).low
-        return Estimate(
-            mid=math.nan,
-            low=low,
-            high=self._high(),
-            n=len(self.least),
-            method="pairs, some without an end",
-        )
+        low = self._low()
+        high = self._high()
+        n = len(self.least)
+        return Estimate(mid=math.nan, low=low, high=high, n=n, method="pairs, some without an end")
 
     def shown(self) -> Estimate | None:
         """Return its interval as it is told: a ratio where its scale has one, and of what is a ratio to the
@@ -110,7 +113,18 @@ class Gain:
         interval = self.interval()
         if self.metric.relative:
             interval = replace(interval, mid=-interval.mid, low=-interval.high, high=-interval.low)
-        return interval.exp() if is_log(self.metric, self.scale) else interval
+        if is_log(self.metric, self.scale):
+            return interval.exp()
+        return interval
+
+    def _low(self) -> float:
+        """Return the lower end where not all pairs are measured."""
+        if -math.inf in self.least:
+            return -math.inf
+        # bounds that are equal say nothing of the noise
+        if len(set(self.least)) == 1:
+            return -math.inf
+        return self._of(self.least).low
 
     def _high(self) -> float:
         """Return the upper end where not all pairs are measured."""
@@ -124,7 +138,8 @@ class Gain:
         return self._of(self.most).high
 
     def _of(self, values: Sequence[float]) -> Estimate:
-        """By Student where a seed repeats it, else by the cautious rule; a declared noise narrows either."""
+        """Return the interval of these values: Student's where a seed repeats them, else the cautious one. A
+        declared noise narrows either."""
         if self.metric.kind is not Kind.seed:
             return cautious.of_pairs(values, declared=self.declared, bias=self.bias, analysis=self.analysis)
         alone = of_pairs(values, look=self.analysis)
@@ -135,7 +150,7 @@ class Gain:
         return around(alone.mid, half, n=alone.n, sd=alone.sd, method=method)
 
     def place(self) -> int:
-        """Of its interval to what was stated."""
+        """Return where its interval lies to what was stated, as `Estimate.place` has it."""
         return self.interval().place(*self.ends)
 
     def more(self) -> int | None:
@@ -144,18 +159,23 @@ class Gain:
         if not self.measured or not self.enough or self.place() != 2:
             return None
         estimate = self.interval()
-        outside = [
-            end for end, side in zip(self.ends, (-1, 1), strict=True) if (estimate.mid - end) * side > 0
-        ]
-        distance = min(abs(estimate.mid - end) for end in (outside or self.ends))
-        wanted = pairs_to_decide(
-            distance,
-            sd=estimate.sd,
-            n=len(self.least),
-            width=width_of(self.metric, self.declared),
-            bias=self.bias,
-        )
-        return None if wanted is None else wanted - len(self.least)
+        n = len(self.least)
+        distance = self._distance(estimate.mid)
+        width = width_of(self.metric, self.declared)
+        wanted = pairs_to_decide(distance, sd=estimate.sd, n=n, width=width, bias=self.bias)
+        if wanted is None:
+            return None
+        return wanted - n
+
+    def _distance(self, mid: float) -> float:
+        """Return how far a mean lies from what would decide: the end of the statement that it is beyond, or,
+        where it lies within, the nearer end."""
+        low, high = self.ends
+        if mid < low:
+            return abs(mid - low)
+        if mid > high:
+            return abs(mid - high)
+        return min(abs(mid - low), abs(mid - high))
 
 
 def _width(metric: Metric, declared: Declared | None, sd: float, n: int, analysis: int) -> tuple[float, bool]:
@@ -171,7 +191,12 @@ def _width(metric: Metric, declared: Declared | None, sd: float, n: int, analysi
 
 def width_of(metric: Metric, declared: Declared | None) -> Width:
     """Return how wide the interval of a gain in this metric is, for any spread, number of pairs and look."""
-    return lambda sd, n, look: _width(metric, declared, sd, n, look)[0]
+
+    def width(sd: float, n: int, look: int) -> float:
+        half, _ = _width(metric, declared, sd, n, look)
+        return half
+
+    return width
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,6 +222,7 @@ class Verdict:
 
     @property
     def n(self) -> int:
+        """Return the number of pairs."""
         return len(self.primary.least)
 
     @property
@@ -206,17 +232,47 @@ class Verdict:
 
     @property
     def failed(self) -> list[str]:
+        """List the metrics of the guards whose margin is exceeded."""
         return [guard.metric.name for guard in self.guards if guard.enough and guard.place() == -1]
 
     def more(self) -> dict[str, int] | None:
-        """What would decide: seeds, sessions or both."""
+        """Return how many more seeds, sessions or both would decide; `None`: it is decided, or no number
+        would."""
+        if self.word is not Word.inconclusive:
+            return None
         wanted: dict[str, int] = {}
-        for gain in (self.primary, *self.guards) if self.word is Word.inconclusive else ():
-            if gain.enough and gain.place() == 2:
-                if (n := gain.more()) is None:
-                    return None
-                wanted[gain.per.value] = max(n, wanted.get(gain.per.value, 0))
+        for gain in (self.primary, *self.guards):
+            if not gain.enough or gain.place() != 2:
+                continue
+            more = gain.more()
+            if more is None:
+                return None
+            repeats = gain.per.value
+            wanted[repeats] = max(more, wanted.get(repeats, 0))
         return wanted or None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Statement:
+    """A gain that a claim states, or the most that a guard may lose."""
+
+    metric: Metric
+    scale: Scale
+    ends: tuple[float, float]
+    arms: Sequence[str]  # the claim's, and the one it is compared with; of a value the claim's alone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pairs:
+    """The pairs of the last analysis, and what the next one misses."""
+
+    per: Per
+    rows: Sequence[Sequence[Measurement]]  # of each pair a measurement for each arm
+    missing: Sequence[Missing]
+
+
+# arm, metric and repeat → what was measured
+_Known = Mapping[tuple[str, str, int], Measurement]
 
 
 def judge(
@@ -227,184 +283,268 @@ def judge(
     at: str,
     noise: Mapping[str, Declared] | None = None,
 ) -> Verdict:
-    """A claim at one scale of its study, with all measurements of its arm and of the arm it is compared with.
-    `noise`: metric → the noise of a pair's gain that was declared at this scale.
+    """Return the verdict on a claim at one scale of its study, from all measurements of its arm and of the
+    arm it is compared with. `noise`: metric → the noise of a pair's gain that was declared at this scale.
 
     Errors:
         ValueError: a guard has no margin for the scale; a ratio of numbers that are not above 0.
     """
     known = {(m.arm, m.metric.name, m.repeat): m for m in measurements}
-    stated = [(METRICS[claim.metric], claim.scale, _ends(claim))]
-    for guard in claim.guards:
-        metric, margin = METRICS[guard.metric], guard.margin(at)
-        stated.append((metric, guard.scale, (-_scaled(metric, guard.scale, margin), math.inf)))
-    gains, missing, used = list[Gain](), list[Missing](), list[Measurement]()
-    for metric, scale, ends in stated:
-        # a claim about a value has no baseline, its guards have one
-        alone = metric.name == claim.metric and claim.scale is Scale.value
-        sides = [claim.arm] if alone else [claim.arm, against]
-        pairs, lost, per = _pairs(metric, sides, claim, known)
-        missing += lost
-        used += [m for pair in pairs for m in pair]
-        ranges = [_range(metric, scale, *pair) for pair in pairs]
-        gains.append(_gain(metric, scale, per, ranges, ends, pairs, (noise or {}).get(metric.name)))
+    declared = noise or {}
+    gains = list[Gain]()
+    missing = dict[Missing, None]()
+    used = list[Measurement]()
+    for statement in _statements(claim, against, at):
+        pairs = _pairs(statement, claim.seeds, known)
+        gains.append(_gain(statement, pairs, declared.get(statement.metric.name)))
+        missing |= dict.fromkeys(pairs.missing)
+        for row in pairs.rows:
+            used += row
     primary, *guards = gains
-    refused = next((m.why for m in used if m.ending is Ending.refused), None)
-    if all(gain.enough for gain in gains):
-        word, reason = _decide(claim, primary, guards)
-    else:
-        word, reason = Word.inconclusive, Reason.missing
-    if refused is not None and reason is Reason.undecided:
+    why = _why_refused(used)
+    word, reason = _word(claim, primary, guards)
+    if why is not None and reason is Reason.undecided:
         reason = Reason.refused
-    bound = claim.mechanism.bound
-    limit = math.inf if bound is None else _stated(METRICS[claim.metric], claim.scale, bound)
     return Verdict(
         word=word,
         reason=reason,
         primary=primary,
         guards=guards,
-        beyond_bound=primary.enough and primary.interval().low > limit + ROUNDING,
-        missing=list(dict.fromkeys(missing)) if reason is Reason.missing else [],
-        endings={
-            ending: list(
-                dict.fromkeys(f"{m.arm}, {m.per.value} {m.repeat}" for m in used if m.ending is ending)
-            )
-            for ending in (Ending.at_most, Ending.diverged)
-        },
-        refused=refused if reason is Reason.refused else None,
+        beyond_bound=_is_beyond_bound(claim, primary),
+        missing=list(missing) if reason is Reason.missing else [],
+        endings={ending: _with_ending(used, ending) for ending in (Ending.at_most, Ending.diverged)},
+        refused=why if reason is Reason.refused else None,
     )
 
 
-def _decide(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Reason | None]:
+def _statements(claim: Claim, against: str, at: str) -> list[_Statement]:
+    """List what the claim states: its gain, then what its guards allow at a scale of the study. A claim about
+    a value has no baseline, its guards have one."""
+    both = [claim.arm, against]
+    arms = [claim.arm] if claim.scale is Scale.value else both
+    metric = METRICS[claim.metric]
+    statements = [_Statement(metric=metric, scale=claim.scale, ends=_ends(claim), arms=arms)]
+    for guard in claim.guards:
+        metric = METRICS[guard.metric]
+        margin = _scaled(metric, guard.scale, guard.margin(at))
+        ends = (-margin, math.inf)
+        statements.append(_Statement(metric=metric, scale=guard.scale, ends=ends, arms=both))
+    return statements
+
+
+def _why_refused(used: Sequence[Measurement]) -> str | None:
+    """Return why the first measurement that is refused is so; `None`: none is."""
+    for measurement in used:
+        if measurement.ending is Ending.refused:
+            return measurement.why
+    return None
+
+
+def _word(claim: Claim, primary: Gain, guards: Sequence[Gain]) -> tuple[Word, Reason | None]:
+    if not all(gain.enough for gain in (primary, *guards)):
+        return Word.inconclusive, Reason.missing
     more_is_better = claim.scale is not Scale.value or METRICS[claim.metric].better is Better.higher
-    return decide(
-        primary.place(),
-        [guard.place() for guard in guards],
-        above_refutes=claim.two_sided or not more_is_better,
-    )
+    places = [guard.place() for guard in guards]
+    return decide(primary.place(), places, above_refutes=claim.two_sided or not more_is_better)
 
 
 def decide(place: int, guards: Sequence[int], *, above_refutes: bool = False) -> tuple[Word, Reason | None]:
-    """The word for where an interval lies to what was stated (`Estimate.place`), and each guard's to its
-    margin."""
+    """Return the word for where an interval lies to what was stated (`Estimate.place`), and each guard's to
+    its margin."""
     if -1 in guards:
         return Word.refuted, Reason.guard
     if place == -1:
         return Word.refuted, Reason.below
     if place == 1 and above_refutes:
         return Word.refuted, Reason.above
-    if place in (0, 1) and all(guard in (0, 1) for guard in guards):
-        return (Word.exceeded if place == 1 else Word.confirmed), None
-    return Word.inconclusive, Reason.undecided
+    if place == 2 or 2 in guards:
+        return Word.inconclusive, Reason.undecided
+    if place == 1:
+        return Word.exceeded, None
+    return Word.confirmed, None
+
+
+def _is_beyond_bound(claim: Claim, primary: Gain) -> bool:
+    """Say whether the gain lies wholly above what arithmetic allows."""
+    bound = claim.mechanism.bound
+    if bound is None or not primary.enough:
+        return False
+    limit = _stated(METRICS[claim.metric], claim.scale, bound)
+    return primary.interval().low > limit + ROUNDING
+
+
+def _with_ending(used: Sequence[Measurement], ending: Ending) -> list[str]:
+    """Name the measurements that ended so, each once."""
+    names = dict[str, None]()
+    for measurement in used:
+        if measurement.ending is ending:
+            names[f"{measurement.arm}, {measurement.per.value} {measurement.repeat}"] = None
+    return list(names)
 
 
 # --- pairs --------------------------------------------------------------------------------------------------
 
 
-def _pairs(
-    metric: Metric, sides: Sequence[str], claim: Claim, known: Mapping[tuple[str, str, int], Measurement]
-) -> tuple[list[list[Measurement]], list[Missing], Per]:
-    """The pairs of the last analysis, what the next one misses, and what they are. Pairs count in their
-    order, none is passed over."""
-    per = next((m.per for m in known.values() if m.metric is metric), Per.seed)
-    timed = sorted({repeat for arm, name, repeat in known if name == metric.name and arm in sides})
-    repeats = claim.seeds if per is Per.seed else timed
-    whole = list[list[Measurement]]()
+def _pairs(statement: _Statement, seeds: Sequence[int], known: _Known) -> _Pairs:
+    """Return the pairs of the last analysis and what the next one misses. Pairs count in their order, none is
+    passed over."""
+    metric = statement.metric
+    per = _per_of(metric, known)
+    repeats = seeds if per is Per.seed else _sessions(statement, known)
+    rows = list[list[Measurement]]()
     missing = list[Missing]()
     for repeat in repeats:
-        row = [known.get((arm, metric.name, repeat)) for arm in sides]
-        missing = [
-            Missing(metric=metric.name, arm=arm, per=per.value, repeat=repeat)
-            for arm, m in zip(sides, row, strict=True)
-            if m is None
-        ]
-        if missing:
+        keys = [(arm, metric.name, repeat) for arm in statement.arms]
+        row = [known[key] for key in keys if key in known]
+        if len(row) < len(statement.arms):
+            missing = [each for each in _needed(statement, per, repeat) if _key(each) not in known]
             break
-        whole.append([m for m in row if m is not None])
+        rows.append(row)
     if per is Per.exact:
-        return whole[:1], missing, per
-    if not missing and len(whole) < LEAST_PAIRS:
-        wanted = range(len(whole) + 1, LEAST_PAIRS + 1)
-        missing = [
-            Missing(metric=metric.name, arm=arm, per=per.value, repeat=n) for n in wanted for arm in sides
-        ]
-    size = analysis_of(len(whole))
-    return (whole[: analyses()[size - 1]] if size else whole), missing, per
+        return _Pairs(per=per, rows=rows[:1], missing=missing)
+    if not missing:
+        for repeat in range(len(rows) + 1, LEAST_PAIRS + 1):
+            missing += _needed(statement, per, repeat)
+    analysis = analysis_of(len(rows))
+    if analysis:
+        rows = rows[: analyses()[analysis - 1]]
+    return _Pairs(per=per, rows=rows, missing=missing)
 
 
-def _gain(
-    metric: Metric,
-    scale: Scale,
-    per: Per,
-    ranges: Sequence[tuple[float, float]],
-    ends: tuple[float, float],
-    pairs: Sequence[Sequence[Measurement]],
-    declared: Declared | None,
-) -> Gain:
-    """With what narrows and what widens its interval. A declared noise is a difference for losses and a log
-    ratio for the rest; the metric's own size in these pairs translates one into the other. It says nothing of
-    one arm's own value."""
-    values = [abs(m.value) for pair in pairs for m in pair if m.value]
-    level = fmean(values) if values else 1.0
-    unit = level if scale is Scale.difference else 1 / level
-    as_difference = metric.made_by == "train" and metric.unit.startswith(("nats", "bits"))
-    if declared is not None and as_difference is not (scale is Scale.difference):
-        declared = Declared(sd=declared.sd * unit, df=declared.df, source=declared.source)
-    clock = metric.kind is Kind.clock and scale is not Scale.value
-    bias = CLOCK_BIAS * (level if scale is Scale.difference else 1) if clock else 0.0
-    least, most = [x for x, _ in ranges], [x for _, x in ranges]
-    narrowed = None if scale is Scale.value else declared
+def _per_of(metric: Metric, known: _Known) -> Per:
+    """Return what repeats a metric: a seed where nothing of it was measured yet."""
+    for measurement in known.values():
+        if measurement.metric is metric:
+            return measurement.per
+    return Per.seed
+
+
+def _sessions(statement: _Statement, known: _Known) -> list[int]:
+    """List the sessions, in their order, in which one of the arms was measured."""
+    name = statement.metric.name
+    sessions = {repeat for arm, metric, repeat in known if metric == name and arm in statement.arms}
+    return sorted(sessions)
+
+
+def _needed(statement: _Statement, per: Per, repeat: int) -> list[Missing]:
+    """List the measurements that a pair needs."""
+    name = statement.metric.name
+    return [Missing(metric=name, arm=arm, per=per.value, repeat=repeat) for arm in statement.arms]
+
+
+def _key(missing: Missing) -> tuple[str, str, int]:
+    return missing.arm, missing.metric, missing.repeat
+
+
+def _gain(statement: _Statement, pairs: _Pairs, declared: Declared | None) -> Gain:
+    """Return the gain with what narrows and what widens its interval."""
+    metric = statement.metric
+    scale = statement.scale
+    least = list[float]()
+    most = list[float]()
+    for row in pairs.rows:
+        low, high = _range(metric, scale, *row)
+        least.append(low)
+        most.append(high)
+    size = _mean_size(pairs)
+    noise = None
+    bias = 0.0
+    if scale is not Scale.value:  # a noise of pairs says nothing of one arm's own value
+        noise = _in_unit_of(statement, declared, size)
+        if metric.kind is Kind.clock:
+            bias = CLOCK_BIAS * (size if scale is Scale.difference else 1)
     return Gain(
-        metric=metric, scale=scale, per=per, least=least, most=most, ends=ends, declared=narrowed, bias=bias
+        metric=metric,
+        scale=scale,
+        per=pairs.per,
+        least=least,
+        most=most,
+        ends=statement.ends,
+        declared=noise,
+        bias=bias,
     )
+
+
+def _mean_size(pairs: _Pairs) -> float:
+    """Return the mean size of what was measured in these pairs; 1 where nothing was."""
+    sizes = list[float]()
+    for row in pairs.rows:
+        sizes += [abs(measurement.value) for measurement in row if measurement.value]
+    return fmean(sizes) if sizes else 1.0
+
+
+def _in_unit_of(statement: _Statement, declared: Declared | None, size: float) -> Declared | None:
+    """Return a declared noise in the unit of the statement. It is a difference for losses and a log ratio for
+    the rest; the metric's own size translates one into the other."""
+    if declared is None:
+        return None
+    metric = statement.metric
+    needs_difference = statement.scale is Scale.difference
+    is_difference = metric.made_by == "train" and metric.unit.startswith(("nats", "bits"))
+    if is_difference is needs_difference:
+        return declared
+    factor = size if needs_difference else 1 / size
+    return Declared(sd=declared.sd * factor, df=declared.df, source=declared.source)
 
 
 def _range(
     metric: Metric, scale: Scale, arm: Measurement, baseline: Measurement | None = None
 ) -> tuple[float, float]:
-    """The least and the most that one pair's gain can be."""
-    bounded = Ending.at_most in [m.ending for m in (arm, baseline) if m is not None]
-    require(
-        not bounded or metric.name in TO_TARGET, metric.name, "be about a target to have a most", arm.value
-    )
+    """Return the least and the most that one pair's gain can be."""
+    is_at_most = arm.ending is Ending.at_most
+    is_base_at_most = baseline is not None and baseline.ending is Ending.at_most
+    fits = metric.name in TO_TARGET or not (is_at_most or is_base_at_most)
+    require(fits, metric.name, "be about a target to have a most", arm.value)
     if baseline is None:
-        if arm.value is None:
-            return -math.inf, math.inf  # a value has no worst
-        value = _scaled(metric, scale, arm.value)
-        return -math.inf if bounded else value, value
+        return _range_of_value(metric, scale, arm)
     if baseline.value is None:
         return -math.inf, math.inf
     if arm.ending is Ending.refused:
         return -math.inf, math.nan  # finite, and not known
     if arm.value is None:
         return -math.inf, -math.inf
-    better, worse = (
-        (arm.value, baseline.value) if metric.better is Better.higher else (baseline.value, arm.value)
-    )
-    gain = _scaled(metric, scale, better) - _scaled(metric, scale, worse)
-    return (
-        -math.inf if baseline.ending is Ending.at_most else gain,
-        math.inf if arm.ending is Ending.at_most else gain,
-    )
+    if metric.better is Better.higher:
+        gain = _scaled(metric, scale, arm.value) - _scaled(metric, scale, baseline.value)
+    else:
+        gain = _scaled(metric, scale, baseline.value) - _scaled(metric, scale, arm.value)
+    least = -math.inf if is_base_at_most else gain
+    most = math.inf if is_at_most else gain
+    return least, most
 
 
-def _scaled(metric: Metric, scale: Scale, x: float) -> float:
-    if not is_log(metric, scale):
-        return x
-    require(x > 0, metric.name, f"be above 0 for a {scale.value}", x)
-    return math.log(x)
+def _range_of_value(metric: Metric, scale: Scale, arm: Measurement) -> tuple[float, float]:
+    """Return the least and the most that an arm's own value can be."""
+    if arm.value is None:
+        return -math.inf, math.inf  # a value has no worst
+    value = _scaled(metric, scale, arm.value)
+    if arm.ending is Ending.at_most:
+        return -math.inf, value
+    return value, value
 
 
-def _stated(metric: Metric, scale: Scale, x: float) -> float:
-    """Return what a claim states as a gain on its scale."""
-    return -_scaled(metric, scale, x) if metric.relative else _scaled(metric, scale, x)
+# --- what was stated ----------------------------------------------------------------------------------------
 
 
 def _ends(claim: Claim) -> tuple[float, float]:
     """Return the stated gain; an open end is endless."""
     metric = METRICS[claim.metric]
-    low, high = reversed(claim.expected) if metric.relative else claim.expected
-    return (
-        -math.inf if low is None else _stated(metric, claim.scale, low),
-        math.inf if high is None else _stated(metric, claim.scale, high),
-    )
+    low, high = claim.expected
+    if metric.relative:  # of a time over the baseline's, the higher is the lower gain
+        low, high = high, low
+    least = -math.inf if low is None else _stated(metric, claim.scale, low)
+    most = math.inf if high is None else _stated(metric, claim.scale, high)
+    return least, most
+
+
+def _stated(metric: Metric, scale: Scale, x: float) -> float:
+    """Return what a claim states as a gain on its scale."""
+    gain = _scaled(metric, scale, x)
+    return -gain if metric.relative else gain
+
+
+def _scaled(metric: Metric, scale: Scale, x: float) -> float:
+    """Return a number on a scale: its logarithm where gains are logarithms."""
+    if not is_log(metric, scale):
+        return x
+    require(x > 0, metric.name, f"be above 0 for a {scale.value}", x)
+    return math.log(x)

@@ -22,7 +22,8 @@ from nocap.config.run import Run
 from nocap.config.trainer import Trainer
 from nocap.data.batches import target_bytes, val_windows
 from nocap.data.tokenizer import token_bytes
-from nocap.judge.arms import arm_key, short_keys, spell
+from nocap.judge.arms import arm_key, spell
+from nocap.judge.labels import short_keys
 from nocap.launch.plan import Asked, Plan
 from nocap.options.tracker import RunFacts
 from nocap.store import lease

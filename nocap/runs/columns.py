@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.keys import require
-from nocap.judge.arms import has, spell
+from nocap.judge.arms import spell
+from nocap.judge.labels import has
 from nocap.store import lease
 from nocap.store.formats import BYTES, NONE, count, duration, shorten, size, whole
 from nocap.store.metrics import METRICS, OF_A_RUN, moment

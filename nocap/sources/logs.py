@@ -20,7 +20,7 @@ import yaml
 
 from nocap.config.keys import flat, line_of, require
 from nocap.config.paths import expanded
-from nocap.judge.arms import EQUAL_TIME, one_budget
+from nocap.judge.comparable import EQUAL_TIME, one_budget
 from nocap.sources import naming
 from nocap.sources.columns import Columns
 from nocap.sources.files import LogFile, of_paths

@@ -1,6 +1,6 @@
 """The registry of metrics: what is measured, its unit, which way is better, where its noise comes from, how
-it is shown and where a run's record has it. There is no other table of metrics. And one measurement, whoever
-made it: train, bench, profile, generate or study."""
+it is shown and where a run's record has it. There is no other table of metrics. A `Measurement` is a value of
+one of them, whoever made it: train, bench, profile, generate or study."""
 
 from __future__ import annotations
 
@@ -61,20 +61,26 @@ FASTER_TO_TARGET = Wording(
 
 
 def _less(noun: str) -> Wording:
-    """Say how a metric of something that is used, such as memory, changes."""
-    return Wording(
-        better=f"less {noun}", worse=f"more {noun}", times=f"the {noun}", no_worse=f"no more {noun}"
-    )
+    """Return the wording for an amount, such as memory."""
+    better = f"less {noun}"
+    worse = f"more {noun}"
+    times = f"the {noun}"
+    no_worse = f"no more {noun}"
+    return Wording(better=better, worse=worse, times=times, no_worse=no_worse)
 
 
 def _fewer(noun: str) -> Wording:
+    """Return the wording for a number of things, such as steps."""
     return replace(_less(noun), better=f"fewer {noun}")
 
 
 def _lower(noun: str) -> Wording:
-    return Wording(
-        better=f"lower {noun}", worse=f"higher {noun}", times=f"the {noun}", no_worse=f"no higher {noun}"
-    )
+    """Return the wording for a level, such as a loss."""
+    better = f"lower {noun}"
+    worse = f"higher {noun}"
+    times = f"the {noun}"
+    no_worse = f"no higher {noun}"
+    return Wording(better=better, worse=worse, times=times, no_worse=no_worse)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +88,7 @@ class Metric:
     name: str  # everywhere: in claims, in columns, in JSON
     title: str
     unit: str
-    better: Better
+    better: Better = Better.lower
     kind: Kind
     made_by: str  # train, clock, or the kind of session: steps, parts, lengths, decoding
     wording: Wording | None = None  # None: claims state its value alone
@@ -102,132 +108,146 @@ class Metric:
         return self.kind is Kind.clock and self.unit in ("tokens/s", "ms", "s")
 
 
-_OF_TRAINING = [
+METRICS: dict[str, Metric] = {}  # by name, in the order in which messages list them
+
+
+def _define(metric: Metric) -> None:
+    METRICS[metric.name] = metric
+
+
+# Of a training.
+_define(
     Metric(
         name="val_loss",
         title="validation loss",
         unit="nats/token",
-        better=Better.lower,
         kind=Kind.seed,
         made_by="train",
         wording=_lower("loss"),
         show=loss,
         path=("val_loss",),
         curve="val/loss",
-    ),
+    )
+)
+_define(
     Metric(
         name="val_bpb",
         title="validation bits per byte",
         unit="bits/byte",
-        better=Better.lower,
         kind=Kind.seed,
         made_by="train",
         wording=_lower("bits/byte"),
         show=loss,
         path=("val_bpb",),
         curve="val/bpb",
-    ),
+    )
+)
+_define(
     Metric(
         name="steps_to_target",
         title="steps to the target loss",
         unit="steps",
-        better=Better.lower,
         kind=Kind.seed,
         made_by="train",
         wording=_fewer("steps"),
         show=whole,
-    ),
+    )
+)
+_define(
     Metric(
         name="time_to_target_s",
         title="time to the target loss",
         unit="s",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="train",
         wording=FASTER_TO_TARGET,
         show=duration,
-    ),
-    # for the loss that the arm reaches; of a seed by the delta method (`judge.equal_loss`)
+    )
+)
+# for the loss that the arm reaches; of a seed by the delta method (`judge.equal_loss`)
+_define(
     Metric(
         name="time_at_equal_loss",
         title="time at equal loss",
         unit=OF_BASELINE,
-        better=Better.lower,
         kind=Kind.seed,
         made_by="train",
         wording=_less("time"),
-    ),
-]
+    )
+)
 # Of a run, which is not interleaved with others: no claim may be about these.
-_OF_ITS_CLOCK = [
+_define(
     Metric(
         name="train_s",  # made of lines of the clock
         title="training time",
         unit="s",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="clock",
         wording=FASTER,
         show=duration,
-    ),
+    )
+)
+_define(
     Metric(
         name="token_us",  # of training; on a CPU in CPU time
         title="time a token",
         unit="µs",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="clock",
         wording=FASTER,
         path=("token_us",),
         curve="perf/token_us",
-    ),
+    )
+)
+_define(
     Metric(
         name="model_mib",
         title="the model's memory",
         unit="MiB",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="clock",
         wording=_less("memory"),
         show=whole,
         path=("memory_mib", "model"),
         curve="memory/model_mib",
-    ),
-]
+    )
+)
 # Of a raced command, whatever it is.
-_OF_A_COMMAND = [
+_define(
     Metric(
         name="wall_s",
         title="wall-clock",
         unit="s",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="command",
         wording=_less("time"),
         show=duration,
-    ),
+    )
+)
+_define(
     Metric(
         name="cpu_s",
         title="CPU time",
         unit="s",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="command",
         wording=_less("CPU time"),
         show=duration,
-    ),
+    )
+)
+_define(
     Metric(
         name="peak_mib",  # as it was sampled
         title="peak MiB",
         unit="MiB",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="command",
         wording=_less("memory"),
         show=whole,
-    ),
-]
-_OF_STEPS = [
+    )
+)
+# Of steps.
+_define(
     Metric(
         name="tokens_per_s",
         title="tokens/s",
@@ -239,52 +259,56 @@ _OF_STEPS = [
         show=whole,
         path=("tokens_per_s",),
         curve="perf/tokens_per_s",
-    ),
+    )
+)
+_define(
     Metric(
         name="step_ms",
         title="step time",
         unit="ms",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="steps",
         wording=_less("time"),
         path=("step_ms", "median"),
         curve="perf/step_ms",
-    ),
+    )
+)
+_define(
     Metric(
         name="memory_mib",  # a GPU's peak; on a CPU counted
         title="memory",
         unit="MiB",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="steps",
         wording=_less("memory"),
         show=whole,
-    ),
+    )
+)
+_define(
     Metric(
         name="params",
         title="parameters",
         unit="parameters",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="steps",
         wording=_fewer("parameters"),
         show=count,
         path=("params", "total"),
-    ),
+    )
+)
+_define(
     Metric(
         name="kv_bytes",
         title="KV cache per token",
         unit="bytes/token",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="steps",
         wording=_less("cache"),
         show=whole,
-    ),
-]
+    )
+)
 # Over the `parts` of a claim.
-_OF_PARTS = [
+_define(
     Metric(
         name="share",
         title="share of the time",
@@ -292,46 +316,51 @@ _OF_PARTS = [
         better=Better.neither,
         kind=Kind.clock,
         made_by="parts",
-    ),
+    )
+)
+_define(
     Metric(
         name="part_ms",
         title="time",
         unit="ms",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="parts",
         wording=FASTER,
-    ),
+    )
+)
+_define(
     Metric(
         name="part_mib",
         title="memory kept for the backward",
         unit="MiB",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="parts",
         wording=_less("memory"),
-    ),
+    )
+)
+_define(
     Metric(
         name="part_params",
         title="parameters",
         unit="parameters",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="parts",
         wording=_fewer("parameters"),
         show=count,
-    ),
+    )
+)
+_define(
     Metric(
         name="held_mib",  # by parts of memory: parameters, gradients, optimizer, activations
         title="MiB held",
         unit="MiB",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="parts",
         wording=_less("memory"),
-    ),
-]
-_OF_LENGTHS = [
+    )
+)
+# Over several lengths of the sequence.
+_define(
     Metric(
         name="exponent",
         title="exponent of attention's time in T",
@@ -339,9 +368,10 @@ _OF_LENGTHS = [
         better=Better.neither,
         kind=Kind.clock,
         made_by="lengths",
-    ),
-]
-_OF_DECODING = [
+    )
+)
+# Of decoding.
+_define(
     Metric(
         name="decode_tokens_per_s",
         title="decoded tokens/s",
@@ -351,57 +381,54 @@ _OF_DECODING = [
         made_by="decoding",
         wording=FASTER,
         show=whole,
-    ),
+    )
+)
+_define(
     Metric(
         name="decode_ms",
         title="time per decoded token",
         unit="ms",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="decoding",
         wording=FASTER,
-    ),
+    )
+)
+_define(
     Metric(
         name="decode_mb",
         title="memory allocated per token",
         unit="MB",
-        better=Better.lower,
         kind=Kind.exact,
         made_by="decoding",
         wording=replace(_less("allocated"), times="the memory allocated"),
-    ),
+    )
+)
+_define(
     Metric(
         name="collections",
         title="garbage collections in 50 tokens",
         unit="",
-        better=Better.lower,
         kind=Kind.clock,
         made_by="decoding",
         wording=_fewer("collections"),
-    ),
-]
-_ALL = [
-    *_OF_TRAINING,
-    *_OF_ITS_CLOCK,
-    *_OF_A_COMMAND,
-    *_OF_STEPS,
-    *_OF_PARTS,
-    *_OF_LENGTHS,
-    *_OF_DECODING,
-]
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _ALL}
+    )
+)
+
 OF_A_RUN = [name for name, metric in METRICS.items() if metric.path or name == "train_s"]
 
 
 def is_count(metric: Metric, *, on_cuda: bool) -> bool:
-    """Whether it needs no clock, and is equal in all sessions. A GPU's peak of memory is measured."""
-    return metric.kind is Kind.exact and not (on_cuda and metric.name == "memory_mib")
+    """Say whether it needs no clock, and is equal in all sessions. A GPU's peak of memory is measured."""
+    is_peak = on_cuda and metric.name == "memory_mib"
+    return metric.kind is Kind.exact and not is_peak
 
 
 def is_log(metric: Metric, scale: Scale) -> bool:
-    """Whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No interval
-    of theirs goes below 0."""
-    return scale is Scale.ratio or (scale is Scale.value and metric.is_pace)
+    """Say whether gains are logarithms: of ratios, and of speeds and times, whose noise multiplies. No
+    interval of theirs goes below 0."""
+    if scale is Scale.value:
+        return metric.is_pace
+    return scale is Scale.ratio
 
 
 # Parts of a training step → what a table calls them.
@@ -428,13 +455,14 @@ PARTS = {
     "data": "data",
     "other": "rest of the step",
 }
-# Of nocap's own models, and of the step around any model.
-MODEL_PARTS, STEP_PARTS = tuple(PARTS)[:15], tuple(PARTS)[15:]
+_FIRST_OF_STEP = list(PARTS).index("accumulate")
+MODEL_PARTS = tuple(PARTS)[:_FIRST_OF_STEP]  # of nocap's own models
+STEP_PARTS = tuple(PARTS)[_FIRST_OF_STEP:]  # of the step around any model
 HELD = ("parameters", "gradients", "optimizer", "activations")  # parts of memory
 
 
 def part_title(part: str) -> str:
-    """A part as a table calls it; one of a replaced block is called by its module's path."""
+    """Return a part as a table calls it; one of a replaced block is called by its module's path."""
     return PARTS.get(part, part)
 
 
@@ -445,7 +473,7 @@ class Ending(Enum):
     measured = "measured"
     at_most = "at_most"  # reached its target in its shortest schedule: the value is more than was needed
     diverged = "diverged"
-    refused = "refused"  # it is there, and what it says cannot be told: `why`
+    refused = "refused"  # there is a value, but it says nothing: `why`
 
 
 class Per(Enum):
@@ -457,8 +485,9 @@ class Per(Enum):
 
 
 def now() -> str:
-    """To the second, as records have their start."""
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+    """Return the time to the second, as records have their start."""
+    local = datetime.now().astimezone()
+    return local.isoformat(timespec="seconds")
 
 
 def moment(text: str) -> float | None:
@@ -488,10 +517,9 @@ class Measurement:
     why: str = ""  # it is refused
 
     def __post_init__(self) -> None:
-        without = self.ending in (Ending.diverged, Ending.refused)
-        require(
-            (self.value is None) == without and math.isfinite(self.value or 0.0),
-            f"a measurement of {self.metric.name}",
-            "be a finite number, or null where the run diverged or it is refused",
-            self.value,
-        )
+        needs_none = self.ending in (Ending.diverged, Ending.refused)
+        has_none = self.value is None
+        is_finite = math.isfinite(self.value or 0.0)
+        rule = "be a finite number, or null where the run diverged or it is refused"
+        name = f"a measurement of {self.metric.name}"
+        require(has_none == needs_none and is_finite, name, rule, self.value)
