@@ -32,7 +32,7 @@ from nocap.store.runs import find_one
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nocap.measure.generation import Trained
+    from nocap.generation.text import Trained
 
 __all__ = ["compare", "compose", "frame", "load", "load_model", "train"]
 
@@ -126,7 +126,7 @@ def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
     """
     import torch
 
-    from nocap.measure.generation import load
+    from nocap.generation.text import load
 
     where, on = expanded(source), torch.device(device)
     return load(

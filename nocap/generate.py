@@ -102,7 +102,8 @@ def _generate(options: argparse.Namespace) -> int:
     from nocap.training import allocator
 
     allocator.use(defaults.malloc(device))
-    from nocap.measure.generation import Engine, Recompute, TokenSampler, engine_for, load_typed, log, write
+    from nocap.generation.engines import Engine, Recompute, engine_for
+    from nocap.generation.text import TokenSampler, load_typed, log, write
 
     torch.set_num_threads(asked.threads or defaults.threads(device, 1))
     trained = load_typed(

@@ -204,7 +204,7 @@ STARTS = {
     "train": ["launch.attempt.start", "launch.runner.Runner.run", "launch.grid.Grid.write"],
     "bench": ["measure.bench.carry_out"],
     "profile": ["measure.profile.profiles"],
-    "generate": ["measure.generation.load"],
+    "generate": ["generation.text.load"],
     "study": ["study.conduct.carry_out", "study.preview.render"],
     "compare": [],
     "data": ["data.prepare.prepare", "data.prepare.verify"],

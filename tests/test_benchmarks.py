@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nocap.config import hardware
 from nocap.config.compose import compose
+from nocap.generation.engines import Cached, Engine, Recompute
+from nocap.generation.text import TokenSampler, generate
 from nocap.measure.arms import compose_arms
-from nocap.measure.generation import Cached, Engine, Recompute, TokenSampler, generate
 from nocap.measure.timed import Clock, TimedArm
 from nocap.model.gpt import build_model
 

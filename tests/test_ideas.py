@@ -18,8 +18,8 @@ from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
 from nocap.config.run import Run
 from nocap.data.prepare import prepare
+from nocap.generation.engines import UncachedError, check_cached
 from nocap.launch.head import manifest
-from nocap.measure.generation import UncachedError, check_cached
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model
 from nocap.store.identity import digest, identity_parts

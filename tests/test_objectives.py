@@ -22,8 +22,8 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.batches import train_windows
 from nocap.data.prepare import prepare
+from nocap.generation.engines import UncachedError, check_cached
 from nocap.launch.plan import plan
-from nocap.measure.generation import UncachedError, check_cached
 from nocap.model.attention import flex_mask, seen
 from nocap.model.flops import flops_per_token
 from nocap.model.gpt import build_model

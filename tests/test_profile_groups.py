@@ -15,9 +15,9 @@ from nocap import outside
 from nocap import profile as command
 from nocap.config.compose import compose, compose_measured, composed
 from nocap.config.trainer import Device
+from nocap.generation.engines import Cached, Recompute
 from nocap.measure import profile_text, roofline, timed
 from nocap.measure.arms import compose_arms
-from nocap.measure.generation import Cached, Recompute
 from nocap.measure.groups import grouped
 from nocap.measure.largest import Typed, largest, replaced, without
 from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES

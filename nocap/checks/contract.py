@@ -25,7 +25,7 @@ from nocap.config.paths import cache_root
 from nocap.config.run import Run
 from nocap.data.prepare import prepare, verify
 from nocap.data.tokenizer import END_OF_TEXT, token_bytes
-from nocap.measure.generation import UncachedError, check_cached
+from nocap.generation.engines import UncachedError, check_cached
 from nocap.measure.roofline import count
 from nocap.measure.timed import random_tokens
 from nocap.model.flops import component_flops, flops_per_token

@@ -32,7 +32,7 @@ from nocap.model.gpt import GPT, Block, Branch, Head
 from nocap.options.ideas import MODEL_JOINTS, Idea
 
 if TYPE_CHECKING:
-    from nocap.measure.generation import Engine
+    from nocap.generation.engines import Engine
 
 _BY_NAME = {
     "embedding": "embedding",

@@ -18,7 +18,7 @@ from torch.profiler import record_function
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device
 from nocap.data.batches import microbatches
-from nocap.measure.generation import Cached, Engine, engine_for
+from nocap.generation.engines import Cached, Engine, engine_for
 from nocap.measure.parts import BETWEEN, MARK, STEP, Moments, Ranges, busy_ms, profiler, read_moments
 from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock, TimedArm, random_tokens

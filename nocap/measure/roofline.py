@@ -24,8 +24,8 @@ from nocap import outside
 from nocap.config.run import Run
 from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
+from nocap.generation.engines import Cached, Engine, Recompute, UncachedError
 from nocap.launch.plan import check_compiler
-from nocap.measure.generation import Cached, Engine, Recompute, UncachedError
 from nocap.measure.mixing import Call, Nodes
 from nocap.measure.parts import MIXER, STEP, Key, Ranges
 from nocap.measure.subject import Of, Subject
