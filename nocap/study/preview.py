@@ -19,7 +19,7 @@ from nocap.judge.power import (
 )
 from nocap.judge.verdict import width_of
 from nocap.launch.lengths import cost_of
-from nocap.report.table import aligned
+from nocap.report.table import Column, Table
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
@@ -29,6 +29,8 @@ from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings
 from nocap.study.words import expected
+
+SESSIONS = [Column(title=name) for name in ("sessions", "of", "count", "done")]
 
 
 def render(plan: StudyPlan) -> str:
@@ -68,7 +70,7 @@ def render(plan: StudyPlan) -> str:
             *(_runs([*runs, *lengths], study) if runs else []),
             *_lengths(plan, study),
             *(
-                [aligned(["sessions", "of", "count", "done"], rows), f"{plan.at.apart_min:g} minutes apart"]
+                [str(Table(title="", columns=SESSIONS, rows=rows)), f"{plan.at.apart_min:g} minutes apart"]
                 if rows
                 else []
             ),
