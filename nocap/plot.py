@@ -22,6 +22,10 @@ from nocap.store.formats import plural
 from nocap.store.record import Metrics
 from nocap.store.runs import LAST, Record, load, train_s
 
+# of a picture's lines, which differ without colours: 28 pairs
+DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX"
+MARKED = 0.1  # of the picture's width from one marker of a line to the next
 X = {"step": "steps", "tokens": "tokens", "train_s": "seconds of training"}
 Points = dict[str, list[tuple[int, float, float]]]  # identity of a run → step, x, y
 
@@ -156,8 +160,17 @@ def _png(curves: Sequence[DrawnCurve], *, x: str, y: str, log: str) -> bytes:
 
     with pyplot.rc_context({"text.parse_math": False}):  # a name is text, whatever it holds
         figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-        for curve in curves:
-            (line,) = axes.plot(curve.x, curve.y, label=redact(visible(curve.label)), linewidth=1.2)
+        for index, curve in enumerate(curves):
+            (line,) = axes.plot(
+                curve.x,
+                curve.y,
+                label=redact(visible(curve.label)),
+                linewidth=1.2,
+                linestyle=DASHES[index % len(DASHES)],
+                marker=MARKERS[index % len(MARKERS)],
+                markersize=4,
+                markevery=(MARKED * index / len(curves), MARKED),
+            )
             axes.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.2, linewidth=0)
         axes.set(xlabel=x, ylabel=y, **{f"{axis}scale": "log" for axis in log})
         for axis in [getattr(axes, f"{axis}axis") for axis in log]:

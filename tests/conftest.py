@@ -137,6 +137,7 @@ def isolated(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in filter(_foreign, list(os.environ)):
         monkeypatch.delenv(name)
     monkeypatch.setenv("NOCAP_CACHE", str(cache_dir))
+    monkeypatch.setenv("COLUMNS", "400")  # tests of other things read whole lines
 
 
 @dataclass(kw_only=True)

@@ -28,7 +28,7 @@ from nocap.launch.plan import Plan
 from nocap.options.tracker import RunFacts, Tracker, TrackerSession
 from nocap.report import comparison as report
 from nocap.report.rows import rows, to_csv
-from nocap.report.table import aligned, markdown, tame
+from nocap.report.table import Column, Table, markdown, tame
 from nocap.runs import __main__ as runs
 from nocap.store.files import append_text, write_text
 from nocap.store.identity import digest
@@ -167,7 +167,7 @@ def comparisons(folder: Path, planned: Plan) -> None:
     compare.main([str(folder.parent / "theirs"), *itertools.chain(*files.items())])
     runs.main(["why", *(str(run_dirs[i]) for i in (0, 5))])
     report.write(replace(made(1), problems=TEXTS), folder / "report.html")
-    print(aligned(["arm"], [[text] for text in TEXTS]))
+    print(Table(title="", columns=[Column(title="arm")], rows=[[text] for text in TEXTS]))
 
 
 @dataclass

@@ -279,10 +279,10 @@ def test_plot_in_the_terminal_and_as_a_picture(here: Path, capsys: pytest.Captur
     (run / "summary.json").unlink()  # it is training
     (here / "empty").mkdir()
     assert plot.main(["last", "--x", "train_s", "--after", "200"]) == 0
-    assert "over seconds of training from step 200 on\n  3.5 ┤•" in capsys.readouterr().out
+    assert "over seconds of training from step 200 on\n3.5 ┤•" in capsys.readouterr().out
     assert plot.main(["empty", "last"]) == 0
     out, err = capsys.readouterr()
-    assert (out.startswith("val/loss over steps\n    5 ┤•"), run.name in out) == (True, True)
+    assert (out.startswith("val/loss over steps\n5.0 ┤•"), run.name in out) == (True, True)
     assert err == "nocap: empty: left out, it holds no run of nocap's own\n"
     pytest.importorskip("matplotlib")
     assert plot.main(["last", "--png", "new/curve.png"]) == 0

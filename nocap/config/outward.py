@@ -105,7 +105,8 @@ def _own_words() -> frozenset[str]:
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
-_OWN_STYLE = re.compile(r"(\x1b\[[01]m)")  # bold and plain: the head of a table
+# bold, also in red and green, and plain: the head of a table, and its verdicts
+_OWN_STYLE = re.compile(r"(\x1b\[(?:0|1|1;31|1;32)m)")
 
 
 def visible(text: str) -> str:

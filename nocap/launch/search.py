@@ -30,7 +30,7 @@ from nocap.config.trainer import Sampler, Search
 from nocap.launch.grid import Cell, Grid, check, values_of
 from nocap.launch.plan import Datasets, RunResult, plan, sound
 from nocap.launch.runner import Devices, Runner
-from nocap.report.table import aligned
+from nocap.report.table import Column, Table
 from nocap.store import lease
 from nocap.store.formats import loss, plural
 from nocap.store.identity import digest
@@ -402,9 +402,15 @@ class Searching:
     def table(self) -> str:
         """Return the trials with the lowest losses as a table for a terminal, and what they are worth."""
         rows = [trial.row() for trial in self.trials()[:MOST]]
-        names = ["trial", "val loss", *self.space, ""]
+        columns = [
+            Column(title="trial"),
+            Column(title="val loss", keep=True),
+            *(Column(title=key) for key in self.space),
+            Column(title="note", keep=True),
+        ]
+        table = Table(title="", columns=columns, rows=rows)
         note = f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
-        return f"{aligned(names, rows)}\n\n{note}"
+        return f"{table}\n\n{note}"
 
 
 def _lines(trial: SearchTrial) -> list[str]:

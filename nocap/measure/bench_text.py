@@ -30,11 +30,11 @@ def render_bench(bench: Bench) -> str:
         Column(title="arm"),
         values("tokens_per_s", "tokens/s"),
         values("step_ms", "step ms"),
-        Column(title="speed", show=_speed),
+        Column(title="speed", show=_speed, keep=True),
         Column(title="by FLOPs", show="{:.3f}×".format),
         values("memory_mib", "MiB"),
         Column(title="MFU"),
-        Column(title="verdict"),
+        Column(title="verdict", keep=True),
     ]
     machine = f"{bench.hardware['name']}, torch {bench.hardware['torch']}"
     spent = f"in {bench.spent_s:.0f} s, {bench.warm_up_s:.0f} s of it warm-up"

@@ -16,6 +16,7 @@ from nocap.judge.losses import Outcome
 from nocap.judge.pace import PACE
 from nocap.judge.question import PREVIOUS
 from nocap.report.table import Column, Table, TableCell
+from nocap.report.terminal import prose
 from nocap.report.words import counted, extent, gains, ratio, values
 from nocap.store.formats import count, listed, percent, plural, shorten
 from nocap.store.metrics import METRICS, Metric, Scale
@@ -169,7 +170,7 @@ def by_factor(factors: Factors, metric: str) -> Table:
         Column(title="over"),
         Column(title="seeds"),
         gains(metric, Scale.difference, DIFFERENCE),
-        Column(title="verdict"),
+        Column(title="verdict", keep=True),
         *at.columns,
     ]
     rows = [
@@ -217,7 +218,7 @@ class _AtEqualLoss:
 
     @property
     def columns(self) -> list[Column]:
-        return [Column(title="time at equal loss", show=lambda drawn: drawn)] if self.there else []
+        return [Column(title="time at equal loss", show=lambda drawn: drawn, keep=True)] if self.there else []
 
     def cells(self, at: TimeAtEqualLoss | None) -> list[TableCell | str | None]:
         if not self.there:
@@ -269,7 +270,7 @@ def _verdicts(comparison: Comparison) -> Table:
         values("val_loss", "val loss"),
         *([values("val_bpb", "bits/byte")] if has_bpb else []),
         gains(comparison.metric, Scale.difference, DIFFERENCE),
-        Column(title="verdict"),
+        Column(title="verdict", keep=True),
         *at.columns,
     ]
     rows = []
@@ -439,5 +440,5 @@ def render(comparison: Comparison) -> str:
     if (more := next_step(comparison)) is not None:
         notes.append(more)
     head = [f"found: {headline(comparison)}", *compared(comparison)]
-    parts = ["\n".join(head), *map(str, told), "\n".join(notes)]
+    parts = ["\n".join(map(prose, head)), *map(str, told), "\n".join(map(prose, notes))]
     return "\n\n".join(part for part in parts if part)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nocap.config.outward import visible
+from nocap.report.terminal import plain, prose, terminal_width
 
 MARKS = "•+×○▲□◆※"
 BAND = "·"
+NARROWEST = 20  # columns of a frame
+APART = 10  # columns from one number of an axis to the next, at least
+NEAR = 1e-9  # of rounding
 
 
 class DrawnCurve(NamedTuple):
@@ -22,10 +29,11 @@ class DrawnCurve(NamedTuple):
 
 
 def drawn(
-    curves: Sequence[DrawnCurve], *, x: str, y: str, log: str = "", width: int = 72, height: int = 18
+    curves: Sequence[DrawnCurve], *, x: str, y: str, log: str = "", width: int | None = None, height: int = 18
 ) -> str:
     """The curves in one frame, `x` and `y` the names of its axes. `log`: which are logarithmic, "", "x", "y"
-    or "xy". Between two points a curve is straight in the frame."""
+    or "xy". `width`: of the frame; without it the drawing is as wide as the terminal. Between two points a
+    curve is straight in the frame. Where curves meet, the one is drawn that is seen least."""
     scaled = [
         [
             np.log10(coordinates) if axis in log else np.array(coordinates)
@@ -33,34 +41,113 @@ def drawn(
         ]
         for curve in curves
     ]
-    xs, ys = (
-        np.concatenate([coordinates[0] for coordinates in scaled]),
-        np.concatenate([line for coordinates in scaled for line in coordinates[1:]]),
-    )
-    left, right, low, high = xs.min(), xs.max(), ys.min(), ys.max()
-    cells = [[" "] * width for _ in range(height)]
-    lines = [(mark, of_x, of_y, of_y) for mark, (of_x, of_y, *_) in zip(MARKS, scaled, strict=False)]
-    for mark, of_x, *edges in [
-        *((BAND, of_x, of_high, of_low) for of_x, _, of_low, of_high in scaled),
-        *lines,
-    ]:
-        # no column is passed over, and no point
-        at = np.concatenate([np.linspace(of_x[0], of_x[-1], width), of_x])
-        columns = np.rint((at - left) / (right - left or 1.0) * (width - 1)).astype(int)
-        rows = [
-            np.rint((high - np.interp(at, of_x, edge)) / (high - low or 1.0) * (height - 1)).astype(int)
-            for edge in edges
-        ]
-        for column, top, bottom in zip(columns, *rows, strict=True):
-            for row in cells[top : bottom + 1]:
-                row[column] = mark
-    levels, ends = (np.linspace(*to) for to in ((high, low, height), (left, right, 2)))
-    levels, ends = 10**levels if "y" in log else levels, 10**ends if "x" in log else ends
-    numbers = [
-        f"{level:.4g}" if row % 4 == 0 or row == height - 1 else "" for row, level in enumerate(levels)
-    ]
-    wide = max(map(len, numbers))
-    frame = [f"{number:>{wide}} ┤{''.join(row).rstrip()}" for number, row in zip(numbers, cells, strict=True)]
-    foot = f"{'':{wide}} └{'─' * width}\n{'':{wide}}  {ends[0]:<{width - 12}.4g}{ends[1]:>12.4g}"
-    key = [f"{mark} {visible(curve.label)}" for mark, curve in zip(MARKS, curves, strict=False)]
-    return "\n".join([f"{y} over {x}", *frame, foot, *key])
+    xs = np.concatenate([coordinates[0] for coordinates in scaled])
+    ys = np.concatenate([line for coordinates in scaled for line in coordinates[1:]])
+    levels = _ticks(ys.min(), ys.max(), most=height // 3, log="y" in log)
+    wide = max(map(len, levels.values()))
+    if width is None:
+        width = max(NARROWEST, terminal_width() - wide - 2)
+    frame = _Frame(left=xs.min(), right=xs.max(), low=ys.min(), high=ys.max(), width=width, height=height)
+    rows = frame.filled(scaled)
+    numbers = {int(frame.rows(level)): text for level, text in levels.items()}
+    lines = [f"{numbers.get(row, ''):>{wide}} ┤{text}" for row, text in enumerate(rows)]
+    places = _ticks(frame.left, frame.right, most=width // APART, log="x" in log)
+    axis, below = _axis({int(frame.columns(place)): text for place, text in places.items()}, width)
+    foot = [f"{'':{wide}} └{axis}", f"{'':{wide}}  {below}"]
+    key = [prose(f"{mark} {visible(curve.label)}") for mark, curve in zip(MARKS, curves, strict=False)]
+    return plain("\n".join([f"{y} over {x}", *lines, *foot, *key]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Frame:
+    """Where points lie: columns from the left, rows from the top."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+    width: int
+    height: int
+
+    def columns(self, at: Any) -> Any:
+        return np.rint((at - self.left) / (self.right - self.left or 1.0) * (self.width - 1)).astype(int)
+
+    def rows(self, at: Any) -> Any:
+        return np.rint((self.high - at) / (self.high - self.low or 1.0) * (self.height - 1)).astype(int)
+
+    def filled(self, curves: Sequence[Sequence[Any]]) -> list[str]:
+        """Return the rows with the curves, above their bands."""
+        cells = [[" "] * self.width for _ in range(self.height)]
+        for of_x, _, low, high in curves:
+            for row, column in self._passed(of_x, high, low):
+                cells[row][column] = BAND
+        meeting = defaultdict[tuple[int, int], list[str]](list)
+        for mark, (of_x, of_y, *_) in zip(MARKS, curves, strict=False):
+            for place in {*self._passed(of_x, of_y, of_y)}:
+                meeting[place].append(mark)
+        seen = Counter(marks[0] for marks in meeting.values() if len(marks) == 1)
+        for column, row in sorted((column, row) for row, column in meeting):
+            marks = meeting[row, column]
+            mark = min(marks, key=lambda mark: seen[mark])
+            cells[row][column] = mark
+            if len(marks) > 1:
+                seen[mark] += 1
+        return ["".join(row).rstrip() for row in cells]
+
+    def _passed(self, of_x: Any, upper: Any, lower: Any) -> Iterator[tuple[int, int]]:
+        """Yield the cells between two edges: no column is passed over, and no point."""
+        at = np.concatenate([np.linspace(of_x[0], of_x[-1], self.width), of_x])
+        tops = self.rows(np.interp(at, of_x, upper))
+        bottoms = self.rows(np.interp(at, of_x, lower))
+        for column, top, bottom in zip(self.columns(at).tolist(), tops, bottoms, strict=True):
+            for row in range(top, bottom + 1):
+                yield row, column
+
+
+def _ticks(low: float, high: float, *, most: int, log: bool) -> dict[float, str]:
+    """Return where round numbers lie from `low` to `high`, and how they are written. `log`: both are
+    logarithms, and so are the places."""
+    if log:
+        decades = range(math.floor(low), math.ceil(high) + 1)
+        for digits in ((1, 2, 5), (1,)):
+            values = [digit * 10.0**decade for decade in decades for digit in digits]
+            inside = [value for value in values if low - NEAR <= math.log10(value) <= high + NEAR]
+            if 2 <= len(inside) <= most:
+                return dict(zip(map(math.log10, inside), _written(inside), strict=True))
+        low, high = 10**low, 10**high
+    values = _round_numbers(low, high, most)
+    places = list(map(math.log10, values)) if log else values
+    return dict(zip(places, _written(values), strict=True))
+
+
+def _round_numbers(low: float, high: float, most: int) -> list[float]:
+    """Return the multiples of 1, 2 or 5 times a power of ten; where none has two, the ends."""
+    rough = (high - low) / max(most, 1)
+    if rough > 0:
+        power = 10.0 ** math.floor(math.log10(rough))
+        step = next(digit * power for digit in (1, 2, 5, 10, 20) if digit * power >= rough * (1 - NEAR))
+        numbers = range(math.ceil(low / step - NEAR), math.floor(high / step + NEAR) + 1)
+        if len(numbers) > 1:
+            return [min(max(number * step, low), high) for number in numbers]
+    return [low, high] if low < high else [low]
+
+
+def _written(values: Sequence[float]) -> list[str]:
+    """Write them with as many decimals as the longest has."""
+    texts = [f"{value:.8g}" for value in values]
+    if any("e" in text for text in texts):
+        return texts
+    decimals = max(len(text.partition(".")[2]) for text in texts)
+    return [f"{value:.{decimals}f}" for value in values]
+
+
+def _axis(ticks: Mapping[int, str], width: int) -> tuple[str, str]:
+    """Return the line under the frame and the numbers under that, where they have room."""
+    line = ["─"] * width
+    below = ""
+    for column, text in ticks.items():
+        start = max(0, min(column - len(text) // 2, width - len(text)))
+        if not below or start > len(below) + 1:
+            line[column] = "┬"
+            below = below.ljust(start) + text
+    return "".join(line), below

@@ -3,14 +3,13 @@ value, a gain with its interval, a count, a text. Nothing reads a row back."""
 
 from __future__ import annotations
 
-import io
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nocap.config.outward import redact, visible
+from nocap.report.terminal import Strip, fitted, is_numeric, prose
 from nocap.store.formats import NONE
 
 WIDEST = 1000  # characters of a cell on a terminal
@@ -33,6 +32,7 @@ class Column:
 
     title: str
     show: Callable[[Any], str | TableCell] = str
+    keep: bool = False  # on a narrow terminal it is left out last
 
     def draw(self, value: Any) -> TableCell:
         drawn = NONE if value is None else self.show(value)
@@ -66,45 +66,24 @@ class Table:
         ] * len(self.columns)
 
     def __str__(self) -> str:
-        """For a terminal."""
-        drawn = aligned(self.head, [list(map(str, row)) for row in self.cells])
-        return "\n".join([*([self.title] if self.title else []), drawn, *self.notes])
+        """For a terminal, as wide as that is."""
+        drawn = self.cells
+        strips = list[Strip]()
+        for index, column in enumerate(self.columns):
+            texts = [_cell(row[index].text) for row in drawn]
+            smalls = [_cell(row[index].small) for row in drawn]
+            strips.append(Strip(head=_cell(column.title), texts=texts, smalls=smalls, keep=column.keep))
+        title = [prose(self.title)] if self.title else []
+        return "\n".join([*title, *fitted(strips), *map(prose, self.notes)])
 
     def markdown(self) -> list[str]:
         return markdown(self.head, [list(map(str, row)) for row in self.cells])
 
 
-def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart, numbers to the right, never wrapped. The head is bold where stdout is a
-    terminal."""
-    from rich.console import Console  # 0.1 s that a command without a table should not pay
-    from rich.table import Table as Drawn
-    from rich.text import Text
-
-    drawn = Drawn(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for title, *cells in zip(head, *rows, strict=True):
-        drawn.add_column(Text(title), justify="right" if is_numeric(cells) else "left", no_wrap=True)
-    for row in rows:
-        drawn.add_row(*(Text(_cell(cell)) for cell in row))
-    console = Console(file=io.StringIO(), width=sys.maxsize, force_terminal=sys.stdout.isatty())
-    with console.capture() as shown:
-        console.print(drawn)
-    return "\n".join(line.rstrip() for line in shown.get().splitlines())
-
-
 def _cell(text: str) -> str:
     """On one line; a name of a megabyte, which is no name, is cut."""
-    shown = visible(redact(text[: 2 * WIDEST]).replace("\n", " "))
+    shown = visible(redact(text[: 2 * WIDEST]).replace("\n", " ").replace("\t", " "))
     return shown if len(shown) <= WIDEST else f"{shown[:WIDEST]}…"
-
-
-# a unit of three letters, or an interval, may follow
-_NUMBER = re.compile(r"[<>+−-]? ?\[?[+−-]?\d\S*( (\w{1,3}|[^\w\s].*))?|–")
-
-
-def is_numeric(cells: Sequence[str]) -> bool:
-    """Whether a column stands to the right: numbers, perhaps with a unit or an interval, and dashes."""
-    return any(cell != NONE for cell in cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 
 def tame(text: str) -> str:

@@ -12,7 +12,7 @@ from nocap.report.table import Column, Table
 from nocap.store.record import ENDED
 from nocap.store.runs import Record, read
 
-COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b")]
+COLUMNS = [Column(title="part"), Column(title="key"), Column(title="a → b", keep=True)]
 RECORDED = "recorded"  # and not part of the identity
 
 

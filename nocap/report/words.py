@@ -209,4 +209,4 @@ def gains(metric: str, scale: Scale, title: str) -> Column:
             return estimate
         return measured(as_gain(estimate, definition, scale), definition, scale)
 
-    return Column(title=title, show=show)
+    return Column(title=title, show=show, keep=True)

@@ -16,7 +16,7 @@ from nocap.config.keys import require
 from nocap.judge.schema import to_json
 from nocap.launch.mirror import send_grid, send_run
 from nocap.options.tracker import NoLoginError, TrackerSession
-from nocap.report.table import aligned
+from nocap.report.table import Column, Table
 from nocap.report.why import render, why
 from nocap.runs.columns import (
     COLUMNS,
@@ -36,6 +36,8 @@ from nocap.store.runs import GRID, Record, dig, find_one, load, read, run_folder
 from nocap.study import log
 from nocap.training.terminal import table
 
+USED_BY = Column(title="used by", keep=True)
+
 
 def list_runs(options: argparse.Namespace) -> int:
     """Print the runs of these names and filters, a row each. Return the exit code."""
@@ -54,11 +56,10 @@ def list_runs(options: argparse.Namespace) -> int:
 
 def _rows(columns: Sequence[RunColumn], runs: Sequence[Record]) -> str:
     """Return the runs as a table."""
-    names = [each.name for each in columns]
     rows = list[list[str]]()
     for run in runs:
         rows.append([each.text(run) for each in columns])
-    return aligned(names, rows)
+    return str(Table(title="", columns=[Column(title=each.name) for each in columns], rows=rows))
 
 
 def _values(columns: Sequence[RunColumn], run: Record) -> dict[str, Any]:
@@ -272,13 +273,13 @@ def _what_goes(
     """Return a table of the runs that would go. `frees`: bytes, by their folders. `used_by`: what refers to
     them, by their identities."""
     shown = [COLUMNS[name] for name in ("run", "status", "steps", "val_loss", "age")]
-    names = [each.name for each in shown]
     rows = list[list[str]]()
     for run in runs:
         values = [each.text(run) for each in shown]
         refers = shorten(used_by.get(run.identity) or [NONE], most=3)
         rows.append([*values, size(frees[run.folder]), refers])
-    return aligned([*names, "frees", "used by"], rows)
+    columns = [*(Column(title=each.name) for each in shown), Column(title="frees"), USED_BY]
+    return str(Table(title="", columns=columns, rows=rows))
 
 
 def _delete_removed(root: Path) -> None:

@@ -135,7 +135,7 @@ def _verdicts(race: Race, raced: Raced) -> Table:
             Column(title="n"),
             _means(metric),
             _gains("gain"),
-            Column(title="verdict"),
+            Column(title="verdict", keep=True),
         ],
         rows=rows,
         notes=_notes(race, raced),
@@ -188,7 +188,7 @@ def _gains(title: str) -> Column:
     def show(cell: TableCell) -> TableCell:
         return cell
 
-    return Column(title=title, show=show)
+    return Column(title=title, show=show, keep=True)
 
 
 def _notes(race: Race, raced: Raced) -> list[str]:

@@ -20,7 +20,7 @@ from nocap.judge.power import (
 )
 from nocap.judge.verdict import width_of
 from nocap.launch.lengths import cost_of
-from nocap.report.table import aligned
+from nocap.report.table import Column, Table
 from nocap.sessions.foresight import records_in
 from nocap.sessions.grid_plan import of_grid
 from nocap.store.metrics import METRICS
@@ -30,6 +30,8 @@ from nocap.study.plan import StudyPlan, compose_trials, shorter
 from nocap.study.spec import Study
 from nocap.study.tasks import Training, grid_of, length_trainings, sessions, trainings
 from nocap.study.words import expected
+
+SESSIONS = [Column(title=name) for name in ("sessions", "of", "count", "done")]
 
 
 def render(plan: StudyPlan) -> str:
@@ -99,7 +101,7 @@ def _sessions(first: StudyPlan) -> Iterator[str]:
         done = sum(path.exists() for path in paths)
         rows.append([session.name, ", ".join(session.arms), str(count), str(done)])
     if rows:
-        yield aligned(["sessions", "of", "count", "done"], rows)
+        yield str(Table(title="", columns=SESSIONS, rows=rows))
         yield f"{first.at.apart_min:g} minutes apart"
 
 

@@ -173,6 +173,7 @@ def environment(where: Path) -> dict[str, str]:
         "NOCAP_CACHE": cache,
         "WANDB_MODE": "offline",
         "PYTHONPATH": str(where),
+        "COLUMNS": "140",  # the longest line of a page
     }
 
 

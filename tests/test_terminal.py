@@ -1,0 +1,274 @@
+"""Tables, prose and curves in terminals of several widths, and where there is none."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from nocap.judge.batches import ProposalWord
+from nocap.judge.compared import Comparison
+from nocap.judge.losses import Outcome
+from nocap.judge.verdict import Word
+from nocap.report import arms
+from nocap.report.drawing import MARKS, DrawnCurve, drawn
+from nocap.report.table import Column, Table, TableCell
+from nocap.report.terminal import PHRASE, SIGNS
+from nocap.store.runs import Record
+from tests.conftest import REPO
+from tests.made_grid import made
+
+WIDTHS = (60, 80, 100, 127, 200)
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+RENDER = """
+from nocap.report import arms
+from tests.test_terminal import compared
+
+print(arms.render(compared()))
+"""
+
+
+@cache
+def compared() -> Comparison:
+    return made(3)
+
+
+def rendered(width: int, patch: pytest.MonkeyPatch) -> str:
+    patch.setenv("COLUMNS", str(width))
+    return arms.render(compared())
+
+
+def long_lines(text: str, width: int) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > width]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_comparison_fits_and_breaks_neither_words_nor_names(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = rendered(width, monkeypatch)
+    table = text[text.index("\nVerdicts\n") :].split("\n\n")[0]
+    rows = compared().rows
+    assert long_lines(text, width) == []
+    assert [row.label for row in rows if f"\n{row.label}  " not in table] == []
+    verdicts = {row.difference.verdict for row in rows if row.difference}
+    assert [verdict for verdict in verdicts if verdict not in table] == []
+
+
+SNAPSHOTS = {
+    60: """\
+arm             difference             verdict
+flash gelu4x    –                      baseline
+flash swiglu    lower loss by 0.0213   better
+                ± 0.0033""",
+    80: """\
+                      val
+arm             n    loss  bits/byte  difference             verdict
+flash gelu4x    3  1.4906     2.1504  –                      baseline
+flash swiglu    3  1.4693     2.1197  lower loss by 0.0213   better
+                                      ± 0.0033""",
+    100: """\
+arm             n  val loss  bits/byte  difference                      verdict
+flash gelu4x    3    1.4906     2.1504  –                               baseline
+flash swiglu    3    1.4693     2.1197  lower loss by 0.0213 ± 0.0033   better""",
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_verdicts_at_each_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"\nVerdicts\n{SNAPSHOTS[min(width, 100)]}\n" in rendered(width, monkeypatch)
+
+
+COSTS = {
+    60: "left out at 60 columns: mean tokens/s, kernel, differs from\nthe baseline in (COLUMNS=99 has all)",
+    80: "left out at 80 columns: differs from the baseline in (COLUMNS=99 has all)",
+}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_left_out_is_named(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = rendered(width, monkeypatch).partition("\nWhat each arm is\n")[2].partition("\n\n")[0]
+    assert costs.partition("\nleft out")[2] == COSTS.get(width, "").removeprefix("left out")
+
+
+def test_at_the_width_that_is_named_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "left out" in rendered(98, monkeypatch)
+    assert "left out" not in rendered(99, monkeypatch)
+
+
+def piped(**environment: str) -> str:
+    """What a process prints into a pipe."""
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return subprocess.run(
+        [sys.executable, "-c", RENDER],
+        cwd=REPO,
+        env={**env, "PYTHONPATH": str(REPO), "PYTHONIOENCODING": "utf-8", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    ).stdout
+
+
+def in_a_terminal(width: int, patch: pytest.MonkeyPatch, **environment: str) -> str:
+    """Render with a terminal of this width as stdout, styles and all."""
+    patch.delenv("COLUMNS")
+    for name in ("NO_COLOR", "COLORTERM", "FORCE_COLOR"):
+        patch.delenv(name, raising=False)
+    patch.setenv("TERM", environment.get("TERM", "xterm"))
+    if "NO_COLOR" in environment:
+        patch.setenv("NO_COLOR", environment["NO_COLOR"])
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+    with os.fdopen(follower, "w", encoding="utf-8") as screen:
+        patch.setattr(sys, "stdout", screen)
+        patch.setattr(sys, "__stdout__", screen)
+        text = arms.render(compared())
+        patch.undo()
+    os.close(leader)
+    return text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_terminal_shows_what_a_pipe_of_its_width_gets_in_colours(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rendered(width, monkeypatch)
+    shown = in_a_terminal(width, monkeypatch)
+    lines = [line.rstrip() for line in STYLE.sub("", shown).splitlines()]
+    assert lines == expected.splitlines()
+    assert "\x1b[1;32mbetter" in shown
+    assert "\x1b[1;31mworse" in shown
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
+def test_where_colours_are_not_wanted_there_are_none(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ";3" not in in_a_terminal(80, monkeypatch, **environment)
+
+
+@pytest.mark.slow
+def test_a_pipe_gets_80_columns_without_a_style() -> None:
+    text = piped()
+    assert long_lines(text, 80) == []
+    assert SNAPSHOTS[80] in text
+    assert "\x1b" not in text
+
+
+# --- what does not fit --------------------------------------------------------------------------------------
+
+
+def table(*rows: Sequence[object], heads: Sequence[str], keep: str = "") -> str:
+    return str(Table(title="", columns=[Column(title=head, keep=head == keep) for head in heads], rows=rows))
+
+
+def test_a_word_of_a_verdict_fits_the_narrowest_column() -> None:
+    words = [word.value for kind in (Outcome, Word, ProposalWord) for word in kind]
+    assert [word for word in words if len(word) > PHRASE] == []
+
+
+def test_the_column_to_keep_stays_and_the_others_go_from_the_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    row = ["a" * 10, 1234567, 1234567, "no difference"]
+    text = table(row, heads=["arm", "first", "second", "verdict"], keep="verdict")
+    assert text.splitlines()[:2] == ["arm         verdict", "aaaaaaaaaa  no difference"]
+    assert " ".join(text.splitlines()[2:]) == "left out at 30 columns: first, second (COLUMNS=43 has all)"
+
+
+def test_a_name_of_300_letters_is_broken_and_nothing_of_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = table(["n" * 300, 3.25, "better"], heads=["arm", "val loss", "verdict"], keep="verdict")
+    assert long_lines(text, 80) == []
+    assert text.count("n") == 300
+    assert "better" in text
+
+
+def test_of_a_cell_the_interval_goes_to_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    columns = [Column(title="arm"), Column(title="speed", show=lambda cell: cell)]
+    cell = TableCell(text="7.4% faster", small="[1% to 13%]")
+    assert str(Table(title="", columns=columns, rows=[["gqa", cell]])).splitlines() == [
+        "arm  speed",
+        "gqa  7.4% faster",
+        "     [1% to 13%]",
+    ]
+
+
+def test_hostile_names_obey_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(record: Record) -> Record:
+        return replace(record, arm=f"\x1b[1;31m{record.arm}\t{'x' * 120}")
+
+    monkeypatch.setenv("COLUMNS", "80")
+    text = arms.render(made(2, named))
+    assert "\x1b" not in text
+
+
+# --- curves -------------------------------------------------------------------------------------------------
+
+
+def level(label: str, y: float) -> DrawnCurve:
+    return DrawnCurve(label, [0.0, 1000.0], [y, y], [y, y], [y, y])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_curves_are_as_wide_as_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = drawn([level("arm", 3.0), level("b" * 30, 4.0)], x="steps", y="loss")
+    assert max(map(len, text.splitlines())) == width
+
+
+def test_curves_that_meet_take_turns() -> None:
+    text = drawn([level("a", 3.0), level("b", 3.0), level("c", 4.0)], x="steps", y="loss", width=8, height=3)
+    rows = [line.partition("┤")[2] for line in text.splitlines()[1:4]]
+    assert rows == ["××××××××", "", "•+•+•+•+"]
+
+
+def test_ticks_are_round_numbers() -> None:
+    fall = DrawnCurve("a", [0.0, 1987.0], [5.023, 3.117], [5.023, 3.117], [5.023, 3.117])
+    lines = drawn([fall], x="steps", y="loss", width=60).splitlines()
+    assert [line.split()[0] for line in lines[1:19] if line.split()[0] != "┤"][:-1] == ["5.0", "4.5", "4.0"]
+    assert lines[20].split() == ["0", "500", "1000", "1500"]
+
+
+def test_where_the_encoding_is_ascii_all_is_drawn_in_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ascii:
+        encoding = "ascii"
+
+        def isatty(self) -> bool:
+            return False
+
+    expected = "".join(SIGNS.get(mark, mark) for mark in MARKS)
+    assert len({*expected}) == len(MARKS)
+    curves = [level(f"arm {index}", 3.0 + index) for index in range(len(MARKS))]
+    monkeypatch.setattr(sys, "stdout", Ascii())
+    plot = drawn(curves, x="steps", y="loss")
+    text = arms.render(compared())
+    monkeypatch.undo()
+    assert plot.isascii()
+    assert text.isascii()
+    assert [line[0] for line in plot.splitlines()[-len(MARKS) :]] == [*expected]
+
+
+def test_lines_of_a_picture_differ_without_colours() -> None:
+    from nocap.plot import DASHES, MARKERS
+
+    pairs = {(DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]) for i in range(28)}
+    assert len(pairs) == 28
+
+
+def test_a_picture_of_lines_with_dashes_and_markers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from nocap.plot import _png
+
+    two = _png([level("a", 3.0), level("b", 3.0)], x="steps", y="loss", log="")
+    assert two.startswith(b"\x89PNG")
