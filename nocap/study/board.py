@@ -426,11 +426,16 @@ def _linked(row: Row) -> str:
 
 
 def _link(statement: str, study: str) -> str:
-    return f"[{statement}]({quote(study, errors='replace')}/README.md)"
+    return f"[{statement}]({page_of(study)})"
+
+
+def page_of(study: str) -> str:
+    """Return where a study's page lies, from the board's."""
+    return f"{quote(study, errors='replace')}/README.md"
 
 
 def html(about: str, parts: Sequence[Section]) -> str:
-    """Return the page. It has no script: CSS hides what the filter leaves out."""
+    """Return the page. CSS hides the verdicts that the filter leaves out; a script finds words."""
     every = counted_rows(parts)
     of_all = [row for part in parts for row in part.rows]
     words = Counter(row.word for row in every)
@@ -449,6 +454,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
         words=words,
         sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
         details=DETAILS,
+        page_of=page_of,
         plots=plots(of_all),
         bare=[row.claim.statement for row in of_all if not is_known(row.judged.verdict.primary)],
     )

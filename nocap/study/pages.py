@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import median_high
 from typing import Any
 
-from markupsafe import Markup
-
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
@@ -225,7 +223,7 @@ def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
 # --- forest plots -------------------------------------------------------------------------------------------
 
 
-def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
+def plots(every: Sequence[Row]) -> list[tuple[str, forest.Forest]]:
     """Return the title and the picture of each unit's rows, in the rows' order."""
     units: dict[str, list[Row]] = {}
     for row in every:
@@ -249,7 +247,7 @@ def _unit(row: Row) -> str:
     return "the baseline's use over the arm's; right is less"
 
 
-def _plot(title: str, some: Sequence[Row]) -> Markup:
+def _plot(title: str, some: Sequence[Row]) -> forest.Forest:
     metric, scale = METRICS[some[0].claim.metric], some[0].claim.scale
     if scale is Scale.value:
         return forest.svg(list(map(_line, some)), title=title, tick=lambda x: amount(x, metric))
@@ -262,7 +260,7 @@ def _line(row: Row) -> forest.ForestRow:
     assert shown is not None
     low, high = claim.expected
     return forest.ForestRow(
-        label=f"{claim.arm}, {METRICS[claim.metric].title}",
+        label=f"{claim.id} {claim.arm}",
         title=f"{claim.statement}: {row.verdict}. Measured: {row.cells['measured']}. Expected: "
         f"{expected(claim)}.",
         look=row.word,
