@@ -1,8 +1,8 @@
 """A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one
 axis with round ticks.
 
-On a page it has no viewBox: places are shares of the width, letters keep their size, and the page's style
-puts a name above its line where the screen is narrow. As a file it scales as a whole.
+On a page it has no viewBox: places are shares of the width and letters keep their size, with a name above its
+line, so that it fits any screen. As a file it scales as a whole.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from nocap.config.outward import redact, visible
 from nocap.report.names import fitted
 from nocap.store.formats import MINUS
 
-WIDTH, ROW, FOOT = 720, 28, 40  # px: a file's width, a row, the axis below
-LEFT, SHARE = 31, 66  # % of the width: where the axis begins, and how long it is; names stand left of it
-NAME = 32  # letters of a name that have room
+WIDTH, ROW, FOOT = 720, 30, 40  # px: a file's width, a row, the axis below
+LEFT, SHARE = 3, 94  # % of the width: where the axis begins, and how long it is
+NAME = 40  # letters of a name that have room
 MOST_TICKS = 5
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
 FEW = 6  # rows up to which nothing is cut: each of them matters
 STYLE = """<style>
-text{font:12px system-ui,sans-serif;fill:#333}.name{text-anchor:end;transform:translateX(-10px)}
+text{font:12px system-ui,sans-serif;fill:#333}
 .tick,.axis{text-anchor:middle}.tick{fill:#666}
 path,line{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.bound{stroke:#333;stroke-width:2}
 .interval{stroke:#7a858f;stroke-width:2}circle{fill:#fff;stroke:#7a858f;stroke-width:1.6}
@@ -167,7 +167,7 @@ def svg(
         parts.append(f'<text class="tick" x="{at}" y="{below + 15}">{escape(tick(x))}</text>')
     names = fitted([visible(redact(line.label)) for line in lines], NAME)
     for i, (line, name) in enumerate(zip(lines, names, strict=True)):
-        parts.append(_row(line, name, scale, y=ROW * i + ROW // 2))
+        parts.append(_row(line, name, scale, y=ROW * i + 21))
     parts.append(f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(visible(redact(title)))}</text>')
     return Forest(title=visible(redact(title)), height=below + FOOT, content="\n".join(parts))
 
@@ -175,7 +175,7 @@ def svg(
 def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
     """Stated range, bound, interval, middle, name; in this order, so that the measured lies above."""
     left, right = scale.low, scale.high
-    parts = ['<g class="at">']
+    parts = list[str]()
     if line.stated != (None, None):
         start, end = (
             scale.x(side if side is not None else far)
@@ -193,7 +193,7 @@ def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
         parts.append(_end(high, y, -5 * (line.high > right)))
     if left <= line.mid <= right:
         parts.append(f'<circle cx="{scale.x(line.mid):.2f}%" cy="{y}" r="4"/>')
-    parts.append(f'</g><text class="name" y="{y + 4}">{escape(name)}</text>')
+    parts.append(f'<text class="name" x="0" y="{y - 10}">{escape(name)}</text>')
     arm = "" if line.arm is None else f' data-arm="{line.arm}"'
     title = f"<title>{escape(visible(redact(line.title)))}</title>"
     return f'<g class="{escape(line.look)}"{arm}>{title}{"".join(parts)}</g>'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -9,9 +10,21 @@ NONE = "–"
 MINUS = "−"
 
 
+GREAT = 1e6  # from here on a number with decimals has a power of ten
+
+
 def fixed(value: float | None, digits: int) -> str:
-    """`1,234.5`, with a true minus. Adding 0 takes the minus from a rounded −0."""
-    return NONE if value is None else f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
+    """`1,234.5`, with a true minus; `1.000e30`. Adding 0 takes the minus from a rounded −0."""
+    if value is None:
+        return NONE
+    if digits and GREAT <= abs(value) < math.inf:
+        return powers(value)
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace("-", MINUS)
+
+
+def powers(value: float) -> str:
+    """`1.000e30`, for what no column has room for."""
+    return f"{value:.3e}".replace("e+", "e").replace("-", MINUS)
 
 
 loss = partial(fixed, digits=4)
