@@ -143,7 +143,7 @@ def _write(comparison: Comparison, options: argparse.Namespace, *, typed: str) -
             write_text(path, to_csv(rows(comparison.records)))
     if options.html:
         with writing("--html", options.html) as path:
-            report.write(comparison, path)
+            report.write(comparison, path, command=typed)
     if options.markdown or options.json:
         bare = result.bare(comparison)
         if options.markdown:

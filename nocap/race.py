@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -59,7 +60,9 @@ class _Metric(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
     split = words.index("--") if "--" in words else len(words)
-    return command(_parser(), partial(_raced, words[split + 1 :]), words[:split], answer="the result")
+    typed = f"python -m nocap.race {shlex.join(words)}"
+    run = partial(_raced, typed, words[split + 1 :])
+    return command(_parser(), run, words[:split], answer="the result")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,7 +133,7 @@ def _add(group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: 
     group.add_argument(flag, metavar=metavar, help=about, **more)
 
 
-def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
+def _raced(typed: str, words: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
     from nocap.sources import answer
 
@@ -144,7 +147,7 @@ def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
                 write_json(running.folder / "result.json", content)
         for table in answer.tables(running, raced):
             print(f"\n{table}")
-        write_text(running.folder / "result.html", answer.render(running, raced))
+        write_text(running.folder / "result.html", answer.render(running, raced, command=typed))
     except KeyboardInterrupt as stop:
         raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     print(f"written: {running.folder}: result.json, result.html")

@@ -287,7 +287,9 @@ def test_the_page_has_the_levels_first_and_their_effects_sorted(tmp_path: Path) 
     text = page.render(comparison)
     picture = text[text.index('<svg class="forest"') :]
     assert picture.index("mlp=c") < picture.index("lr=0.22") < picture.index("mlp=b")
-    assert picture[: picture.index("</svg>")].count("<circle") == 3  # also one that lies far from the others
+    assert (
+        picture[: picture.index("</figure>")].count("<circle") == 3
+    )  # also one that lies far from the others
     assert text.index("By factor") < text.index("Arm by arm")
     assert render(comparison).index("By factor") < render(comparison).index("Verdicts")
 

@@ -141,7 +141,9 @@ def test_a_difference_that_is_not_shown_asks_for_the_seeds_that_would_show_it(tm
     assert render(comparison).endswith(line)
     shown = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page.render(comparison))).split())
     assert line in shown
-    assert f"{headline(comparison)}." in shown
+    assert shown.startswith(headline(comparison))
+    assert "Nothing is shown to be better than base." in shown
+    assert shown.count(headline(comparison)) == 2  # the title, and below the answer
 
 
 def test_a_page_in_markdown_has_both(tmp_path: Path) -> None:

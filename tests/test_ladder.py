@@ -12,7 +12,6 @@ import pytest
 from scipy import stats
 
 from nocap.judge.verdict import Gain, Word
-from nocap.report import forest
 from nocap.store.metrics import METRICS, Per, Scale
 from nocap.study.result import StudyResult
 from tests.conftest import REPO
@@ -104,8 +103,10 @@ def test_sizes_are_of_one_machine_and_in_their_order():
     places = [text.index(part) for part in parts[:4]]
     assert places == sorted(places)
     assert [text.count(part) for part in (parts[0], parts[4], "### there")] == [1, 1, 1]
-    root = ElementTree.fromstring(forest.file(picture(every)))
-    assert len(root.findall("{*}g")) == 6  # five sizes and one fit
+    drawn = picture(every)
+    assert drawn is not None
+    root = ElementTree.fromstring(drawn.file)
+    assert len(root.findall("{*}svg/{*}g")) == 6  # five sizes and one fit
     assert picture([]) is None
 
 

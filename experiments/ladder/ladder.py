@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from markupsafe import Markup
 from trend import LEAST_SIZES, Trend, trend
 
 from nocap.judge.claim import TO_TARGET
@@ -147,7 +146,7 @@ RULE = (
 )
 
 
-def picture(every: Sequence[StudyResult]) -> Markup | None:
+def picture(every: Sequence[StudyResult]) -> forest.Forest | None:
     """The speedups over the sizes, a line each, and what the fit says of ten times the parameters."""
     lines = []
     for _, made in _by_machine(every):
@@ -196,7 +195,7 @@ def main() -> None:
     every = all_results(load(folder), folder)
     drawn = picture(every)
     assert drawn is not None, "a race has results at several scales"
-    (folder / PICTURE).write_text(forest.file(drawn))
+    (folder / PICTURE).write_text(drawn.file)
     page = folder / "README.md"
     before, _, rest = page.read_text().partition(START)
     after = rest.partition(END)[2]

@@ -353,7 +353,7 @@ def pictures(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, 
         "track3.svg": forest.svg(list(lines_3(of_the_rule(steps))), title=saved),
         "track1.svg": forest.svg(list(lines_1(comparisons)), title=faster),
     }
-    return {name: forest.file(svg) for name, svg in drawn.items()}
+    return {name: picture.file for name, picture in drawn.items()}
 
 
 def parts(steps: Sequence[Step], comparisons: Sequence[Faster]) -> dict[str, list[str]]:

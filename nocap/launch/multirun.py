@@ -407,7 +407,8 @@ def _compare(grid: Grid) -> bool:
         comparison = compare(load([grid.folder]))
         path = grid.folder / REPORT
         print(f"\n{render(comparison)}\n")
-        content = report.render(comparison).encode()
+        again = f"python -m nocap.compare {shown(grid.folder)} --html report.html"
+        content = report.render(comparison, command=again).encode()
         changed = not path.is_file() or path.read_bytes() != content
         if changed:
             write_file(path, content)

@@ -51,11 +51,40 @@ def headline(comparison: Comparison) -> str:
     found = comparison.findings.found
     if not found:
         return f"one arm, {comparison.baseline.label}, and none to compare it with"
+    return "; ".join(_all_told(comparison))
+
+
+def _all_told(comparison: Comparison) -> list[str]:
+    found = comparison.findings.found
     told = [_told(finding, METRICS[comparison.metric]) for finding in found[:NAMED]]
     rest = [finding.difference.outcome.value for finding in found[NAMED:]]
     if rest:
         told.append(f"{len(rest)} more: {counted(rest, [outcome.value for outcome in ORDER])}")
-    return "; ".join(told)
+    return told
+
+
+def answer(comparison: Comparison) -> str:
+    """Say in one line what a reader comes for: the best arm and by how much it is better, or that none is."""
+    found = comparison.findings.found
+    if not found:
+        return headline(comparison)
+    if _is_gain(found[0]):
+        return _told(found[0], METRICS[comparison.metric])
+    than = "the one before it" if comparison.against == PREVIOUS else comparison.baseline.label
+    return f"Nothing is shown to be better than {than}"
+
+
+def other_findings(comparison: Comparison) -> list[str]:
+    """List what was found beside the answer, as the headline has it."""
+    found = comparison.findings.found
+    first = 1 if found and _is_gain(found[0]) else 0
+    return _all_told(comparison)[first:]
+
+
+def _is_gain(finding: Finding) -> bool:
+    """Say whether it is shown that the loss is lower, or that equal loss takes less time."""
+    at = finding.equal_loss
+    return Outcome.better in (finding.difference.outcome, at.outcome if at is not None else None)
 
 
 def _told(finding: Finding, metric: Metric) -> str:

@@ -1,5 +1,9 @@
 """A forest plot as SVG: a line per row with its interval, the stated range behind it and the bound, over one
-axis with round ticks."""
+axis with round ticks.
+
+On a page it has no viewBox: places are shares of the width and letters keep their size, with a name above its
+line, so that it fits any screen. As a file it scales as a whole.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,24 @@ from dataclasses import dataclass
 from markupsafe import Markup, escape
 
 from nocap.config.outward import redact, visible
+from nocap.report.names import fitted
 from nocap.store.formats import MINUS
 
-LABEL, WIDTH, ROW, FOOT = 150, 720, 20, 44  # px: names to the left, the whole, a row, the axis below
-RIGHT = 24  # px right of the plot, for half of the last tick's label
-NAME = 23  # letters of a name that have room
-MOST_TICKS = 8
+WIDTH, ROW, FOOT = 720, 30, 40  # px: a file's width, a row, the axis below
+LEFT, SHARE = 3, 94  # % of the width: where the axis begins, and how long it is
+NAME = 40  # letters of a name that have room
+MOST_TICKS = 5
 FAR = 4  # times the median of the ends: what reaches further has an arrow, where far ends are cut
+FEW = 6  # rows up to which nothing is cut: each of them matters
 STYLE = """<style>
-text{font:12px system-ui,sans-serif;fill:#333}.name{text-anchor:end}
+text{font:12px system-ui,sans-serif;fill:#333}
 .tick,.axis{text-anchor:middle}.tick{fill:#666}
-path{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.bound{stroke:#333;stroke-width:2}
-.interval{stroke:#9aa5ae;stroke-width:2}circle{fill:#9aa5ae}.stated{fill:#9aa5ae;opacity:0.2}
-.shown .interval,.confirmed .interval{stroke:#0b6e4f}.shown circle,.confirmed circle{fill:#0b6e4f}
-.refuted .interval{stroke:#b3401f}.refuted circle{fill:#b3401f}
+path,line{fill:none}.grid{stroke:#e4e8ec}.base{stroke:#7a858f}.bound{stroke:#333;stroke-width:2}
+.interval{stroke:#7a858f;stroke-width:2}circle{fill:#fff;stroke:#7a858f;stroke-width:1.6}
+.stated{fill:#7a858f;opacity:0.2}
+.shown .interval,.confirmed .interval{stroke:#0b6e4f}
+.shown circle,.confirmed circle{fill:#0b6e4f;stroke:#0b6e4f}
+.refuted .interval{stroke:#b3401f}.refuted circle{fill:#b3401f;stroke:#b3401f}
 </style><rect width="100%" height="100%" fill="#fff"/>"""
 DECADES = 1.3  # from here on (in powers of ten, all above 0) an axis is logarithmic
 
@@ -40,6 +48,7 @@ class ForestRow:
     high: float
     stated: tuple[float | None, float | None] = (None, None)
     bound: float | None = None
+    arm: int | None = None  # whose row it is on a page that hides arms
 
     @property
     def ends(self) -> list[float]:
@@ -60,12 +69,37 @@ class Axis:
     ticks: list[float]
 
     def x(self, value: float) -> float:
-        """Px from the left; beyond an end at that end."""
+        """Return how far along the axis a value lies, in percent; beyond an end at that end."""
         value = min(max(value, self.low), self.high)
         low, high, value = (
             math.log(end) if self.logarithmic else end for end in (self.low, self.high, value)
         )
-        return LABEL + (value - low) / (high - low) * (WIDTH - RIGHT - LABEL)
+        return 100 * (value - low) / (high - low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forest:
+    """A picture, drawn on a page where a template names it."""
+
+    title: str  # what the axis counts
+    height: int  # px
+    content: str
+
+    def _drawn(self, attributes: str, style: str = "") -> str:
+        return (
+            f'<svg class="forest" {attributes} role="img" aria-label="{escape(self.title)}">{style}'
+            f'<svg class="area" x="{LEFT}%" width="{SHARE}%" overflow="visible">\n{self.content}\n'
+            "</svg></svg>"
+        )
+
+    def __html__(self) -> str:
+        return Markup(self._drawn(f'height="{self.height}"'))
+
+    @property
+    def file(self) -> str:
+        """Return the picture as a file that stands by itself: its style is in it."""
+        size = f'viewBox="0 0 {WIDTH} {self.height}" xmlns="http://www.w3.org/2000/svg"'
+        return f"{self._drawn(size, STYLE)}\n"
 
 
 def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False) -> Axis:
@@ -119,64 +153,53 @@ def svg(
     cut: bool = False,
     zero: bool = False,
     tick: Callable[[float], str] = number,
-) -> Markup:
-    """The picture. `tick` writes a tick's number; no change has a stronger line."""
-    scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=cut, zero=zero)
+) -> Forest:
+    """The picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of many rows, those
+    that run far out end in an arrow."""
+    far = cut and len(lines) > FEW
+    scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=far, zero=zero or cut)
     below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
-    parts = [f'<path class="base" d="M{LABEL} {below}H{WIDTH - RIGHT}"/>']
+    parts = [f'<line class="base" x2="100%" y1="{below}" y2="{below}"/>']
     for x in scale.ticks:
-        parts.append(
-            f'<path class="{"base" if x == no_change else "grid"}" d="M{scale.x(x):.1f} 0V{below}"/>'
-        )
-        parts.append(f'<text class="tick" x="{scale.x(x):.1f}" y="{below + 14}">{escape(tick(x))}</text>')
-    parts += [_row(line, scale, y=ROW * i + ROW / 2) for i, line in enumerate(lines)]
-    parts.append(
-        f'<text class="axis" x="{(LABEL + WIDTH - RIGHT) / 2:.0f}" '
-        f'y="{below + FOOT - 10}">{escape(title)}</text>'
-    )
-    head = (
-        f'<svg class="forest" viewBox="0 0 {WIDTH} {below + FOOT - 4}" role="img" '
-        f'aria-label="{escape(title)}">'
-    )
-    return Markup("\n".join([head, *parts, "</svg>"]))
+        at = f"{scale.x(x):.2f}%"
+        look = "base" if x == no_change else "grid"
+        parts.append(f'<line class="{look}" x1="{at}" x2="{at}" y2="{below}"/>')
+        parts.append(f'<text class="tick" x="{at}" y="{below + 15}">{escape(tick(x))}</text>')
+    names = fitted([visible(redact(line.label)) for line in lines], NAME)
+    for i, (line, name) in enumerate(zip(lines, names, strict=True)):
+        parts.append(_row(line, name, scale, y=ROW * i + 21))
+    parts.append(f'<text class="axis" x="50%" y="{below + FOOT - 8}">{escape(visible(redact(title)))}</text>')
+    return Forest(title=visible(redact(title)), height=below + FOOT, content="\n".join(parts))
 
 
-def file(picture: Markup) -> str:
-    """The picture as a file that stands by itself: its style is in it."""
-    return str(picture).replace(">", f' xmlns="http://www.w3.org/2000/svg">{STYLE}', 1) + "\n"
-
-
-def _short(name: str) -> str:
-    name = visible(redact(name))
-    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
-
-
-def _row(line: ForestRow, scale: Axis, *, y: float) -> str:
+def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
     """Stated range, bound, interval, middle, name; in this order, so that the measured lies above."""
     left, right = scale.low, scale.high
-    parts = []
+    parts = list[str]()
     if line.stated != (None, None):
         start, end = (
             scale.x(side if side is not None else far)
             for side, far in zip(line.stated, (left, right), strict=True)
         )
-        parts.append(
-            f'<rect class="stated" x="{start:.1f}" y="{y - 7:.1f}" '
-            f'width="{max(end - start, 1.5):.1f}" height="14"/>'
-        )
+        width = max(end - start, 0.3)
+        parts.append(f'<rect class="stated" x="{start:.2f}%" y="{y - 7}" width="{width:.2f}%" height="14"/>')
     if line.bound is not None:
-        parts.append(f'<path class="bound" d="M{scale.x(line.bound):.1f} {y - 8:.1f}v16"/>')
+        at = f"{scale.x(line.bound):.2f}%"
+        parts.append(f'<line class="bound" x1="{at}" x2="{at}" y1="{y - 8}" y2="{y + 8}"/>')
     low, high = scale.x(line.low), scale.x(line.high)
     if low != high:
-        ends = _end(low, y, 5 * (line.low < left)) + _end(high, y, -5 * (line.high > right))
-        parts.append(f'<path class="interval" d="M{low:.1f} {y:.1f}H{high:.1f}{ends}"/>')
+        parts.append(f'<line class="interval" x1="{low:.2f}%" x2="{high:.2f}%" y1="{y}" y2="{y}"/>')
+        parts.append(_end(low, y, 5 * (line.low < left)))
+        parts.append(_end(high, y, -5 * (line.high > right)))
     if left <= line.mid <= right:
-        parts.append(f'<circle cx="{scale.x(line.mid):.1f}" cy="{y:.1f}" r="3.5"/>')
-    parts.append(f'<text class="name" x="{LABEL - 10}" y="{y + 4:.1f}">{escape(_short(line.label))}</text>')
+        parts.append(f'<circle cx="{scale.x(line.mid):.2f}%" cy="{y}" r="4"/>')
+    parts.append(f'<text class="name" x="0" y="{y - 10}">{escape(name)}</text>')
+    arm = "" if line.arm is None else f' data-arm="{line.arm}"'
     title = f"<title>{escape(visible(redact(line.title)))}</title>"
-    return f'<g class="{escape(line.look)}">{title}{"".join(parts)}</g>'
+    return f'<g class="{escape(line.look)}"{arm}>{title}{"".join(parts)}</g>'
 
 
-def _end(x: float, y: float, arrow: float) -> str:
+def _end(x: float, y: int, arrow: int) -> str:
     """A stroke across; an arrow where the interval goes on beyond the axis."""
-    return f"M{x + arrow:.1f} {y - 4:.1f}L{x:.1f} {y:.1f}L{x + arrow:.1f} {y + 4:.1f}"
+    stroke = f'<path class="interval" d="M{arrow}-4L0 0L{arrow} 4"/>'
+    return f'<svg x="{x:.2f}%" y="{y}" overflow="visible">{stroke}</svg>'

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from nocap.judge.interval import ROUNDING, Estimate
 from nocap.report.table import Column, TableCell
+from nocap.store import formats
 from nocap.store.formats import NONE, count
 from nocap.store.metrics import METRICS, Better, Metric, Scale
 
@@ -76,7 +77,11 @@ def extent(x: float, metric: Metric) -> str:
     stand beside it; of a raced command's metric, which may be of any size, four digits."""
     if metric.unit and ROUNDING < abs(x) < 0.00005:
         return f"{abs(x):.1g}"
-    return f"{abs(x):.4f}" if metric.unit else f"{abs(x):.4g}"
+    return formats.fixed(abs(x), 4) if metric.unit and abs(x) >= formats.GREAT else _plain(abs(x), metric)
+
+
+def _plain(size: float, metric: Metric) -> str:
+    return f"{size:.4f}" if metric.unit else f"{size:.4g}"
 
 
 def gain(x: float, metric: Metric, scale: Scale) -> str:

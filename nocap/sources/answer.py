@@ -3,41 +3,36 @@ gains. All of it is drawn from the judge's result; here it is written, and nowhe
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
 
+from nocap import __version__
 from nocap.judge.losses import Outcome
 from nocap.judge.measured import ArmMean
 from nocap.judge.result import interval_json
 from nocap.judge.schema import to_json
 from nocap.judge.turns import RacedArm, RaceResult
-from nocap.report import forest, page
+from nocap.judge.verdict import Word
+from nocap.report import forest, page, still
 from nocap.report.page import finite
+from nocap.report.provenance import Fact
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
+from nocap.sources.command import Command
 from nocap.sources.race import Race, Raced
-from nocap.store.metrics import METRICS, Measurement, Metric, Scale
+from nocap.store.formats import NONE
+from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
 
 START_UP = "Wall-clock includes start-up."
 IGNORES_SEED = "n=1: all repeats are equal to rounding, the commands ignore their seed"
-# what the page shows of a registration
-REGISTERED = (
-    "metrics",
-    "guards",
-    "expect",
-    "target",
-    "first_seed",
-    "seeded",
-    "sessions",
-    "apart_s",
-    "at_once",
-)
+GAINS = (Outcome.better, Word.confirmed, Word.exceeded)
+HUES = 7  # of the page's style
 TEXTS = ("arm", "seed", "session")  # columns of the page's table of runs
 
 
@@ -220,17 +215,23 @@ def _of_times(race: Race) -> str:
 class _Headline:
     arm: str
     word: str
+    gain: str
     reason: str
 
 
-def render(race: Race, raced: Raced) -> str:
-    """Draw the page: headlines, tables, gains, the registration and every run."""
+def render(race: Race, raced: Raced, *, command: str | None = None) -> str:
+    """Draw the page: headlines, tables, gains, the registration and every run. `command`: what was typed."""
     result = raced.result
     metric = race.readings[0].metric
     headlines = list[_Headline]()
     for arm in result.arms:
-        headlines.append(_Headline(arm=arm.name, word=arm.word.value, reason=reason(result, arm)))
-    stated = race.stated
+        line = _Headline(
+            arm=arm.name,
+            word=arm.word.value,
+            gain=_gain(arm, metric),
+            reason=reason(result, arm),
+        )
+        headlines.append(line)
     low, high = race.expect or (None, None)
     pictures = [_forest(race, result, metric, stated=(finite(low), finite(high)))]
     for guard in race.guards:
@@ -239,14 +240,95 @@ def render(race: Race, raced: Raced) -> str:
         "race",
         kind="nocap race",
         title=f"{metric.name}, against {race.arms[0].name}",
+        answer=_answer(race, result),
+        facts=_facts(raced, command),
         verdicts=headlines,
-        tables=list(tables(race, raced)),
+        tables=[page.known(table) for table in tables(race, raced)],
         forests=[picture for picture in pictures if picture],
+        curves=_curves(race, result.n),
         when=raced.registration.at,
         arms={arm.name: shlex.join(arm.words) for arm in race.arms},
-        stated={name: json.dumps(stated[name]) for name in REGISTERED if stated[name] not in (None, [])},
+        stated=list(_stated(race)),
         rows=_every_run(_runs(race, result.n)),
     )
+
+
+def _gain(arm: RacedArm, metric: Metric) -> str:
+    cell = _drawn(arm.measured[metric.name], metric, Scale.difference)
+    return "" if cell is None or cell.text == NONE else str(cell)
+
+
+def _answer(race: Race, result: RaceResult) -> str:
+    """Name the best of the arms that gain, and its gain; or say that none does."""
+    metric = race.readings[0].metric
+    base = race.arms[0].name
+    better = [arm for arm in result.arms if arm.word in GAINS]
+    if not better:
+        return f"Nothing is shown to be better than {base} in {metric.name}"
+    best = max(better, key=lambda arm: arm.gain.mid)
+    return f"{best.name} against {base}: {metric.name} {_gain(best, metric)}, {best.word.value}"
+
+
+def _facts(raced: Raced, command: str | None) -> list[Fact]:
+    found = [
+        Fact(name="registered", text=raced.registration.at[:10]),
+        Fact(name="repeats", text=str(raced.result.n)),
+        Fact(name="judged by nocap", text=__version__),
+    ]
+    return [*found, Fact(name="command", text=command, code=True)] if command else found
+
+
+def _stated(race: Race) -> Iterator[tuple[str, str]]:
+    """Yield what was registered beside the arms, in words."""
+    for reading in race.readings:
+        place = f" of {reading.file}" if reading.file else ""
+        yield "metric", f"{reading.what}{place}; {reading.better.value} is better"
+    for guard in race.guards:
+        yield "guard", f"{guard.reading.what} may be worse by {guard.margin:g} at most"
+    if race.expect is not None:
+        yield "expected gain", _between(*race.expect)
+    if race.target is not None:
+        yield "target", f"{race.target:g}"
+    yield "seeds", f"from {race.first_seed} on" if race.seeded else "the commands take none"
+    if race.sessions > 1:
+        yield "sessions", f"{race.sessions}, {race.apart_s:g} s apart, of {race.pairs} repeats in all"
+    if race.jobs > 1:
+        yield "runs", "several at once, so that no time is known"
+
+
+def _between(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f"{low:g} or more"
+    return f"{high:g} or less" if math.isinf(low) else f"{low:g} to {high:g}"
+
+
+def _curves(race: Race, n: int) -> Markup | None:
+    """Draw the metric over the steps that the commands printed; `None` where they printed none."""
+    lines = list[still.StillLine]()
+    for i, arm in enumerate(race.arms):
+        line = still.StillLine(
+            name=arm.name,
+            color=f"var(--hue-{i % HUES})",
+            dash=still.DASHES[i % len(still.DASHES)],
+            symbol=i % len(still.SYMBOLS),
+            hollow=False,
+            points=_mean_curve(race, arm, n),
+        )
+        lines.append(line)
+    if not any(len(line.points) > 1 for line in lines):
+        return None
+    return still.chart(lines, x="steps", y=race.readings[0].name, named=True)
+
+
+def _mean_curve(race: Race, arm: Command, n: int) -> list[tuple[float, float]]:
+    """Return the mean at the steps that all repeats of an arm printed."""
+    values = dict[float, list[float]]()
+    for repeat in range(n):
+        points = race.readings[0].curve(race.place(arm, repeat))
+        for step, value in {step: value for step, value, _ in points if step is not None}.items():
+            values.setdefault(step, []).append(value)
+    means = [(step, fmean(some)) for step, some in sorted(values.items()) if len(some) == n]
+    return [point for point in means if math.isfinite(point[1])]
 
 
 def _forest(
@@ -256,8 +338,10 @@ def _forest(
     *,
     stated: tuple[float | None, float | None] = (None, None),
     bound: float | None = None,
-) -> Markup | None:
-    """Draw the gains in one metric; `None` where none has an interval, as of one seed."""
+) -> forest.Forest | None:
+    """Draw the differences in one metric, on its own axis; `None` where none has an interval, as of one
+    seed. `stated` and `bound` are gains."""
+    lower = metric.better is Better.lower
     lines = list[forest.ForestRow]()
     for arm in result.arms:
         gain = arm.measured[metric.name].estimate
@@ -267,17 +351,23 @@ def _forest(
                     label=arm.name,
                     title=f"{arm.name}: {measured(gain, metric, Scale.difference)}",
                     look=arm.word.value.replace(" ", "-"),
-                    mid=gain.mid,
-                    low=gain.low,
-                    high=gain.high,
-                    stated=stated,
-                    bound=bound,
+                    mid=-gain.mid if lower else gain.mid,
+                    low=-gain.high if lower else gain.low,
+                    high=-gain.low if lower else gain.high,
+                    stated=_turned(stated) if lower else stated,
+                    bound=-bound if lower and bound is not None else bound,
                 )
             )
     if not lines:
         return None
-    title = f"{metric.name}: how much {metric.better.value} than {race.arms[0].name}'s; right is better"
+    side = "left" if lower else "right"
+    title = f"{metric.name} less {race.arms[0].name}'s; {side} is better"
     return forest.svg(lines, title=title, cut=True)
+
+
+def _turned(ends: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+    low, high = ends
+    return (None if high is None else -high, None if low is None else -low)
 
 
 def _every_run(runs: Sequence[Mapping[str, object]]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -9,12 +10,22 @@ NONE = "–"
 MINUS = "−"
 
 
+GREAT = 1e6  # from here on a number with decimals has a power of ten
+
+
 def fixed(value: float | None, digits: int) -> str:
-    """Return `1,234.5`, with a true minus."""
+    """Return `1,234.5`, with a true minus; of a great number `1.000e30`."""
     if value is None:
         return NONE
+    if digits and GREAT <= abs(value) < math.inf:
+        return powers(value)
     rounded = round(value, digits) + 0.0  # adding 0 takes the minus from a rounded −0
     return f"{rounded:,.{digits}f}".replace("-", MINUS)
+
+
+def powers(value: float) -> str:
+    """Return `1.000e30`, of a number for which no column has room."""
+    return f"{value:.3e}".replace("e+", "e").replace("-", MINUS)
 
 
 loss = partial(fixed, digits=4)

@@ -464,11 +464,16 @@ def _linked(row: Row) -> str:
 
 
 def _link(statement: str, study: str) -> str:
-    return f"[{statement}]({quote(study, errors='replace')}/README.md)"
+    return f"[{statement}]({page_of(study)})"
+
+
+def page_of(study: str) -> str:
+    """Return where a study's page lies, from the board's."""
+    return f"{quote(study, errors='replace')}/README.md"
 
 
 def html(about: str, parts: Sequence[Section]) -> str:
-    """Return the page. It has no script: CSS hides what the filter leaves out."""
+    """Return the page. CSS hides the verdicts that the filter leaves out; a script finds words."""
     every = counted_rows(parts)
     of_all = list(chain(*(part.rows for part in parts)))
     words = Counter(row.word for row in every)
@@ -488,6 +493,7 @@ def html(about: str, parts: Sequence[Section]) -> str:
         words=words,
         sections=[(_capital(part.title), part.rows) for part in parts if part.rows],
         details=DETAILS,
+        page_of=page_of,
         plots=plots(of_all),
         bare=bare,
     )

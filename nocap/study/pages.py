@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median_high
 
-from markupsafe import Markup
-
 from nocap.config.bounded import read_text
 from nocap.config.keys import require
 from nocap.config.outward import redact
@@ -256,7 +254,7 @@ def _section(result: StudyResult, some: Sequence[Row]) -> list[str]:
 # --- forest plots -------------------------------------------------------------------------------------------
 
 
-def plots(every: Sequence[Row]) -> list[tuple[str, Markup]]:
+def plots(every: Sequence[Row]) -> list[tuple[str, forest.Forest]]:
     """Return the title and the picture of each unit's rows, in the rows' order."""
     units: dict[str, list[Row]] = {}
     for row in every:
@@ -282,7 +280,7 @@ def _unit(row: Row) -> str:
     return "the baseline's use over the arm's; right is less"
 
 
-def _plot(title: str, some: Sequence[Row]) -> Markup:
+def _plot(title: str, some: Sequence[Row]) -> forest.Forest:
     """Draw the rows of one unit."""
     claim = some[0].claim
     metric = METRICS[claim.metric]
@@ -301,7 +299,7 @@ def _line(row: Row) -> forest.ForestRow:
     measured = row.cells["measured"]
     title = f"{claim.statement}: {row.verdict}. Measured: {measured}. Expected: {expected(claim)}."
     return forest.ForestRow(
-        label=f"{claim.arm}, {METRICS[claim.metric].title}",
+        label=f"{claim.id} {claim.arm}",
         title=title,
         look=row.word,
         mid=shown.mid,

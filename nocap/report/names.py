@@ -1,0 +1,32 @@
+"""Names of arms that fit: without what all of them have in common, then cut in the middle, where two names
+differ least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+
+def fitted(names: Sequence[str], most: int) -> list[str]:
+    """Return the names with at most `most` letters each. All are as they were where all fit."""
+    if all(len(name) <= most for name in names):
+        return list(names)
+    common = _common(names)
+    return [_cut(f"…{name[common:]}" if common else name, most) for name in names]
+
+
+def _common(names: Sequence[str]) -> int:
+    """Return how many letters all names begin with, up to the end of a word."""
+    if len(names) < 2:
+        return 0
+    columns = zip(*names, strict=False)
+    same = len(list(takewhile(lambda letters: len(set(letters)) == 1, columns)))
+    return max(names[0].rfind(end, 0, same) + 1 for end in " .,/-_")
+
+
+def _cut(name: str, most: int) -> str:
+    if len(name) <= most:
+        return name
+    tail = (most - 1) // 2
+    head = most - 1 - tail
+    return f"{name[:head]}…{name[len(name) - tail :]}"

@@ -1,0 +1,73 @@
+"""Where a comparison's figures come from, for one line of a page: when, by which versions, on what, of which
+data and code, and what was typed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from nocap.judge.compared import Comparison
+from nocap.store.formats import shorten
+from nocap.store.runs import Record
+
+COMMIT = 12  # letters of a hash
+MOST = 3  # machines, or versions, that are named
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fact:
+    """A part of the line. `code`: it is to be typed."""
+
+    name: str
+    text: str
+    code: bool = False
+
+
+def facts(comparison: Comparison, command: str | None) -> list[Fact]:
+    """Return what is known, in the line's order."""
+    runs = [run for run, _ in comparison.runs]
+    found = [
+        Fact(name="runs of", text=_dates(runs)),
+        Fact(name="nocap", text=_each(run.manifest["versions"].get("nocap") for run in runs)),
+        Fact(name="torch", text=_each(run.manifest["versions"].get("torch") for run in runs)),
+        Fact(name="on", text=_each(map(_machine, runs))),
+        Fact(name="data", text=_each(map(_data, runs))),
+        Fact(name="commit", text=_each(map(_commit, runs))),
+        Fact(name="command", text=command or "", code=True),
+    ]
+    return [fact for fact in found if fact.text]
+
+
+def _each(texts: Iterable[object]) -> str:
+    """Return what the runs have, each text once."""
+    return shorten(dict.fromkeys(str(text) for text in texts if text), most=MOST)
+
+
+def _dates(runs: Iterable[Record]) -> str:
+    days = sorted({run.started[:10] for run in runs if run.started})
+    return " to ".join(dict.fromkeys([*days[:1], *days[-1:]]))
+
+
+def _machine(run: Record) -> str:
+    """Name the hardware; the name of the computer is nobody's business."""
+    name = run.hardware.get("name")
+    if not name:
+        return ""
+    devices = run.machine.devices
+    return f"{devices} × {name}" if devices > 1 else str(name)
+
+
+def _data(run: Record) -> str:
+    name = str(run.manifest["options"].get("data", ""))
+    tokens = str(run.parts.get("data", ""))[:COMMIT]
+    return " ".join(_there([name, tokens]))
+
+
+def _commit(run: Record) -> str:
+    commit = str(run.manifest["git"].get("commit") or "")[:COMMIT]
+    changed = run.manifest["git"].get("diff_sha256")
+    return f"{commit} with changes" if commit and changed else commit
+
+
+def _there(texts: Iterable[str]) -> Iterator[str]:
+    return (text for text in texts if text)

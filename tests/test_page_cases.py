@@ -1,0 +1,269 @@
+"""Pages of made cases in a real browser: names of 300 letters, letters that turn a text around, losses of
+1e30, curves of two points. On any screen, by touch and by keys, in dark, on paper, without
+JavaScript, in forced colours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nocap.judge.compare import compare
+from nocap.judge.compared import Comparison
+from nocap.report import comparison as report
+from nocap.sources import answer
+from nocap.store.runs import Found, Record
+from tests.conftest import REPO
+from tests.made_grid import made, record_of, with_summary
+from tests.test_race import made_race
+from tests.test_report_browser import Tab, browser, opened
+
+__all__ = ["browser", "opened"]  # fixtures
+
+WIDTHS = (320, 390, 768, 1280, 2560)
+LONG = "a_name_that_no_screen_holds_" * 11
+HUGE = 1e30
+REDRAW_MS = 250  # of 60 arms; 720 before, some 60 on an idle core
+LIGHTEST = 120_000  # bytes of a page of six arms
+
+# The rules of axe that a page of ours can break, written small. Each returns what breaks it.
+RULES = """
+() => {
+  const all = (selector) => [...document.querySelectorAll(selector)].filter((at) => at.checkVisibility());
+  const name = (at) => at.ariaLabel || at.labels?.[0]?.textContent.trim() || at.textContent.trim();
+  const wrong = [];
+  const say = (rule, found) => wrong.push(...found.map((at) => `${rule}: ${at.outerHTML.slice(0, 80)}`));
+  const named = all("button, input, a, summary, table, nav, [role=img], [role=group]");
+  say("a name", named.filter((at) => !name(at)));
+  say("a scope", all("th").filter((at) => !at.scope));
+  const ids = [...document.querySelectorAll("[id]")];
+  say("one id", ids.filter((at) => ids.some((other) => other !== at && other.id === at.id)));
+  say("a target", all("a[href^='#']").filter((at) => !document.getElementById(at.hash.slice(1))));
+  say("one h1", all("h1").slice(1));
+  const rgb = (text) => (text.match(/[\\d.]+/g) ?? []).map(Number);
+  const light = (colour) => {
+    const linear = (x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+    const [r, g, b] = colour.map((x) => linear(x / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  function behind(at) {
+    for (let one = at; one; one = one.parentElement) {
+      const colour = rgb(getComputedStyle(one).backgroundColor);
+      if (colour.length === 3) return colour;
+    }
+    return [255, 255, 255];
+  }
+  const contrast = (a, b) => (Math.max(light(a), light(b)) + 0.05) / (Math.min(light(a), light(b)) + 0.05);
+  const hasText = (at) => [...at.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+  const texts = "p, li, td, th span, dt, dd, h1, h2, h3, small, b, code, summary, button:enabled, figcaption";
+  const own = all(texts).filter(hasText);
+  say("4.5:1 for text", own.filter((at) => contrast(rgb(getComputedStyle(at).color), behind(at)) < 4.5));
+  const drawn = all(".plot .line, .plot .end, .forest .interval, .forest circle, .sample path");
+  say("3:1 for marks", drawn.filter((at) => contrast(rgb(getComputedStyle(at).stroke), behind(at)) < 3));
+  say("12 px", all("body *").filter(hasText).filter((at) => parseFloat(getComputedStyle(at).fontSize) < 12));
+  say("numbers", all("svg [d*=NaN], svg [x*=NaN], svg [y*=NaN], svg [d*=Infinity]"));
+  return wrong;
+}
+"""
+
+
+def case(record: Record) -> Record:
+    """Make each arm another case."""
+    if record.arm == "flash-gelu3x":
+        return replace(record, name=f"{LONG}-{record.name}")
+    if record.arm == "gqa-gelu4x":
+        curve = replace(record.curve, val_loss=[HUGE] * len(record.curve.step))
+        return replace(with_summary(record, val_loss=HUGE, val_bpb=HUGE), curve=curve)
+    if record.arm == "mha-gelu4x":
+        ends = {name: getattr(record.curve, name)[::40] for name in record.curve.__dataclass_fields__}
+        return replace(record, curve=type(record.curve)(**ends))
+    if record.arm == "sliding-gelu3x":
+        return replace(record, name=f"good\u202edab-{record.name}")
+    return record
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cases") / "report.html"
+    report.write(replace(made(3, case), problems=[LONG]), path, command="python -m nocap.compare outputs")
+    return path
+
+
+def crowd() -> Comparison:
+    """Sixty arms with three seeds."""
+    records = list[Record]()
+    for i in range(60):
+        for seed in range(3):
+            run = record_of("flash", "gelu4x", seed)
+            shift = 0.0005 * i
+            curve = replace(run.curve, val_loss=[loss + shift for loss in run.curve.val_loss])
+            config = {**run.config, "optimizer.lr": 0.001 * (i + 1)}
+            run = replace(run, identity=f"{i}-{seed}", arm=f"arm-{i}", config=config, curve=curve)
+            records.append(with_summary(run, val_loss=curve.val_loss[-1]))
+    return compare(Found(records=records))
+
+
+@pytest.mark.gate
+def test_one_page_of_all_cases_fits_each_screen_and_breaks_no_rule(
+    opened: Callable[..., Tab], cases: Path
+) -> None:
+    tab = opened(cases)
+    assert "\u202e" not in tab.page.content()
+    assert any(r"good\u202edab" in name for name in tab.plotted("curves"))
+    for width in WIDTHS:
+        tab.page.set_viewport_size({"width": width, "height": 800})
+        tab.settle()
+        assert tab.scrolls() <= width
+        assert tab.page.evaluate(RULES) == []
+        _, zero = tab.boxes("#arms .forest line.base")
+        assert 0 <= zero[0] <= width
+    for scheme in ("dark", "light"):
+        tab.page.emulate_media(color_scheme=scheme)
+        assert tab.page.evaluate(RULES) == []
+
+
+@pytest.mark.slow
+def test_arrow_keys_read_a_chart_and_leave_it(opened: Callable[..., Tab], cases: Path) -> None:
+    tab = opened(cases)
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.className") == "skip"
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate("document.activeElement.id") == "main"
+    tab.page.focus("#curves")
+    tip = tab.page.locator("#curves .tip")
+    said = list[str]()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowUp", "ArrowLeft"):
+        tab.page.keyboard.press(key)
+        said.append(tip.inner_text())
+    assert said[0] != said[1]
+    assert said[1].split(",")[0] != said[2].split(",")[0]
+    assert said[3] == said[1]
+    assert said[4] == said[0]
+    tab.page.keyboard.press("Escape")
+    assert not tip.is_visible()
+
+
+@pytest.mark.slow
+def test_a_tap_pins_a_reading_and_a_tap_elsewhere_takes_it_away(
+    opened: Callable[..., Tab], tmp_path: Path
+) -> None:
+    report.write(made(2), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html", width=390, has_touch=True)
+    chart = tab.page.locator("#times")
+    chart.scroll_into_view_if_needed()
+    point = tab.page.locator("#times .point").first.bounding_box()
+    tab.page.touchscreen.tap(point["x"] + 2, point["y"] + 2)
+    assert "s of training" in tab.page.locator("#times .tip").inner_text()
+    box = chart.bounding_box()
+    tab.page.touchscreen.tap(box["x"] + 3, box["y"] + box["height"] - 3)
+    assert not tab.page.locator("#times .tip").is_visible()
+    tab.page.tap("nav button[data-arm='1']")
+    assert tab.page.locator(".plot .faded").count() == 0
+
+
+@pytest.mark.slow
+def test_a_double_click_copies_a_whole_cell(opened: Callable[..., Tab], cases: Path) -> None:
+    tab = opened(cases)
+    cell = tab.page.locator("#arms tr[data-arm='1'] td").nth(1)
+    cell.dblclick()
+    assert tab.page.evaluate("getSelection().toString()").strip() == cell.inner_text().strip()
+    assert tab.page.locator("tr.off").count() == 0
+
+
+@pytest.mark.slow
+def test_rows_are_found_and_sorted(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    report.write(made(2), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    tab.page.fill("nav input", "swiglu")
+    assert len(tab.each("#arms tbody tr:not(.unfound)", "0")) == 4
+    tab.page.fill("nav input", "")
+    tab.page.click("#arms th >> text=val loss")
+    losses = tab.each("#arms tbody tr", "Number(at.cells[2].dataset.v)")
+    assert losses == sorted(losses)
+    tab.page.click("#arms th >> text=val loss")
+    assert tab.each("#arms tbody tr", "Number(at.cells[2].dataset.v)") == losses[::-1]
+
+
+@pytest.mark.slow
+def test_without_javascript_there_are_pictures_tables_and_a_word_in_their_place(
+    opened: Callable[..., Tab], cases: Path
+) -> None:
+    tab = opened(cases, java_script_enabled=False, last=None)
+    for plot in ("curves", "times"):
+        assert tab.page.locator(f"#{plot} .still").bounding_box()["height"] > 300
+    assert tab.page.locator("noscript", has_text="JavaScript is off").count() == 2
+    assert not tab.page.locator(".controls").is_visible()
+    assert tab.page.locator("nav button:enabled").count() == 0
+    assert tab.page.locator("#clock .bar").count() == 12
+    assert tab.page.locator("label.search >> visible=true").count() == 0
+
+
+@pytest.mark.slow
+def test_forced_colours_keep_what_is_pressed_and_drawn(opened: Callable[..., Tab], cases: Path) -> None:
+    tab = opened(cases, forced_colors="active")
+    pressed, other = (
+        tab.each(f"[data-x][aria-pressed={state}]", "getComputedStyle(at).backgroundColor")[0]
+        for state in ("true", "false")
+    )
+    assert pressed != other
+    (text,) = tab.each("body", "getComputedStyle(at).color")
+    assert tab.each("#curves .mark", "getComputedStyle(at).stroke")[-1] == text
+
+
+@pytest.mark.slow
+def test_paper_has_no_controls_and_cuts_nothing_off(opened: Callable[..., Tab], cases: Path) -> None:
+    tab = opened(cases, width=1040)
+    tab.page.emulate_media(media="print")
+    assert tab.scrolls() <= 1040
+    assert not tab.page.locator(".controls").is_visible()
+    assert tab.each("#arms thead", "getComputedStyle(at).display") == ["table-header-group"]
+    assert set(tab.each("#arms tbody tr", "getComputedStyle(at).breakInside")) == {"avoid"}
+
+
+@pytest.mark.slow
+def test_sixty_arms_are_told_apart_and_drawn_at_once(opened: Callable[..., Tab], tmp_path: Path) -> None:
+    report.write(crowd(), tmp_path / "report.html")
+    tab = opened(tmp_path / "report.html")
+    looks = tab.each("nav .sample g", "at.innerHTML + at.getAttribute('style')")
+    assert len(set(looks)) == 60
+    assert tab.page.locator("nav").bounding_box()["height"] <= 90
+    assert tab.page.locator("#curves .label").count() == 0  # they would not tell apart
+    button = "document.querySelector('[data-y=val_bpb]')"
+    took = f"(() => {{ const at = performance.now(); {button}.click(); return performance.now() - at; }})()"
+    assert min(tab.page.evaluate(took) for _ in range(5)) < REDRAW_MS
+
+
+@pytest.mark.slow
+def test_a_page_of_six_arms_is_light() -> None:
+    runs = [
+        record_of(attention, mlp, seed)
+        for attention in ("flash", "gqa")
+        for mlp in ("gelu4x", "gelu3x", "swiglu")
+        for seed in range(3)
+    ]
+    assert len(report.render(compare(Found(records=runs))).encode()) <= LIGHTEST
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+def test_pages_of_a_race_and_of_studies_fit_and_break_no_rule(
+    opened: Callable[..., Tab], tmp_path: Path, width: int
+) -> None:
+    raced = made_race(tmp_path, random.Random(3), gain=30.0, pairs=3)
+    (tmp_path / "race.html").write_text(answer.render(raced, raced.run()))
+    for path in (tmp_path / "race.html", REPO / "experiments" / "board.html"):
+        tab = opened(path, width=width, last=None)
+        assert tab.scrolls() <= width
+        assert tab.page.evaluate(RULES) == []
+
+
+@pytest.mark.slow
+def test_claims_are_found_by_a_word(opened: Callable[..., Tab]) -> None:
+    tab = opened(REPO / "experiments" / "board.html", last=None)
+    every = tab.page.locator(".claim >> visible=true").count()
+    tab.page.fill("input[type=search]", "gqa")
+    found = tab.page.locator(".claim >> visible=true")
+    assert 0 < found.count() < every
