@@ -116,6 +116,8 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     number("--sessions", "N", "of timing; three or more that lie --apart give times a verdict", default=1)
     add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)")
     add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
+    about = "a command before each run, outside its clock; {arm} and {seed} are the run's"
+    add("--prepare", "COMMAND", about, default="")
     number("--jobs", "N", "runs at once on this machine (default: 1); of more no time is known", default=1)
     add(
         "--output-dir",
@@ -160,13 +162,19 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
     readings, guards = _readings(asked)
     timeout_s = duration_s(asked.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", asked.timeout)
+    from nocap.sources import arms as sides
+
+    prepare = sides.split(asked.prepare, "--prepare")
     how = {
+        "prepare": prepare,
         "timeout_s": timeout_s,
         "keep": [asked.file] if asked.file else [],
         "alone": asked.jobs == 1,
     }
     apart_s, expect = duration_s(asked.apart or "10m", "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, words, undo)
+    if prepare:
+        arms = sides.prepared(arms, prepare)
     racing = Race(
         arms=arms,
         readings=readings,

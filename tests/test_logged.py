@@ -14,7 +14,7 @@ from nocap.model.logged import Logs, log
 from tests.conftest import SMALL, Door, rows_of, the_run
 from tests.test_ideas import advance, trainee_of
 
-CODE = '''
+CODE = """
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ class GatedMlp(Mlp):
 
     def build(self, d_model):
         return Gated(d_model)
-'''
+"""
 LOG = 'log(self, "gate", gate_BTC)'
 
 

@@ -244,6 +244,39 @@ WORDS = (
 )
 
 
+def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced, monkeypatch):
+    (repo / "prepare.py").write_text(
+        "import pathlib, sys, time\n"
+        "time.sleep(0.4)\n"
+        "path = pathlib.Path('data') / 'prepared.txt'\n"
+        "path.write_text(path.read_text() + ' '.join(sys.argv[1:]) + ';' if path.exists() else '')\n"
+    )
+    (repo / "data" / "prepared.txt").write_text("")
+    monkeypatch.setenv("EXTRA", "print('METRIC seen', open('data/prepared.txt').read())")
+    answer = raced(*GAINING, "--pairs", "3", "--prepare", f"{PYTHON} prepare.py {{arm}} {{seed}}")
+    # the arms take turns
+    order = "base 0;idea 0;idea 1;base 1;base 2;idea 2;"
+    assert (repo / "data" / "prepared.txt").read_text() == order
+    assert all(row["wall_s"] < 0.4 for row in answer["measurements"])
+    plain = raced(*GAINING, "--pairs", "3")
+    assert plain["arms"]["base"][0] != answer["arms"]["base"][0]  # another preparation is another arm
+    assert verdict(plain) == verdict(answer)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ("no_such_program x", 2, "--prepare must begin with a program that is there, got no_such_program"),
+        ("make && make", 2, "--prepare must be without &&"),
+        (f"{PYTHON} -c 'print(7); raise SystemExit(3)'", 1, "base, seed 0: --prepare: exit code 3; see "),
+    ],
+)
+def test_what_cannot_prepare_ends_the_race(repo, failed, words, code, line):
+    ended_with, said = failed(*GAINING, "--prepare", words)
+    assert ended_with == code
+    assert line in said
+
+
 def test_words(repo, raced):
     """Of six runs, each asked anew."""
     for words, word in WORDS:

@@ -20,7 +20,6 @@ HEADER_BYTES, TOKEN_BYTES = 1024, 2
 Tokens = npt.NDArray[np.uint16]
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shard:
     """What one whole read of a shard found."""
