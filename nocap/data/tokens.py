@@ -78,7 +78,8 @@ def raw_count(path: str, head: bytes, size: int, raw: TokenType) -> int:
     width = dtype_of(raw).itemsize
     if size == 0 or size % width != 0:
         raise ValueError(
-            f"{path}: a file of {raw.value} without a header must have a multiple of {width} bytes, got {size}"
+            f"{path}: a file of {raw.value} without a header must have a multiple of {width} bytes, "
+            f"got {size}"
         )
     return size // width
 
@@ -93,8 +94,8 @@ def read_count(path: str, header: bytes, size: int) -> int:
     magic, version, count = (int(value) for value in np.frombuffer(header, dtype="<i4", count=3))
     if magic != MAGIC:
         raise ValueError(
-            f"{path}: a shard must start with the magic number {MAGIC}, got {magic} (a file without a header, "
-            "as nanoGPT writes it, is read with data.dtype=uint16 or uint32)"
+            f"{path}: a shard must start with the magic number {MAGIC}, got {magic} (a file without a "
+            "header, as nanoGPT writes it, is read with data.dtype=uint16 or uint32)"
         )
     if version != VERSION:
         raise ValueError(f"{path}: a shard's version must be {VERSION}, got {version}")
