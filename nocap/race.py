@@ -59,7 +59,7 @@ class _Metric(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
     split = words.index("--") if "--" in words else len(words)
-    return command(_parser(), partial(_raced, words[split + 1 :]), words[:split], answer="the result")
+    return command(_parser(), partial(_raced, words), words[:split], answer="the result")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,10 +132,11 @@ def _add(group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: 
     group.add_argument(flag, metavar=metavar, help=about, **more)
 
 
-def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
+def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
     from nocap.sources import answer
 
+    words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
         with ExitStack() as undo:
             running = _race(asked, words, undo)
@@ -143,6 +144,7 @@ def _raced(words: Sequence[str], asked: argparse.Namespace) -> int:
             with lease.acquire(running.folder):
                 raced = running.run()
                 content = answer.written(running, raced)
+                content["next"] = answer.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
         for table in answer.tables(running, raced):
             print(f"\n{table}")

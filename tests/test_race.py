@@ -244,6 +244,27 @@ WORDS = (
 )
 
 
+def test_a_program_goes_on_by_the_next_command_alone(repo, raced):
+    words = [*ALIKE, "--first-seed", "5", "--pairs", "3"]
+    first = raced(*words)
+    step = first["next"]
+    assert step["command"][:3] == ["python", "-m", "nocap.race"]
+    assert (step["pairs"], step["pairs_left"]) == (6, 0)
+    seconds = [row["wall_s"] for row in first["measurements"]]
+    # of two arms, three pairs more
+    assert step["minutes"] == pytest.approx(sum(seconds) / 60, abs=1e-3)
+    there = {path.stat().st_mtime_ns for path in ended(repo)}
+    second = raced(*[word for word in step["command"][3:] if word != "--json"])
+    assert verdict(second)[1] == 6
+    assert second["hash"] == first["hash"]  # the same race
+    assert there < {path.stat().st_mtime_ns for path in ended(repo)}
+
+
+def test_a_race_with_an_answer_has_no_next_command(repo, raced):
+    step = raced(*GAINING, "--pairs", "12")["next"]
+    assert step == {"command": None, "minutes": None, "pairs": None, "pairs_left": 9}
+
+
 def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced, monkeypatch):
     (repo / "prepare.py").write_text(
         "import pathlib, sys, time\n"

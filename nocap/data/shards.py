@@ -76,8 +76,8 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
 def scan(
     path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False, raw: TokenType | None = None
 ) -> Shard:
-    """Check a whole shard: header, size, every id below `vocab_size`, and its sha256. `raw`: of a file without
-    a header.
+    """Check a whole shard: header, size, every id below `vocab_size`, and its sha256. `raw`: of a file
+    without a header.
 
     The result is cached in `cache_dir/scans` under the file's real path, size, modification time and inode:
     while those are the same, a second scan costs a stat. `reread` reads every byte again, and refuses a file

@@ -1,5 +1,5 @@
-"""A run's model as Hugging Face's `transformers` reads it: its weights under the names of GPT-2 or Llama, where
-the run's options have a counterpart there."""
+"""A run's model as Hugging Face's `transformers` reads it: its weights under the names of GPT-2 or Llama,
+where the run's options have a counterpart there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WITHOUT = "with --hf: no model of transformers has another"
 
 
 def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
-    """Write `config.json` and `model.safetensors` of the run's newest valid checkpoint, and return what kind of
-    model that is.
+    """Write `config.json` and `model.safetensors` of the run's newest valid checkpoint, and return what kind
+    of model that is.
 
     Errors:
         ValueError: an option of the run has no counterpart, or as for `trained`.
