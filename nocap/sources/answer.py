@@ -107,9 +107,9 @@ def _named(race: Race, row: Measurement) -> dict[str, object]:
 
 
 def next_step(race: Race, raced: Raced, words: Sequence[str]) -> dict[str, object]:
-    """Say what a program does next: the command that goes on with more pairs, null where none would change the
-    answer; what it takes, null where no time is known; and how many of the pairs that were allowed are left.
-    `words`: those of this race's command."""
+    """Say what a program does next: the command that goes on with more pairs, null where none would change
+    the answer; what it takes, null where no time is known; and how many of the pairs that were allowed are
+    left. `words`: those of this race's command."""
     n = raced.result.n
     more = [size for size in analyses() if size > max(n, race.pairs)]
     over = raced.result.is_decided or raced.result.ignores_seed or race.sessions > 1
