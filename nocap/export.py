@@ -1,5 +1,5 @@
 """`python -m nocap.export`: a run's model as one safetensors file, which `nocap.api.load_model` reads, and
-plain torch."""
+plain torch; or as a folder that Hugging Face's transformers reads."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    if options.hf is not None:
+        return _export_hf(options)
+    if options.file is None:  # one word alone is the file
+        options.run, options.file = LAST, options.run and Path(options.run)
+    require(options.file is not None, "FILE", "be given, or --hf FOLDER", "none")
+    options.run = options.run or LAST
     require(options.file.suffix == ".safetensors", "FILE", "end in .safetensors", options.file)
     check_writable("FILE", options.file)
     run_dir = find_one(options.run, outputs=options.output_dir)
@@ -33,6 +39,22 @@ def _export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _export_hf(options: argparse.Namespace) -> int:
+    folder = options.hf
+    require(options.file is None, "FILE", "be left out with --hf", options.file)
+    is_free = not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+    require(is_free, "--hf", "be a new or empty folder", folder)
+    run_dir = find_one(options.run or LAST, outputs=options.output_dir)
+    if options.allow_code:
+        use_copies(run_dir)
+    from nocap.training.hf import export_hf  # torch
+
+    about = export_hf(run_dir, folder, log=lambda line: print(f"nocap: {line}", file=sys.stderr))
+    print(f"{about['name']} at step {about['step']}, as {about['model_type']}: {folder}")
+    options.answer(about)
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nocap.export",
@@ -41,11 +63,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "run",
         nargs="?",
-        default=LAST,
         metavar="RUN",
         help="a name, its beginning, an identity, last (the default), or a folder",
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="what to write, as in model.safetensors")
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", type=Path, help="what to write, as in model.safetensors"
+    )
+    about = "write a new folder in its place, which transformers reads: GPT-2 or Llama"
+    parser.add_argument("--hf", metavar="FOLDER", type=Path, help=about)
     add_outputs(parser)
     add_allow_code(parser)
     return parser

@@ -60,9 +60,7 @@ class _Metric(argparse.Action):
 def main(argv: list[str] | None = None) -> int:
     words = outside.arguments(argv)
     split = words.index("--") if "--" in words else len(words)
-    typed = f"python -m nocap.race {shlex.join(words)}"
-    run = partial(_raced, typed, words[split + 1 :])
-    return command(_parser(), run, words[:split], answer="the result")
+    return command(_parser(), partial(_raced, words), words[:split], answer="the result")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -119,6 +117,8 @@ def _add_runs(group: argparse._ArgumentGroup) -> None:
     number("--sessions", "N", "of timing; three or more that lie --apart give times a verdict", default=1)
     add("--apart", "TIME", "between sessions: 30s, 10m, 2h (default: 10m)")
     add("--timeout", "TIME", "of a run (default: 12h)", default="12h")
+    about = "a command before each run, outside its clock; {arm} and {seed} are the run's"
+    add("--prepare", "COMMAND", about, default="")
     number("--jobs", "N", "runs at once on this machine (default: 1); of more no time is known", default=1)
     add(
         "--output-dir",
@@ -133,10 +133,11 @@ def _add(group: argparse._ArgumentGroup, flag: str, metavar: str | None, about: 
     group.add_argument(flag, metavar=metavar, help=about, **more)
 
 
-def _raced(typed: str, words: Sequence[str], asked: argparse.Namespace) -> int:
+def _raced(typed: Sequence[str], asked: argparse.Namespace) -> int:
     from nocap.config.errors import StoppedError
     from nocap.sources import answer
 
+    words = typed[typed.index("--") + 1 :] if "--" in typed else []
     try:
         with ExitStack() as undo:
             running = _race(asked, words, undo)
@@ -144,10 +145,12 @@ def _raced(typed: str, words: Sequence[str], asked: argparse.Namespace) -> int:
             with lease.acquire(running.folder):
                 raced = running.run()
                 content = answer.written(running, raced)
+                content["next"] = answer.next_step(running, raced, typed)
                 write_json(running.folder / "result.json", content)
         for table in answer.tables(running, raced):
             print(f"\n{table}")
-        write_text(running.folder / "result.html", answer.render(running, raced, command=typed))
+        command_line = f"python -m nocap.race {shlex.join(typed)}"
+        write_text(running.folder / "result.html", answer.render(running, raced, command=command_line))
     except KeyboardInterrupt as stop:
         raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     print(f"written: {running.folder}: result.json, result.html")
@@ -163,13 +166,19 @@ def _race(asked: argparse.Namespace, words: Sequence[str], undo: ExitStack) -> R
     readings, guards = _readings(asked)
     timeout_s = duration_s(asked.timeout, "--timeout")
     require(timeout_s > 0, "--timeout", "be above 0", asked.timeout)
+    from nocap.sources import arms as sides
+
+    prepare = sides.split(asked.prepare, "--prepare")
     how = {
+        "prepare": prepare,
         "timeout_s": timeout_s,
         "keep": [asked.file] if asked.file else [],
         "alone": asked.jobs == 1,
     }
     apart_s, expect = duration_s(asked.apart or "10m", "--apart"), _expected(asked.expect)
     arms, begin = _arms(asked, words, undo)
+    if prepare:
+        arms = sides.prepared(arms, prepare)
     racing = Race(
         arms=arms,
         readings=readings,

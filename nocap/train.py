@@ -53,6 +53,7 @@ def main() -> None:
                     equal_loss=flags.equal_loss,
                     until_shown=flags.until_shown,
                     timer=InTurns.of(flags.time),
+                    skip_refused=flags.skip_refused,
                 )
             )
 
@@ -87,6 +88,7 @@ def _answered(flags: argparse.Namespace) -> int | None:
             equal_loss=flags.equal_loss,
             until_shown=flags.until_shown,
             timer=InTurns.of(flags.time),
+            skip_refused=flags.skip_refused,
         )
     else:
         return None

@@ -12,6 +12,7 @@ import struct
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
@@ -22,12 +23,12 @@ import tiktoken.load
 import tiktoken.registry
 
 from nocap.config.compose import compose
-from nocap.data import corpus, made, overlap, shards, synthetic, tokenizer
+from nocap.data import batches, corpus, made, overlap, shards, synthetic, tokenizer
 from nocap.data.__main__ import main
-from nocap.data.prepare import prepare
+from nocap.data.prepare import Dataset, prepare
 from nocap.data.shards import scan, write_shard
 from nocap.data.tokens import map_tokens
-from nocap.options.data import Order
+from nocap.options.data import Order, TokenType
 from nocap.options.data.synthetic import Synthetic
 from nocap.options.data.text import Text
 from nocap.options.tokenizer.vocabulary import BuiltIn, Vocabulary
@@ -636,6 +637,59 @@ def test_shards_that_cannot_be_used_are_refused(folder, capsys, train, val, word
     (folder / "copy.bin").write_bytes((folder / "train_0.bin").read_bytes())
     (folder / "notes.txt").write_text("hello")
     assert words.format(folder=folder) in refused(["prepare", *of_shards(folder, train, val)], capsys)
+
+
+# --- files without a header, as nanoGPT writes them ---------------------------------------------------------
+
+
+def of_raw(folder: Path, dtype: str) -> list[str]:
+    """The folder's shards without their headers, written as nanoGPT does, by NumPy's own `tofile`."""
+    for path in sorted(folder.glob("*.bin")):
+        tokens = np.fromfile(path, dtype="<u2", offset=1024)
+        tokens.astype(dtype).tofile(folder / f"{path.stem}.{dtype}")
+    return [*of_shards(folder, f"train_*.{dtype}", f"val_*.{dtype}"), f"data.dtype={dtype}"]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_a_file_without_a_header_has_the_tokens_of_the_shard_with_one(folder, cache, dtype):
+    written = []
+    for words in (of_shards(folder), of_raw(folder, dtype)):
+        run = compose(words)
+        dataset = prepare(run.data, run.tokenizer, cache_dir=cache)
+        windows = [batches.Windows([shard], **ONE_BY_ONE) for shard in (*dataset.train, *dataset.val)]
+        written.append([read.at(range(read.n)).tolist() for read in windows])
+    assert written[0] == written[1]
+    assert dataset.source["dtype"] == dtype
+
+
+ONE_BY_ONE = {"seq_len": 3, "order": Order.sequential, "read_sequences": 1, "seed": 0}
+
+
+def test_the_type_of_tokens_is_in_the_fingerprint(folder: Path, cache: Path):
+    np.arange(1, 41, dtype=np.uint16).tofile(folder / "raw")
+    shard = scan(folder / "raw", vocab_size=257, cache_dir=cache, raw=TokenType.uint16)
+    as_16 = Dataset(train=(shard,), val=(), vocab_size=257, source={})
+    as_32 = replace(as_16, train=(replace(shard, raw="uint32"),))  # the same bytes are other tokens
+    assert as_16.fingerprint != as_32.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "dtype", "words"),
+    [
+        (b"\1\2\3", "uint16", "a file of uint16 without a header must have a multiple of 2 bytes, got 3"),
+        (b"\1\0" * 3, "uint32", "a file of uint32 without a header must have a multiple of 4 bytes, got 6"),
+        (b"", "uint16", "must have a multiple of 2 bytes, got 0"),
+        (raw_shard([1, 2, 3]), "uint16", "data.dtype must be null for a shard with a header"),
+        (b"\1\0\0\0" * 9, "uint16", "data.dtype must be uint32, got uint16, with 0 for every second token"),
+        (b"\1\0" * 8, "uint32", "below 257, the tokenizer's vocabulary, got 65537 at token 0"),
+        (b"\1\0" * 600, "null", "is read with data.dtype=uint16 or uint32"),
+    ],
+)
+def test_a_bad_file_without_a_header_is_refused(folder, capsys, content, dtype, words):
+    (folder / "train.raw").write_bytes(content)
+    (folder / "val.raw").write_bytes(content)
+    argv = ["prepare", *of_shards(folder, "train.raw", "val.raw"), f"data.dtype={dtype}"]
+    assert words in refused(argv, capsys)
 
 
 # --- the door -----------------------------------------------------------------------------------------------

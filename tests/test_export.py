@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import shutil
 from dataclasses import replace
@@ -21,6 +22,7 @@ from nocap.config.bounded import parse_yaml
 from nocap.config.compose import compose
 from nocap.config.plain import dump, to_plain
 from nocap.store.record import digest
+from nocap.training.hf import architecture
 from nocap.training.trained import exported, trained
 from tests.conftest import REPO, SMALL, Undisturbed
 from tests.in_process import planned, start
@@ -251,3 +253,61 @@ def test_other_code_than_the_runs_is_named(
         exported(file, log=said.append)
     assert f"{path} is not the code that this run was trained with" in said[0]
     os.environ.pop(outside.VARIABLE)
+
+
+# --- Hugging Face -------------------------------------------------------------------------------------------
+
+COUNTERPARTS = {
+    "llama": ("mlp=swiglu", "norm=rmsnorm_gain", "model.n_head=4", "attention=gqa", "attention.n_kv_heads=2"),
+    "llama untied": ("mlp=swiglu", "model.tie_head=false", "model.residual_scale=both", "position.base=5000"),
+    "gpt2": ("position=learned", "norm=layernorm", "mlp=gelu4x"),
+    "gpt2 untied": ("position=learned", "norm=layernorm", "norm.bias=false", "model.tie_head=false"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of a library that is not nocap's
+@pytest.mark.parametrize("words", COUNTERPARTS.values(), ids=COUNTERPARTS)
+def test_transformers_computes_the_runs_own_logits(words: tuple[str, ...], tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    run_dir = planned(tmp_path, *words).run_dir
+    start(planned(tmp_path, *words))
+    folder = tmp_path / "hf"
+    assert export.main([str(run_dir), "--hf", str(folder)]) == 0
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, output_loading_info=True, attn_implementation="eager"
+    )
+    assert [*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]] == []
+    _, model, _ = trained(run_dir)
+    with torch.no_grad():
+        expected = model.logits(TOKENS)
+        got = theirs.eval()(TOKENS).logits
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert float(expected.std()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("words", "rule"),
+    [
+        ((), "mlp.activation must be swiglu with --hf beside position=rope, as llama has, got gelu"),
+        (("mlp=swiglu", "norm=layernorm"), "norm.norm must be rms with --hf beside position=rope"),
+        (("mlp=swiglu", "position=none"), "position must be rope (as Llama) or learned (as GPT-2)"),
+        (("mlp=swiglu", "ideas=[x0]"), "ideas must be empty with --hf"),
+        (("mlp=swiglu", "model.qk_norm=true"), "model.qk_norm must be false with --hf"),
+        (("mlp=swiglu", "model.logit_softcap=15"), "model.logit_softcap must be null with --hf"),
+        (("mlp=swiglu", "attention=sliding"), "attention.kind must be global with --hf"),
+        (
+            ("position=learned", "norm=layernorm", "model.n_head=4", "attention=mqa"),
+            "attention.n_kv_heads must be model.n_head=4 with --hf beside position=learned, as gpt2 has",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(words: tuple[str, ...], rule: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        architecture(compose([*SMALL, *words]))
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        export.main(["last", "--hf", str(tmp_path)])
+    assert capsys.readouterr().err == f"nocap: --hf must be a new or empty folder, got {tmp_path}\n"

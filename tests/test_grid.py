@@ -72,6 +72,39 @@ def test_the_first_cell_decides_the_compilation_for_all(tmp_path, monkeypatch):
     assert again == [cell.plan.run for cell in grid.cells]
 
 
+FITTING = ("model.n_head=2,4", "attention.n_kv_heads=1,4")
+MISFIT = "attention.n_kv_heads must divide model.n_head=2, got 4"
+
+
+def test_what_is_refused_is_left_out_and_named_and_the_rest_is_the_same_grid(tmp_path, capsys):
+    """As of the cells that fit, typed one by one."""
+    words = [*CELL, f"output_dir={tmp_path}", *FITTING, "seed=0,1"]
+    seen = []
+    look = lambda grid: seen.append(grid) or ""  # noqa: E731
+    assert multirun(words, look=look, skip_refused=True) == 0
+    said = capsys.readouterr().out
+    assert f"left out: model.n_head=2 attention.n_kv_heads=4: {MISFIT}\n" in said
+    pairs = ("2 1", "4 1", "4 4")
+    shapes = [pair.split() for pair in pairs]
+    arms = [f"model.n_head={heads} attention.n_kv_heads={kv}" for heads, kv in shapes]
+    typed = [f"{arm} seed={seed}" for arm in arms for seed in (0, 1)]
+    expected = checked(tmp_path, *typed, swept=("model.n_head", "attention.n_kv_heads", "seed"))
+    assert [cell.label for cell in seen[0].cells] == [cell.label for cell in expected.cells]
+    assert seen[0].folder == expected.folder
+    assert [(each.cells, each.reason) for each in seen[0].left_out] == [(2, MISFIT)]
+    seen[0].write()
+    (row,) = json.loads((seen[0].folder / "grid.json").read_text())["left_out"]
+    assert row["arm"] == "model.n_head=2 attention.n_kv_heads=4"
+
+
+def test_a_grid_of_which_nothing_fits_is_refused(tmp_path):
+    words = [*CELL, f"output_dir={tmp_path}", "model.n_head=2", "attention.n_kv_heads=3,4"]
+    with pytest.raises(ValueError, match="2 of 2 cells refused; none was trained"):
+        multirun(words, look=str, skip_refused=True)
+    with pytest.raises(ValueError, match="--skip-refused must be left out of a search"):
+        multirun([*words, "search=random", "optimizer.lr=interval(1e-4,1e-2)"], skip_refused=True)
+
+
 def test_a_run_that_is_asked_for_twice_is_trained_once_and_that_is_said(tmp_path):
     said = []
     grid = checked(

@@ -244,6 +244,60 @@ WORDS = (
 )
 
 
+def test_a_program_goes_on_by_the_next_command_alone(repo, raced):
+    words = [*ALIKE, "--first-seed", "5", "--pairs", "3"]
+    first = raced(*words)
+    step = first["next"]
+    assert step["command"][:3] == ["python", "-m", "nocap.race"]
+    assert (step["pairs"], step["pairs_left"]) == (6, 0)
+    seconds = [row["wall_s"] for row in first["measurements"]]
+    # of two arms, three pairs more
+    assert step["minutes"] == pytest.approx(sum(seconds) / 60, abs=1e-3)
+    there = {path.stat().st_mtime_ns for path in ended(repo)}
+    second = raced(*[word for word in step["command"][3:] if word != "--json"])
+    assert verdict(second)[1] == 6
+    assert second["hash"] == first["hash"]  # the same race
+    assert there < {path.stat().st_mtime_ns for path in ended(repo)}
+
+
+def test_a_race_with_an_answer_has_no_next_command(repo, raced):
+    step = raced(*GAINING, "--pairs", "12")["next"]
+    assert step == {"command": None, "minutes": None, "pairs": None, "pairs_left": 9}
+
+
+def test_what_prepares_a_run_comes_before_each_and_counts_in_no_time(repo, raced, monkeypatch):
+    (repo / "prepare.py").write_text(
+        "import pathlib, sys, time\n"
+        "time.sleep(0.4)\n"
+        "path = pathlib.Path('data') / 'prepared.txt'\n"
+        "path.write_text(path.read_text() + ' '.join(sys.argv[1:]) + ';' if path.exists() else '')\n"
+    )
+    (repo / "data" / "prepared.txt").write_text("")
+    monkeypatch.setenv("EXTRA", "print('METRIC seen', open('data/prepared.txt').read())")
+    answer = raced(*GAINING, "--pairs", "3", "--prepare", f"{PYTHON} prepare.py {{arm}} {{seed}}")
+    # the arms take turns
+    order = "base 0;idea 0;idea 1;base 1;base 2;idea 2;"
+    assert (repo / "data" / "prepared.txt").read_text() == order
+    assert all(row["wall_s"] < 0.4 for row in answer["measurements"])
+    plain = raced(*GAINING, "--pairs", "3")
+    assert plain["arms"]["base"][0] != answer["arms"]["base"][0]  # another preparation is another arm
+    assert verdict(plain) == verdict(answer)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ("no_such_program x", 2, "--prepare must begin with a program that is there, got no_such_program"),
+        ("make && make", 2, "--prepare must be without &&"),
+        (f"{PYTHON} -c 'print(7); raise SystemExit(3)'", 1, "base, seed 0: --prepare: exit code 3; see "),
+    ],
+)
+def test_what_cannot_prepare_ends_the_race(repo, failed, words, code, line):
+    ended_with, said = failed(*GAINING, "--prepare", words)
+    assert ended_with == code
+    assert line in said
+
+
 def test_words(repo, raced):
     """Of six runs, each asked anew."""
     for words, word in WORDS:

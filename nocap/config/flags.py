@@ -52,6 +52,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
         ("--fail-fast",),
         ("--detach",),
         ("--equal-loss",),
+        ("--skip-refused",),
     ):
         parser.add_argument(*names, action="store_true")
     parser.add_argument("--until-shown", metavar="SEEDS")
@@ -68,6 +69,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     of_grids = {"--multirun": flags.multirun, "--plan": flags.plan, "--zip": flags.zip}
     of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach, "--equal-loss": flags.equal_loss}
     of_grids |= {"--until-shown": flags.until_shown, "--time": flags.time}
+    of_grids |= {"--skip-refused": flags.skip_refused}
     beside = [name for name, given in of_grids.items() if given and (flags.cfg or flags.info)]
     require(not beside, "--cfg" if flags.cfg else "--info", "be asked of one run", " ".join(beside))
     require(bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone")
@@ -109,6 +111,7 @@ Grids (--multirun): every combination of what is swept; then a table with interv
   search=tpe 'optimizer.lr=interval(1e-4,1e-2)'  draws trials in place of combinations:
                                 also tag(log,interval(…)), int(interval(…))
   --zip --fail-fast --detach    lists in pairs; stop at the first failure; leave the cells to Slurm
+  --skip-refused                leave out the combinations that are refused, and train the rest
   --equal-loss                  the baseline at 0.7 and 1.4 of its steps too: time at equal loss
   --until-shown 24              more seeds, up to so many, until what is open is shown
   --time 60                     time the arms in turns for a minute when all are trained

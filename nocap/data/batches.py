@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nocap.config.run import Run
-from nocap.data.tokens import Shard, map_tokens
+from nocap.data.tokens import Shard
 from nocap.options.data import Order
 
 
@@ -54,7 +54,7 @@ class Windows:
             raise ValueError(f"data must {rule}, got {sum(shard.tokens for shard in shards)} in all")
         self.seq_len, self.order, self.seed = seq_len, order, seed
         # the same memory; memmap's own indexing is slow
-        self._tokens = [np.asarray(map_tokens(shard.path)) for shard in shards]
+        self._tokens = [np.asarray(shard.map()) for shard in shards]
         self._ends: list[int] = np.cumsum(self.counts).tolist()
         self._epoch, self._permutation = -1, np.empty(0, np.int64)
         self._all = self.n

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nocap.data.tokens import Shard, map_tokens
+from nocap.data.tokens import Shard
 
 PASSAGE = 64  # tokens
 LEAST = 32  # passages that a share is made of
@@ -44,7 +44,7 @@ def share_in_training(train: Sequence[Shard], val: Sequence[Shard]) -> float | N
 def _hashes(shard: Shard, bits: int) -> Iterator[Hashes]:
     """Yield the hashes of the passages that are looked at, whose first `bits` are 0. A passage's hash is
     Σ (token + 1)·Mⁱ modulo 2^64, a difference of two sums from the chunk's beginning on."""
-    tokens = map_tokens(shard.path)
+    tokens = shard.map()
     powers, inverses = _powers(MULTIPLIER), _powers(pow(MULTIPLIER, -1, 2**64))
     for start in range(0, len(tokens), CHUNK):
         chunk = tokens[start : start + CHUNK + PASSAGE - 1].astype(np.uint64) + np.uint64(1)

@@ -30,12 +30,16 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 over the shards' hashes, in order, and the vocabulary's size."""
-        parts = [
+        """sha256 over the shards' hashes, in order, the vocabulary's size, and of files without a header the
+        type of their tokens."""
+        parts: list[object] = [
             [shard.sha256 for shard in self.train],
             [shard.sha256 for shard in self.val],
             self.vocab_size,
         ]
+        raw = self.train[0].raw
+        if raw is not None:
+            parts.append(raw)
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
@@ -96,7 +100,8 @@ def _locate(data: Data, tokenizer: Tokenizer, cache_dir: Path) -> ShardSet:
 
 def _check(path: Path, shard_set: ShardSet, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
     try:
-        shard = scan(path, vocab_size=vocab_size, cache_dir=cache_dir, reread=reread)
+        raw = shard_set.raw
+        shard = scan(path, vocab_size=vocab_size, cache_dir=cache_dir, reread=reread, raw=raw)
         expected = shard_set.expected.get(path, shard.sha256)
         if shard.sha256 != expected:
             raise ValueError(f"{path}: its sha256 must be {expected}, got {shard.sha256}")

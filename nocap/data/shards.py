@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from nocap.config.paths import expanded
-from nocap.data.tokens import HEADER_BYTES, MAGIC, VERSION, Shard, map_tokens, os_errors_refused, read_count
+from nocap.data.tokens import (
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    Shard,
+    dtype_of,
+    os_errors_refused,
+    raw_count,
+    read_count,
+)
+from nocap.options.data import TokenType
 from nocap.store.files import write_file
 
 CHUNK_BYTES = 1 << 22  # read at once in a scan; even, so that no token is split
@@ -32,6 +42,7 @@ class ShardSet:
     expected: dict[Path, str] = field(default_factory=dict)
     remedy: dict[Path, str] = field(default_factory=dict)  # what the user can do about a bad shard
     published: bool = False  # the split is others', which is not looked into
+    raw: TokenType | None = None  # of files without a header; None: they have one
 
 
 def write_json(path: Path, content: object) -> None:
@@ -62,8 +73,11 @@ def write_shard(path: Path, tokens: npt.NDArray[Any]) -> str:
 
 
 @os_errors_refused()
-def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) -> Shard:
-    """Check a whole shard: header, size, every id below `vocab_size`, and its sha256.
+def scan(
+    path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False, raw: TokenType | None = None
+) -> Shard:
+    """Check a whole shard: header, size, every id below `vocab_size`, and its sha256. `raw`: of a file
+    without a header.
 
     The result is cached in `cache_dir/scans` under the file's real path, size, modification time and inode:
     while those are the same, a second scan costs a stat. `reread` reads every byte again, and refuses a file
@@ -78,11 +92,12 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
     if not stat.S_ISREG(found_stat.st_mode):
         raise ValueError(f"{absolute}: a shard must be a regular file")
     stamp = _stamp(found_stat)
-    record = cache_dir / "scans" / f"{hashlib.sha256(real.encode()).hexdigest()[:32]}.json"
+    name = real if raw is None else f"{real} {raw.value}"
+    record = cache_dir / "scans" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
     known = _cached_scan(record, stamp)
     scanned = known
     if scanned is None or reread:
-        scanned = _read_whole(absolute, stamp)
+        scanned = _read_whole(absolute, stamp, raw)
         if known is not None and known != scanned:
             then, now = known["sha256"], scanned["sha256"]
             raise ValueError(
@@ -90,9 +105,9 @@ def scan(path: Path, *, vocab_size: int, cache_dir: Path, reread: bool = False) 
                 f"got {now}"
             )
         write_json(record, {"format": SCAN_FORMAT, "path": real, "stamp": stamp, "found": scanned})
-    shard = Shard(path=absolute, **scanned)
+    shard = Shard(path=absolute, **scanned, raw=None if raw is None else raw.value)
     if shard.max_id >= vocab_size:
-        tokens = map_tokens(absolute)
+        tokens = shard.map()
         offset = int(np.argmax(tokens >= vocab_size))  # of the first
         rule = f"token ids must be below {vocab_size}, the tokenizer's vocabulary"
         raise ValueError(f"{absolute}: {rule}, got {tokens[offset]} at token {offset}")
@@ -120,15 +135,25 @@ def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
         return None
 
 
-def _read_whole(name: str, stamp: list[int]) -> dict[str, Any]:
+def _read_whole(name: str, stamp: list[int], raw: TokenType | None) -> dict[str, Any]:
     digest, max_id = hashlib.sha256(), 0
+    dtype = dtype_of(raw or TokenType.uint16)
+    zeros = raw is TokenType.uint16  # so far, in every second place
     with open(name, "rb") as file:
-        header = file.read(HEADER_BYTES)
-        count = read_count(name, header, stamp[0])
-        digest.update(header)
+        head = file.read(HEADER_BYTES)
+        if raw is None:
+            count = read_count(name, head, stamp[0])
+            digest.update(head)
+        else:
+            count = raw_count(name, head, stamp[0], raw)
+            file.seek(0)
         while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
-            max_id = max(max_id, int(np.frombuffer(chunk, dtype="<u2").max()))
+            tokens = np.frombuffer(chunk, dtype=dtype)
+            max_id = max(max_id, int(tokens.max()))
+            zeros = zeros and not tokens[1::2].any()
         if _stamp(os.fstat(file.fileno())) != stamp:
             raise ValueError(f"{name}: a shard must not change while it is read")
+    if zeros and count > 1:
+        raise ValueError(f"{name}: data.dtype must be uint32, got uint16, with 0 for every second token")
     return {"tokens": count, "sha256": digest.hexdigest(), "max_id": max_id}

@@ -6,8 +6,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,11 +38,21 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """An arm of a grid that is refused."""
+
+    arm: str  # the overrides that the grid varies, without the seed
+    reason: str
+    cells: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Grid:
     name: str
     folder: Path
     swept: tuple[str, ...]  # keys
     cells: tuple[Cell, ...]
+    left_out: tuple[LeftOut, ...] = ()  # what was asked for, and is refused
 
     def write(self, *, more: Mapping[str, Any] | None = None, stage: Path | None = None) -> None:
         """Write `grid.json`, where `nocap.compare` finds the grid's runs; `more`: what else it holds."""
@@ -60,6 +71,8 @@ class Grid:
             for cell in self.cells
         ]
         content = {"name": self.name, "swept": self.swept, **(more or {}), "cells": cells}
+        if self.left_out:
+            content["left_out"] = [asdict(each) for each in self.left_out]
         write_json(self.folder / GRID, content, stage=stage)
 
 
@@ -140,19 +153,22 @@ def check(
     log: Callable[[str], None],
     datasets: Datasets | None = None,
     lengths: Sequence[Sequence[str]] = (),
+    skip_refused: bool = False,
 ) -> Grid:
     """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order
-    given, each run once. `lengths`: cells more, of the first arm at other lengths.
+    given, each run once. `lengths`: cells more, of the first arm at other lengths. `skip_refused`: leave out
+    the cells that are invalid.
 
     Errors:
-        ValueError: at least one cell is invalid; a line for each. Nothing has been written but the data's
-            cache.
+        ValueError: at least one cell is invalid, or with `skip_refused` all are; a line for each. Nothing has
+            been written but the data's cache.
     """
     valid, experiments, bad = list[Cell](), set[str | None](), list[tuple[str, str]]()
     first, datasets = cast(Composed | None, None), Datasets() if datasets is None else datasets
     # by its steps a person tells a length from the arm
     shown = [*swept, "trainer.steps"] if lengths else swept
-    for overrides in (*cells, *lengths):
+    other_lengths = list[Cell]()
+    for place, overrides in enumerate((*cells, *lengths)):
         label = " ".join(override for override in overrides if key_of(override) in shown) or "the only cell"
         try:
             composed = as_in(first, overrides, compose)
@@ -166,7 +182,15 @@ def check(
         for notice in planned.notices:
             log(f"note: {notice}")
         valid.append(Cell(overrides=composed.overrides, label=label if swept else planned.name, plan=planned))
+        if place >= len(cells):
+            other_lengths.append(valid[-1])
         experiments.add(composed.choices.get("experiment"))
+    left_out = list[LeftOut]()
+    if skip_refused and valid:
+        left_out = _left_out(bad)
+        bad = []
+        for each in left_out:
+            log(f"left out: {each.arm}: {each.reason}")
     if len(outputs := {cell.plan.run.output_dir for cell in valid}) > 1:
         bad.append(
             (f"output_dir={','.join(sorted(outputs))}", "output_dir must be the same for all cells of a grid")
@@ -181,7 +205,7 @@ def check(
     ordered = list(distinct.values())
     folder = _folder(ordered, swept=swept, prefix=experiments.pop() if len(experiments) == 1 else None)
     asked = seeds_asked(cell.plan for cell in ordered)
-    for cell in valid[len(cells) :]:
+    for cell in other_lengths:
         asked[cell.plan.arm] = replace(asked[cell.plan.arm], length_of=valid[0].plan.arm)
     named = tuple(
         replace(
@@ -190,7 +214,16 @@ def check(
         )
         for cell in ordered
     )
-    return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named)
+    return Grid(name=folder.name, folder=folder, swept=tuple(swept), cells=named, left_out=tuple(left_out))
+
+
+def _left_out(bad: Sequence[tuple[str, str]]) -> list[LeftOut]:
+    """An arm once, whatever its seeds."""
+    counts = Counter[tuple[str, str]]()
+    for label, reason in bad:
+        words = [word for word in label.split() if key_of(word) != "seed"]
+        counts[" ".join(words) or label, reason] += 1
+    return [LeftOut(arm=arm, reason=reason, cells=n) for (arm, reason), n in counts.items()]
 
 
 def key_of(override: str) -> str:

@@ -39,12 +39,14 @@ from nocap.options.launcher import Launcher, OfCluster, Target
 from nocap.options.launcher.pool import Pool
 from nocap.options.launcher.slurm import Slurm
 from nocap.store.files import write_file
+from nocap.store.formats import plural
 from nocap.store.tracking import gathered, left, track_comparison
 
 if TYPE_CHECKING:
     from nocap.judge.compared import Comparison
 
 TIME = "--time"
+SKIP = "--skip-refused"
 
 
 class Timer(Protocol):
@@ -76,15 +78,17 @@ def multirun(
     equal_loss: bool = False,
     until_shown: str | None = None,
     timer: Timer | None = None,
+    skip_refused: bool = False,
 ) -> int:
     """Train the grid of these overrides, or with `look` only print what that says of it. Its exit code.
     `zipped`: what is swept goes in pairs, but for seeds. `fail_fast`: the first cell that fails stops the
     others. `detach`: leave the cells to Slurm once they are handed over; the same command later reports.
     `equal_loss`: train the baseline at its other lengths, too. `until_shown`: go on with more seeds, up to so
     many, until what is open is shown. `timer`: what times the arms in turns, when all of them are trained.
+    `skip_refused`: train the cells that are valid, and name those that are left out.
 
     Errors:
-        ValueError: an override or a cell is invalid. Nothing was trained.
+        ValueError: an override is invalid, or a cell, or with `skip_refused` every cell. Nothing was trained.
     """
     # as Hydra's plugin is called
     renamed = [word.replace("hydra/launcher=submitit_slurm", "hydra/launcher=slurm") for word in overrides]
@@ -95,6 +99,7 @@ def multirun(
     if searched is not None:
         others = {"--plan": look, "--zip": zipped, "--fail-fast": fail_fast, "--detach": detach}
         others |= {lengths.FLAG: equal_loss, until.FLAG: until_shown is not None, TIME: timer is not None}
+        others |= {SKIP: skip_refused}
         wrong = ", ".join(flag for flag, value in others.items() if value)
         require(not wrong, wrong, "be left out of a search", f"search={searched.sampler.name}")
         return _search(searched, asked, launcher)
@@ -103,10 +108,13 @@ def multirun(
 
     def grid_of(overrides: Sequence[Override]) -> Grid:
         cells = expand(overrides, zipped=zipped)
-        grid = _checked(cells, swept, launcher)
+        grid = _checked(cells, swept, launcher, skip_refused=skip_refused)
         if not equal_loss:
             return grid
-        whole = _checked(cells, swept, launcher, more=lengths.cells_of(grid, composed))
+        more = lengths.cells_of(grid, composed)
+        fitting = [cell.overrides for cell in grid.cells]  # what is left out was said
+        whole = _checked(fitting, swept, launcher, more=more)
+        whole = replace(whole, left_out=grid.left_out)
         print(lengths.cost(grid, whole), flush=True)
         return whole
 
@@ -166,11 +174,13 @@ def _checked(
     launcher: Launcher | None,
     *,
     more: Sequence[Sequence[str]] = (),
+    skip_refused: bool = False,
 ) -> Grid:
     """Return the grid of these cells, and of `more` that show the first arm at other lengths."""
     if isinstance(launcher, OfCluster):
-        return _for_target(cells, swept, launcher, more=more)
-    return check(cells, swept=swept, compose=composed, log=print, lengths=more)
+        return _for_target(cells, swept, launcher, more=more, skip_refused=skip_refused)
+    how = {"log": print, "lengths": more, "skip_refused": skip_refused}
+    return check(cells, swept=swept, compose=composed, **how)
 
 
 def _trained(
@@ -237,6 +247,7 @@ def _for_target(
     launcher: OfCluster,
     *,
     more: Sequence[Sequence[str]],
+    skip_refused: bool,
 ) -> Grid:
     """The grid as runs on the machines of a cluster."""
     target = launcher.target
@@ -247,7 +258,8 @@ def _for_target(
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
-        grid = check(cells, swept=swept, compose=compose, log=print, lengths=more)
+        how = {"log": print, "lengths": more, "skip_refused": skip_refused}
+        grid = check(cells, swept=swept, compose=compose, **how)
     whole = [
         replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
         for cell in grid.cells
@@ -350,6 +362,8 @@ def _report(
     now = sum(result.trained and result.status == "finished" for _, result in ended)
     told = [f"{n} {STATUSES.get(status, status)}" for status, n in sorted(counts.items())]
     print(f"grid {grid.name}: {', '.join(told)}; {now} trained now", flush=True)
+    for each in grid.left_out:
+        print(f"left out: {each.arm} ({plural(each.cells, 'cell')}): {each.reason}", flush=True)
     for cell, result in ended:
         if result.status != "finished" and not (stopped and result.status == "waiting"):
             _explain(cell, result)

@@ -47,5 +47,7 @@ def _prepare() -> None:
     dynamo.recompile_limit = max(dynamo.recompile_limit, VERSIONS)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 4 * VERSIONS)
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores")  # fp32 means fp32 here
+    # what a module logs in a part that is computed again in the backward pass
+    dynamo.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     # it would cut a region where DDP's bucket ends; each region's backward is a bucket's worth already
     dynamo.optimize_ddp = False

@@ -27,6 +27,7 @@ class Loss(NamedTuple):
 
     total: Tensor
     parts: dict[str, Tensor] = {}  # noqa: RUF012  # shared and never changed
+    logged: dict[str, Tensor] = {}  # noqa: RUF012  # what modules log beside it: `nocap.model.logged`
 
     def plus(self, more: dict[str, Tensor]) -> Loss:
         """With further parts, which have gradients."""

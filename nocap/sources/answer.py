@@ -13,6 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nocap import __version__
+from nocap.judge.interval import analyses
 from nocap.judge.losses import Outcome
 from nocap.judge.measured import ArmMean
 from nocap.judge.result import interval_json
@@ -24,7 +25,7 @@ from nocap.report.page import finite
 from nocap.report.provenance import Fact
 from nocap.report.table import Column, Table, TableCell
 from nocap.report.words import measured, values
-from nocap.sources.command import Command
+from nocap.sources.command import Command, result
 from nocap.sources.race import Race, Raced
 from nocap.store.formats import NONE
 from nocap.store.metrics import METRICS, Better, Measurement, Metric, Scale
@@ -96,6 +97,46 @@ def _runs(race: Race, n: int) -> list[dict[str, object]]:
 def _named(race: Race, row: Measurement) -> dict[str, object]:
     session = race.question.session(row.repeat - race.first_seed)
     return {"arm": row.arm, "seed": row.repeat, "session": session}
+
+
+def next_step(race: Race, raced: Raced, words: Sequence[str]) -> dict[str, object]:
+    """Say what a program does next: the command that goes on with more pairs, null where none would change
+    the answer; what it takes, null where no time is known; and how many of the pairs that were allowed are
+    left. `words`: those of this race's command."""
+    n = raced.result.n
+    more = [size for size in analyses() if size > max(n, race.pairs)]
+    over = raced.result.is_decided or raced.result.ignores_seed or race.sessions > 1
+    pairs = None if over or not more else more[0]
+    return {
+        "command": None if pairs is None else _with_pairs(words, pairs),
+        "minutes": None if pairs is None else _minutes(race, pairs),
+        "pairs": pairs,
+        "pairs_left": max(race.pairs - n, 0),
+    }
+
+
+def _with_pairs(words: Sequence[str], pairs: int) -> list[str]:
+    """Return the command of a race of so many pairs at most."""
+    split = words.index("--") if "--" in words else len(words)
+    kept = list[str]()
+    skips = False
+    for word in words[:split]:
+        if not skips and word != "--pairs" and not word.startswith("--pairs="):
+            kept.append(word)
+        skips = word == "--pairs"
+    return ["python", "-m", "nocap.race", "--pairs", str(pairs), *kept, *words[split:]]
+
+
+def _minutes(race: Race, pairs: int) -> float | None:
+    """Return what the runs that are missing take, by those that are there."""
+    total_s = 0.0
+    for arm in race.arms:
+        ended = [result(race.place(arm, repeat)) for repeat in range(pairs)]
+        times = [float(run["wall_s"]) for run in ended if run and "wall_s" in run]
+        if not times:
+            return None
+        total_s += (pairs - len(times)) * fmean(times)
+    return round(total_s / 60, 3)
 
 
 # --- as tables ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from fnmatch import fnmatch
 from functools import cache, partial
 from glob import has_magic
@@ -67,7 +68,7 @@ def of_commands(
     written = [path.resolve() for path in apart]
     packages = cache(_packages)  # of a Python that several arms name
     for name, words in commands:
-        _check_program(name, words, here)
+        _check_program(f"arm {name}", words, here)
         # a command raced against itself has runs of its own
         twins = sum(arm.words == tuple(words) for arm in made)
         program = _program(words, here)
@@ -142,12 +143,23 @@ def split(text: str, key: str) -> list[str]:
     return words
 
 
+def prepared(arms: Sequence[Command], words: Sequence[str]) -> list[Command]:
+    """Return the arms as other ones, before whose runs this command runs.
+
+    Errors:
+        ValueError: it begins with no program.
+    """
+    for arm in arms:
+        _check_program("--prepare", words, arm.cwd)
+    return [replace(arm, content=digest([arm.content, list(words)])) for arm in arms]
+
+
 def _check_program(name: str, words: Sequence[str], at: Path) -> None:
     there = bool(words) and (shutil.which(words[0]) is not None or os.access(at / words[0], os.X_OK))
     rule = "begin with a program that is there"
     if words and re.match(r"\w+=", words[0]):
         rule += f" (env {words[0]} PROGRAM sets a variable)"
-    require(there, f"arm {name}", rule, shlex.join(words[:1]) or "nothing")
+    require(there, name, rule, shlex.join(words[:1]) or "nothing")
 
 
 def _environment(words: Sequence[str], packages: Callable[[str], str]) -> list[str]:
@@ -257,7 +269,7 @@ def of_refs(
             undo.callback(drop, place, top)
         cwd = place / here.relative_to(top)
         name = f"{ref}#{i}" if ref in [other for other, _ in commands[:i]] else ref
-        _check_program(name, words, cwd)
+        _check_program(f"arm {name}", words, cwd)
         content = digest([list(words), trees[ref], equal, _environment(words, packages), twin])
         made.append(Command(name=name, words=tuple(words), cwd=cwd, content=content, top=place))
     return made, partial(_begin_version, top, links, stamps_of(links, top))

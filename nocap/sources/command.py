@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +37,7 @@ from nocap.sources.formats import csv as tables
 from nocap.store.metrics import METRICS, Better, Kind, Metric, Wording, now
 from nocap.store.record import read_json, write_json
 
-LOG, RESULT = "output.log", "result.json"
+LOG, RESULT, PREPARED = "output.log", "result.json", "prepare.log"
 LOOK_S = 0.05  # between looks at the processes
 GRACE_S = 5.0  # from the request to end to the kill
 LOG_BYTES = 2**26  # of a log: what is longer is cut, and the log says so
@@ -223,8 +223,8 @@ def duration_s(text: str, key: str) -> float:
     return float(parts[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[parts[2]]
 
 
-def lines(folder: Path) -> Iterator[tuple[float, str]]:
-    with (folder / LOG).open(encoding="utf-8", errors="replace") as file:
+def lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
+    with (folder / log).open(encoding="utf-8", errors="replace") as file:
         for line in file:
             seconds, _, text = line.rstrip("\n").partition("\t")
             yield float(seconds), text
@@ -321,8 +321,10 @@ def run(
     env: Mapping[str, str] | None = None,
     alone: bool = True,
     stop: threading.Event | None = None,
+    prepare: Sequence[str] = (),
 ) -> None:
-    """Run it to its end. `keep`: files that it writes and that metrics are read from; somebody's own of such
+    """Run it to its end. `prepare`: the words of a command that runs before it, where it runs, and counts in
+    no time and no memory. `keep`: files that it writes and that metrics are read from; somebody's own of such
     a name are there again afterwards. `alone`: nothing else runs beside it, else its times are not kept.
     `stop`: ends it from another thread.
 
@@ -338,22 +340,44 @@ def run(
         else:
             files[path] = _kept(folder, name)
     _put_back(files, folder)  # a run that was cut off left it
-    there = _stamps(globs)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    how = {"timeout_s": timeout_s, "env": env or {}, "stop": stop}
+    if prepare:
+        words = tuple(word.replace("{arm}", command.name) for word in prepare)
+        _prepare(replace(command, words=words), seed, folder / PREPARED, **how)
+    there = _stamps(globs)
     began, started, cpu_s = time.monotonic(), now(), _children_s()
     with _written_anew(files, folder):
-        code, peak = _ended(command, seed, folder / LOG, until=began + timeout_s, env=env or {}, stop=stop)
+        code, peak = _ended(command, seed, folder / LOG, **how)
         wall_s = time.monotonic() - began
     if code != 0:
-        ended = f"no end after {timeout_s:g} s (--timeout)" if wall_s >= timeout_s else f"exit code {code}"
-        last = [text for _, text in lines(folder)][-TAIL:]
-        raise FailedError("\n".join([f"{ended}; see {folder / LOG}", *(f"  {line}" for line in last)]))
+        raise FailedError(_why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s))
     for pattern, kept in globs.items():
         _keep_last(pattern, kept, there)
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
     made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
+
+
+def _prepare(command: Command, seed: int, log: Path, *, timeout_s: float, **how: Any) -> None:
+    """Run what comes before a run.
+
+    Errors:
+        FailedError: it did not end well.
+    """
+    began = time.monotonic()
+    code, _ = _ended(command, seed, log, timeout_s=timeout_s, **how)
+    is_late = time.monotonic() - began >= timeout_s
+    if code != 0:
+        raise FailedError(f"--prepare: {_why(code, log, is_late=is_late, timeout_s=timeout_s)}")
+
+
+def _why(code: int, log: Path, *, is_late: bool, timeout_s: float) -> str:
+    """Say why a command did not end well, with the last lines of its output."""
+    ended = f"no end after {timeout_s:g} s (--timeout)" if is_late else f"exit code {code}"
+    last = [text for _, text in lines(log.parent, log.name)][-TAIL:]
+    return "\n".join([f"{ended}; see {log}", *(f"  {line}" for line in last)])
 
 
 @contextmanager
@@ -403,13 +427,14 @@ def _ended(
     seed: int,
     path: Path,
     *,
-    until: float,
+    timeout_s: float,
     env: Mapping[str, str],
     stop: threading.Event | None,
 ) -> tuple[int, int]:
     """Start it and copy what it prints to its end, or until it is stopped: its exit code, and the most bytes
     that its processes had."""
     broken = list[OSError]()
+    until = time.monotonic() + timeout_s
     with path.open("wb", buffering=0) as log:
         process = subprocess.Popen(
             [*_tied(), *command.with_seed(seed)],

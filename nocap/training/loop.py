@@ -177,6 +177,7 @@ def _forward_backward_once(
         hooks: AbstractContextManager[dict[int, int]] = (
             memory.saved_for_backward(parameters) if counting else nullcontext({})
         )
+        trainee.logs.clear()
         with no_sync(trainee), hooks as kept:
             with autocast(job.run, job.run.trainer.precision):
                 loss = trainee.forward(*forward_of(trainee, tokens, step=step))

@@ -146,6 +146,7 @@ class Recorder:
         flops_per_s = None if self.flops is None else tokens_per_s * self.flops
         return {
             **{f"train/{name}": _finite(loss) for name, loss in losses.items()},
+            **{f"log/{name}": _finite(value) for name, value in update.logged.items()},
             "train/grad_norm": _finite(update.grad_norm),
             **{f"train/{name}": lr for name, lr in update.lrs.items()},
             "perf/step_ms": update.step_ms,

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from nocap.config.keys import InputError
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Precision
 from nocap.data.batches import Windows, microbatches, sequences_of, train_windows, val_windows
@@ -23,6 +24,7 @@ from nocap.data.tokens import Shard
 from nocap.model.compiled import compile_in_place
 from nocap.model.gpt import build_model
 from nocap.model.language_model import LanguageModel, Loss
+from nocap.model.logged import Logs
 from nocap.store.record import Row
 from nocap.training.graphed import Graphed
 from nocap.training.ledger import Ledger
@@ -65,6 +67,7 @@ class Trainee:
     parameters: list[nn.Parameter]
     optimizers: Optimizers
     forward: nn.Module  # the model, behind DDP where there are ranks
+    logs: Logs  # what the model's modules log in a forward
     train: Windows
     val: Windows
     scores_s: float = 0.0  # what scores of the training windows took
@@ -83,6 +86,7 @@ class Update:
     loss: float  # what was minimised
     # what it is the sum of; empty: the next-token loss alone
     parts: dict[str, float] = field(default_factory=dict)
+    logged: dict[str, float] = field(default_factory=dict)  # by modules: `nocap.model.logged`
     grad_norm: float
     lrs: dict[str, float]
     stop: bool
@@ -106,6 +110,7 @@ def configure_numerics(run: Run) -> None:
 def build(job: Job) -> Trainee:
     run, world = job.run, job.world
     model = build_model(run, vocab_size=job.vocab_size).to(world.device)
+    logs = Logs(model)
     optimizers = build_optimizers(run, model)
     run.attention.prepare(run, world.device)
     for _, idea, part in model.joined:
@@ -126,6 +131,7 @@ def build(job: Job) -> Trainee:
         parameters=list(model.parameters()),
         optimizers=optimizers,
         forward=forward,
+        logs=logs,
         train=train,
         val=val,
         scores_s=sum(seconds for seconds, _ in arranged),
@@ -158,6 +164,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         n = microbatches(run)
         losses = torch.zeros((), dtype=torch.float64, device=world.device)
         parts: dict[str, torch.Tensor] = {}
+        logged: dict[str, torch.Tensor] = {}
         for i, tokens in enumerate(batch.split(run.trainer.micro_batch)):
             seed_draws(run, step=step, microbatch=i * world.size + world.rank)
             with nullcontext() if i == n - 1 else no_sync(trainee):
@@ -169,6 +176,13 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
             losses += loss.total
             for name, of_it in loss.parts.items():
                 parts[name] = parts.get(name, 0.0) + of_it.double()
+            if i > 0 and loss.logged.keys() != logged.keys():
+                raise InputError(
+                    "modules must log the same names in each training forward, got "
+                    f"{', '.join(sorted(loss.logged.keys() ^ logged.keys()))} in some"
+                )
+            for name, value in loss.logged.items():
+                logged[name] = logged.get(name, 0.0) + value.double()
             job.heartbeat(step)
         seed_draws(run, step=step, microbatch="update")
         for _, idea, part in trainee.model.joined_around:
@@ -176,7 +190,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         norms = torch._foreach_norm([p.grad for p in trainee.parameters if p.grad is not None])
         # as torch's get_total_norm, which also looks for several devices
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        means = [losses / (n * world.size), *(part / (n * world.size) for part in parts.values())]
+        summed = [losses, *parts.values(), *logged.values()]
+        means = [each / (n * world.size) for each in summed]
         sums = world.sum(torch.stack([*means, losses.new_full((), float(job.stop_asked()))]))
         on_gpu = world.device.type == "cuda"
         if on_gpu and step + 1 < run.trainer.steps:
@@ -184,7 +199,7 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
         read = reading(torch.cat([sums, norm.double()[None]]))
         if on_gpu:  # launched before its numbers are known: a run that ends with them keeps nothing of it
             update(run, trainee, norm, step=step)
-        mean, *part_means, stops, norm_value = read()  # the step's one wait for the device
+        mean, *other_means, stops, norm_value = read()  # the step's one wait for the device
         ended = time.perf_counter()
         if not on_gpu:
             if math.isfinite(mean) and math.isfinite(norm_value):
@@ -193,7 +208,8 @@ def take_step(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> Updat
     trainee.waited = ended if on_gpu else None
     return Update(
         loss=mean,
-        parts=dict(zip(parts, part_means, strict=True)),
+        parts=dict(zip(parts, other_means[: len(parts)], strict=True)),
+        logged=dict(zip(logged, other_means[len(parts) :], strict=True)),
         grad_norm=norm_value,
         lrs=rates(trainee.optimizers),
         stop=stops >= 1,
@@ -227,11 +243,13 @@ def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
     """The loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to the
     parameters'."""
+    trainee.logs.clear()
     with autocast(job.run, job.run.trainer.precision):
         loss = trainee.forward(*forward_of(trainee, tokens, step=step))
+    logged = trainee.logs.means()
     job.heartbeat(step)  # a rank that waits for the others does so in its backward, one heartbeat ahead
     (loss.total / microbatches(job.run)).backward()
-    return loss._replace(total=loss.total.detach())
+    return loss._replace(total=loss.total.detach(), logged=logged)
 
 
 def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:

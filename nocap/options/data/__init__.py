@@ -20,6 +20,13 @@ class Order(Enum):
     sequential = "sequential"  # the challenge's order; the seed does not touch it
 
 
+class TokenType(Enum):
+    """How a file without a header holds its tokens, in little-endian order."""
+
+    uint16 = "uint16"
+    uint32 = "uint32"
+
+
 @dataclass(kw_only=True, slots=True)
 class Data(Option):
     """A source of token shards. Its tokens are part of a run's identity, by their hash. Where they are stored

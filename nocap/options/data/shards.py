@@ -1,4 +1,5 @@
-"""Token shards in the challenge's .bin format that exist already."""
+"""Token shards that exist already: in the challenge's .bin format, or without a header, as nanoGPT writes
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from nocap.config.keys import key, require
 from nocap.config.paths import expanded
-from nocap.options.data import Data
+from nocap.options.data import Data, TokenType
 
 if TYPE_CHECKING:
     from nocap.data.shards import ShardSet
@@ -22,6 +23,8 @@ class Shards(Data):
     kind: str = "shards"
     train: str = key(identity=False)  # glob of its files
     val: str = key(identity=False)  # glob of its files
+    # of files without a header: uint16 or uint32. null: they have a header. It is in the data's hash
+    dtype: TokenType | None = key(identity=False, default=None)
 
     def __post_init__(self) -> None:
         Data.__post_init__(self)
@@ -36,11 +39,10 @@ class Shards(Data):
         train, val = _matches("data.train", self.train), _matches("data.val", self.val)
         both = {os.path.realpath(path) for path in train} & {os.path.realpath(path) for path in val}
         require(not both, "data.val", "not match a shard of data.train", f"{min(both, default='')} in both")
-        return ShardSet(
-            train=train,
-            val=val,
-            source={"kind": "shards", "text": True, "train": self.train, "val": self.val},
-        )
+        source: dict[str, object] = {"kind": "shards", "text": True, "train": self.train, "val": self.val}
+        if self.dtype is not None:
+            source["dtype"] = self.dtype.value
+        return ShardSet(train=train, val=val, source=source, raw=self.dtype)
 
 
 def _matches(name: str, pattern: str) -> tuple[Path, ...]:

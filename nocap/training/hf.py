@@ -1,0 +1,191 @@
+"""A run's model as Hugging Face's `transformers` reads it: its weights under the names of GPT-2 or Llama,
+where the run's options have a counterpart there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from nocap.config.keys import require
+from nocap.config.run import Run
+from nocap.model.language_model import LanguageModel
+from nocap.options.model import NormPlacement
+from nocap.store.files import write_file
+from nocap.training.trained import Log, trained
+
+WITHOUT = "with --hf: no model of transformers has another"
+
+
+def export_hf(run_dir: Path, folder: Path, *, log: Log) -> dict[str, Any]:
+    """Write `config.json` and `model.safetensors` of the run's newest valid checkpoint, and return what kind
+    of model that is.
+
+    Errors:
+        ValueError: an option of the run has no counterpart, or as for `trained`.
+        OSError: it cannot be written.
+    """
+    run, model, step = trained(run_dir, log=log)
+    kind = architecture(run)
+    config, tensors = {"gpt2": _gpt2, "llama": _llama}[kind](run, model)
+    vocab_size = run.tokenizer.vocab_size
+    end = vocab_size - 1 if run.tokenizer.kind == "tokenizer" else None  # nocap's own end with it
+    config |= {
+        "model_type": kind,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": run.model.tie_head,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "torch_dtype": "float32",
+    }
+    if run.model.tie_head:
+        tensors.pop("lm_head.weight")
+    held = {name: tensor.detach().float().contiguous() for name, tensor in tensors.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_file(folder / "model.safetensors", save(held, {"format": "pt"}))
+    write_file(folder / "config.json", json.dumps(config, indent=2, sort_keys=True).encode())
+    return {"name": run_dir.name, "step": step, "model_type": kind, "folder": str(folder)}
+
+
+def architecture(run: Run) -> str:
+    """Return the model of transformers that computes what the run's does: `gpt2` or `llama`.
+
+    Errors:
+        ValueError: there is none; it names the option.
+    """
+    m = run.model
+    own = {"model": "gpt", "attention": "global", "norm": "norm", "mlp": "mlp"}
+    for group, kind in own.items():
+        got = getattr(run, group).kind
+        require(got == kind, f"{group}.kind", f"be {kind} {WITHOUT}", got)
+    require(not run.ideas, "ideas", f"be empty {WITHOUT}", ", ".join(run.ideas))
+    placed = m.norm_placement
+    require(placed is NormPlacement.pre, "model.norm_placement", f"be pre {WITHOUT}", placed.value)
+    require(not m.qk_norm, "model.qk_norm", f"be false {WITHOUT}", m.qk_norm)
+    require(m.logit_softcap is None, "model.logit_softcap", f"be null {WITHOUT}", m.logit_softcap)
+    position = run.position.kind
+    require(position in PARTS, "position", "be rope (as Llama) or learned (as GPT-2) with --hf", position)
+    kind, norm, activation = PARTS[position]
+    beside = f"with --hf beside position={position}, as {kind} has"
+    got_norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
+    require(got_norm == norm, "norm.norm", f"be {norm} {beside}", got_norm)
+    got: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
+    require(got == activation, "mlp.activation", f"be {activation} {beside}", got)
+    heads = run.attention.n_kv_heads
+    rule = f"be model.n_head={m.n_head} {beside}"
+    require(kind == "llama" or heads == m.n_head, "attention.n_kv_heads", rule, heads)
+    return kind
+
+
+# position → model, its norm, its activation
+PARTS = {"learned": ("gpt2", "layer", "gelu"), "rope": ("llama", "rms", "swiglu")}
+
+Written = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def _gpt2(run: Run, model: LanguageModel) -> Written:
+    m = run.model
+    tensors = {
+        "transformer.wte.weight": _weight(model, "embedding.weight"),
+        "transformer.wpe.weight": _weight(model, "position.weight"),
+        "lm_head.weight": _weight(model, "head.unembed.weight"),
+    }
+    for name, tensor in _layer_norm(model.get_submodule("head.norm"), m.d_model):
+        tensors[f"transformer.ln_f.{name}"] = tensor
+    for i in range(m.n_layer):
+        attention, mlp = (model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp"))
+        joined = torch.cat([_weight(attention, f"f.{part}_proj.weight") for part in "qkv"])
+        # the factor of a branch is in the matrix that ends it
+        maps = {
+            "attn.c_attn": joined,
+            "attn.c_proj": _weight(attention, "f.out_proj.weight") * attention.scale,
+            "mlp.c_fc": _weight(mlp, "f.up.weight"),
+            "mlp.c_proj": _weight(mlp, "f.down.weight") * mlp.scale,
+        }
+        for name, weight in maps.items():
+            tensors[f"transformer.h.{i}.{name}.weight"] = weight.t()
+            tensors[f"transformer.h.{i}.{name}.bias"] = torch.zeros(weight.shape[0])
+        for norm, branch in (("ln_1", attention), ("ln_2", mlp)):
+            for name, tensor in _layer_norm(branch.get_submodule("norm"), m.d_model):
+                tensors[f"transformer.h.{i}.{norm}.{name}"] = tensor
+    config = {
+        "architectures": ["GPT2LMHeadModel"],
+        "n_layer": m.n_layer,
+        "n_head": m.n_head,
+        "n_embd": m.d_model,
+        "n_positions": m.seq_len,
+        "n_inner": _weight(model, "blocks.0.mlp.f.up.weight").shape[0],
+        "activation_function": "gelu",
+        "layer_norm_epsilon": run.norm.eps,  # type: ignore[attr-defined]  # of this kind
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    }
+    return config, tensors
+
+
+def _layer_norm(norm: nn.Module, d_model: int) -> Iterator[tuple[str, Tensor]]:
+    own = dict(norm.named_parameters())
+    yield "weight", own.get("weight", torch.ones(d_model))
+    yield "bias", own.get("bias", torch.zeros(d_model))
+
+
+def _llama(run: Run, model: LanguageModel) -> Written:
+    m = run.model
+    d_head = m.d_model // m.n_head
+    tensors = {
+        "model.embed_tokens.weight": _weight(model, "embedding.weight"),
+        "model.norm.weight": _gain(model.get_submodule("head.norm"), m.d_model),
+        "lm_head.weight": _weight(model, "head.unembed.weight"),
+    }
+    for i in range(m.n_layer):
+        attention, mlp = (model.get_submodule(f"blocks.{i}.{part}") for part in ("attention", "mlp"))
+        maps = {
+            "self_attn.q_proj": _turned(_weight(attention, "f.q_proj.weight"), d_head),
+            "self_attn.k_proj": _turned(_weight(attention, "f.k_proj.weight"), d_head),
+            "self_attn.v_proj": _weight(attention, "f.v_proj.weight"),
+            "self_attn.o_proj": _weight(attention, "f.out_proj.weight") * attention.scale,
+            "mlp.gate_proj": _weight(mlp, "f.gate.weight"),
+            "mlp.up_proj": _weight(mlp, "f.up.weight"),
+            "mlp.down_proj": _weight(mlp, "f.down.weight") * mlp.scale,
+            "input_layernorm": _gain(attention.get_submodule("norm"), m.d_model),
+            "post_attention_layernorm": _gain(mlp.get_submodule("norm"), m.d_model),
+        }
+        tensors |= {f"model.layers.{i}.{name}.weight": weight for name, weight in maps.items()}
+    base = run.position.base  # type: ignore[attr-defined]  # of this kind
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": m.n_layer,
+        "num_attention_heads": m.n_head,
+        "num_key_value_heads": run.attention.n_kv_heads,
+        "head_dim": d_head,
+        "hidden_size": m.d_model,
+        "intermediate_size": _weight(model, "blocks.0.mlp.f.up.weight").shape[0],
+        "max_position_embeddings": m.seq_len,
+        "hidden_act": "silu",
+        "rms_norm_eps": run.norm.eps,  # type: ignore[attr-defined]  # of this kind
+        "rope_theta": base,  # as transformers 4 reads it, and as 5 does
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    return config, tensors
+
+
+def _turned(weight: Tensor, d_head: int) -> Tensor:
+    """Swap the halves of each head: nocap turns a pair clockwise, Llama the other way."""
+    first, second = weight.unflatten(0, (-1, 2, d_head // 2)).unbind(1)
+    return torch.stack([second, first], dim=1).flatten(0, 2)
+
+
+def _gain(norm: nn.Module, d_model: int) -> Tensor:
+    return dict(norm.named_parameters()).get("gain", torch.ones(d_model))
+
+
+def _weight(module: nn.Module, name: str) -> Tensor:
+    return module.get_parameter(name)
