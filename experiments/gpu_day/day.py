@@ -231,8 +231,8 @@ STEPS: dict[str, Step] = {  # 35 minutes at most
     "options": Step(limit_s=280, words=bench(OPTIONS, 245), figure=_bench),
     "grid": Step(limit_s=220, words=script("grid.py"), figure=_grid),
     "options_again": Step(limit_s=280, words=bench(OPTIONS, 245), figure=_bench),
-    "tests": Step(limit_s=150, words=tests),
-    "profile": Step(limit_s=90, words=profile, figure=_profile),
+    "tests": Step(limit_s=130, words=tests),
+    "profile": Step(limit_s=110, words=profile, figure=_profile),
     "challenge": Step(limit_s=540, words=challenge(), figure=_challenge, skip=no_challenge),
 }
 
