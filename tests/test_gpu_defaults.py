@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from nocap.config import gpu, hardware
+from nocap.config import entry, gpu, hardware
 from nocap.config.compose import Composed, as_in, compose, composed
 from nocap.config.defaults import reasons
 from nocap.config.run import Run
+from nocap.launch.plan import Datasets, headline, plan
+from nocap.launch.worker import _no_room
 from nocap.model.flops import flops_per_token
 from tests.conftest import REPO, Door
 
@@ -195,3 +198,36 @@ def test_the_largest_micro_batch_is_asked_of_one_run(here: Door) -> None:
     refused = here("--fit", "--multirun", "model=nano", "seed=0,1")
     assert refused.code == 2
     assert refused.err == "nocap: --fit must be asked of one run, got --multirun\n"
+
+
+# --- what a GPU's memory and end do -------------------------------------------------------------------------
+
+
+def test_a_step_that_has_no_room_is_refused_by_its_micro_batch() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 6 GiB\nmore")
+    assert str(_no_room(d12("trainer.batch_tokens=524288"), error)) == (
+        "trainer.micro_batch must be smaller, for all that it is compared with: a step does not fit into "
+        "this memory (CUDA out of memory. Tried to allocate 6 GiB), got 32"
+    )
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_command_that_has_used_a_gpu_ends_without_pythons_own_end(
+    used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = list[int]()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: used)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr("nocap.config.entry.os._exit", ends.append)
+    with pytest.raises(SystemExit) as ended:
+        entry.run(lambda: 3)
+    assert ended.value.code == 3
+    assert ends == [3] * used
+
+
+def test_the_first_screen_says_what_a_gpu_gets_and_why() -> None:
+    run = d12("data=synthetic trainer.batch_tokens=2048 trainer.val_tokens=2048")
+    planned = plan(run, choices={}, datasets=Datasets())
+    *_, micro_batch, graphs = headline(planned).splitlines()
+    assert micro_batch == "micro_batch 2: with materialised scores it would take 4,286 MiB, of 40,960"
+    assert graphs == "cuda_graphs true: a step is 2.5 ms of work and 28 ms of launches"
