@@ -267,7 +267,7 @@ def _cuda_graphs(
     places = [(_root_, name) for name in _root_ if name not in ("trainer", "ideas")]
     places += [(_root_.ideas, name) for name in _root_.ideas]
     kinds = [OmegaConf.get_type(parent, name) for parent, name in places]
-    options = [kind for kind in kinds if issubclass(kind or int, Option)]
+    options = [kind for kind in kinds if kind is not None and issubclass(kind, Option)]
     return cuda_graphs(device, model, _typed(tokenizer), batch_tokens, devices, options)[0]
 
 
