@@ -14,7 +14,7 @@ from omegaconf import OmegaConf  # noqa: E402
 
 from nocap import outside  # noqa: E402
 from nocap.config import entry  # noqa: E402
-from nocap.config.compose import checked, has_sweeps  # noqa: E402
+from nocap.config.compose import checked, compose, has_sweeps  # noqa: E402
 from nocap.config.errors import refusals  # noqa: E402
 from nocap.config.flags import answer, asked, manual  # noqa: E402
 from nocap.config.plain import explained  # noqa: E402
@@ -76,6 +76,11 @@ def _answered(flags: argparse.Namespace) -> int | None:
             print(OmegaConf.to_yaml(config, resolve=flags.resolve), end="")
     elif flags.info or flags.shell_completion:
         answer(flags)
+    elif flags.fit:
+        from nocap.measure.fit import fit
+
+        for line in fit(compose(flags.overrides)):
+            print(line, flush=True)
     elif flags.plan:
         from nocap.launch.multirun import multirun
         from nocap.sessions.grid_plan import of_grid

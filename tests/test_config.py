@@ -213,8 +213,9 @@ ONE_THREAD = ["trainer.device=cpu", "trainer.threads=1"]
 @pytest.mark.parametrize(
     ("overrides", "precision", "compilation"),
     [
-        ("model=nano", "bf16", "off"),
-        ("model=nano tokenizer=gpt2 trainer.steps=100", "bf16", "off"),  # the head is most of it
+        ("model=nano", "fp32", "off"),
+        ("model=nano tokenizer=gpt2 trainer.steps=100", "fp32", "off"),  # the head is most of it
+        ("model=tiny model.n_head=8", "fp32", "off"),  # heads of 16 channels
         ("model=tiny", "bf16", "off"),
         ("model=tiny trainer.steps=5000", "bf16", "full"),
         ("model=tiny trainer.steps=5000 trainer.compile=off trainer.precision=fp32", "fp32", "off"),
@@ -255,7 +256,17 @@ def test_the_cpus_flags_decide_and_the_line_says_so(
     run = compose(["model=tiny", *ONE_THREAD])
     assert run.trainer.precision.value == reason[:4]
     assert reasons(run)["precision"] == reason
-    assert other_precision(Device.cpu) is other
+    assert other_precision(Device.cpu, run.model) is other
+
+
+def test_a_narrow_model_trains_in_fp32_where_a_cpu_has_amx(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hardware, "_cpu", lambda: hardware.Cpu(name="a CPU", flags=frozenset({"amx_bf16"})))
+    run = compose(["model=nano", *ONE_THREAD])
+    assert run.trainer.precision is Precision.fp32
+    rule = "AMX gains from 128 channels with heads of 32 on, here are 64 channels with heads of 16"
+    assert reasons(run)["precision"] == f"fp32: {rule}"
+    monkeypatch.setattr(hardware, "native_bf16", lambda: True)
+    assert other_precision(Device.cpu, run.model) is Precision.bf16
 
 
 def test_two_kinds_of_cpu_with_one_name_are_two_machines(monkeypatch: pytest.MonkeyPatch):

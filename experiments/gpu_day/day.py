@@ -4,9 +4,9 @@ beside this file.
     python experiments/gpu_day/day.py [STEP …] [--out DIR] [--only-failed] [--challenge DIR] [--share X]
         [--device cuda|cpu] [--small]
 
-The attention kernel that `numerics` finds right is what the later steps compute with. A step is a process
-with a time limit. Its exit code, seconds, the end of its output and the name of its JSON are in day.json
-before the next step begins; its output as it goes is in STEP.log. A step that fails stops no other.
+A step is a process with a time limit. Its exit code, seconds, the end of its output and the name of its JSON
+are in day.json before the next step begins; its output as it goes is in STEP.log. A step that fails stops no
+other.
 Exit code 0: all went well; 1: a step failed; 2: the machine lacks what no step can do without, or a step's
 name is wrong.
 """
@@ -18,6 +18,7 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,52 +46,33 @@ IDLE = ("huggingface_hub", "plotly", "wandb")  # of those, what no step uses
 
 # --- what is measured: the shapes, and the arms of the bench, the baseline first. A new option is a line here
 
-D12 = "model=d12 tokenizer=gpt2 trainer.micro_batch=16 trainer.batch_tokens=16384"
+D12 = (
+    "model=d12 tokenizer=gpt2 trainer.micro_batch=16 trainer.batch_tokens=32768 trainer.compile=regional "
+    "trainer.cuda_graphs=false"
+)
 NANO = (
     # --small: shows that the commands work, and nothing else
-    "model=nano tokenizer=bytes trainer.micro_batch=2 trainer.batch_tokens=256"
+    "model=nano tokenizer=bytes trainer.micro_batch=2 trainer.batch_tokens=256 trainer.compile=off"
 )
-ARMS = (
-    "trainer.compile=regional",
-    "model.pad_logits=true",
-    "attention.merge_qkv=true",
-    "model.residual_precision=bf16",
-    "model.fp8_head=true",
-    "attention.kernel=cudnn",
-    "trainer.micro_batch=64 trainer.batch_tokens=65536",
-    "trainer.compile=off",
-    "attention.kernel=flash",
-    "trainer.micro_batch=32 trainer.batch_tokens=32768",
-)
-# a bench of their own: on an H200 one of them warmed up for minutes, and took the bench with it
-WHOLE = ("trainer.compile=regional", "trainer.compile=full", "trainer.compile=max")
-# what a study may compare
+# what each gave by itself, 2 to 7%, together
+BEST = "trainer.micro_batch=32 trainer.compile=full model.fp8_head=true model.n_head=6"
+# what a study may compare: one session of them each time
 OPTIONS = (
-    "trainer.compile=regional",
+    "attention=flash",
     "attention=gqa",
-    "attention=sliding attention.kernel=flex",
-    "attention=hybrid",
     "mlp=gelu3x",
-    "mlp=swiglu",
+    "attention=gqa mlp=gelu3x",
+    "model.n_head=6",
+    "model.fp8_head=true",
+    "trainer.micro_batch=32",
     "attention=mqa",
-    "trainer.activation_checkpointing=block",
-    "objective.loss_chunks=8",
-    "attention=mha attention.kernel=materialized",
+    "attention=sliding",
+    "mlp=swiglu",
+    "attention=mha",
+    "attention=hybrid",
 )
-# over a step that a GPU may do faster than the host launches it
-GRAPHS = (
-    "trainer.compile=regional",
-    "trainer.compile=off",
-    "trainer.cuda_graphs=true",
-    "trainer.cuda_graphs=true trainer.compile=off",
-)
-SHORT = "trainer.micro_batch=2 trainer.batch_tokens=2048"
-NEEDS = {  # capability of a GPU
-    "attention=sliding attention.kernel=flex": (7, 0),
-    **dict.fromkeys(GRAPHS[2:], (7, 0)),
-    "attention.kernel=cudnn": (8, 0),
-    "model.fp8_head=true": (8, 9),
-}
+AT_NANO = {"model.n_head=6": "model.n_head=2", "trainer.micro_batch=32": "trainer.micro_batch=1"}
+NEEDS = {"attention=sliding": (7, 0), "attention=hybrid": (7, 0), "model.fp8_head=true": (8, 9)}  # capability
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,20 +87,8 @@ class Day:
     challenge: Path | None
 
     @property
-    def numerics(self) -> dict[str, Any]:
-        """What that step found, if it ran."""
-        path = self.out / "numerics.json"
-        return json.loads(path.read_text()) if path.is_file() else {"kernel": None, "rows": []}
-
-    @property
-    def kernel(self) -> list[str]:
-        """The attention kernel that `numerics` found right, where it is not torch's own choice."""
-        name = self.numerics["kernel"]
-        return [] if name in (None, "fused") else [f"attention.kernel={name}"]
-
-    @property
     def shape(self) -> list[str]:
-        return [*(NANO if self.small else D12).split(), f"trainer.device={self.device}", *self.kernel]
+        return [*(NANO if self.small else D12).split(), f"trainer.device={self.device}"]
 
     def seconds(self, whole: float) -> str:
         """Of a bench."""
@@ -144,30 +114,25 @@ def script(name: str, *words: str) -> Callable[[Day, Path], list[str]]:
     return lambda day, path: [str(HERE / name), *words, *day.how, "--json", str(path)]
 
 
-def checks(day: Day, path: Path) -> list[str]:
-    """`resume` and `ddp`."""
-    return [str(HERE / "checks.py"), path.stem, *day.kernel, *day.how, "--json", str(path)]
-
-
-def bench(arms: Sequence[str], seconds: float, shape: str = "") -> Callable[[Day, Path], list[str]]:
-    """Of these arms, but those that the machine cannot have, in the day's shape or this one."""
+def bench(arms: Sequence[str], seconds: float) -> Callable[[Day, Path], list[str]]:
+    """Of these arms in the day's shape, but those that the GPU cannot have."""
 
     def words(day: Day, path: Path) -> list[str]:
-        there = (hardware.capability() or (0, 0)) if day.device == "cuda" else (0, 0)
-        # no arm: the kernel that all arms have, and one that is not on this machine
-        absent = [row["name"] for row in day.numerics["rows"] if row["outcome"] == "not on this machine"]
-        none = [*day.kernel, *(f"attention.kernel={name}" for name in absent)]
-        kept = [arm for arm in arms if there >= NEEDS.get(arm, (0, 0)) and arm not in none]
-        own = [] if day.small else shape.split()
+        there = hardware.capability() if day.device == "cuda" else None
+        kept = [arm for arm in arms if there is None or there >= NEEDS.get(arm, (0, 0))]
+        if day.small:
+            kept = [AT_NANO.get(arm, arm) for arm in kept if arm != "model.fp8_head=true"]
         flags = [word for arm in kept for word in ("--arm", arm)]
         how = ["--seconds", day.seconds(seconds), "--json", str(path)]
-        return ["-m", "nocap.bench", *day.shape, *own, *flags, *how]
+        return ["-m", "nocap.bench", *day.shape, *flags, *how]
 
     return words
 
 
 def profile(day: Day, path: Path) -> list[str]:
-    return ["-m", "nocap.profile", *day.shape, "trainer.compile=regional", "--json", str(path)]
+    """Of the best, which also shows that a profile ends with 0."""
+    best = [] if day.small else BEST.split()
+    return ["-m", "nocap.profile", *day.shape, *best, "--json", str(path)]
 
 
 def tests(day: Day, path: Path) -> list[str]:
@@ -192,8 +157,14 @@ def tests(day: Day, path: Path) -> list[str]:
     ]
 
 
-def challenge(day: Day, path: Path) -> list[str]:
-    return [str(HERE / "challenge.py"), str(day.challenge), *day.kernel, *day.how, "--json", str(path)]
+def challenge(*changes: str) -> Callable[[Day, Path], list[str]]:
+    """Against nocap's baseline with these changes."""
+
+    def words(day: Day, path: Path) -> list[str]:
+        own = [AT_NANO.get(word, word) for word in changes] if day.small else [*changes]
+        return [str(HERE / "challenge.py"), str(day.challenge), *own, *day.how, "--json", str(path)]
+
+    return words
 
 
 def no_challenge(day: Day) -> str:
@@ -207,30 +178,13 @@ def no_challenge(day: Day) -> str:
 # --- a line of each for the summary
 
 
-def _checks(output: dict[str, Any]) -> str:
-    rows = [f"{row['name']} {row['outcome']}{_worst(row['errors'])}" for row in output["rows"]]
-    return "; ".join(rows) + (f"; attention by {output['kernel']}" if output["kernel"] else "")
-
-
-def _worst(errors: dict[str, float | None]) -> str:
-    known = [error for error in errors.values() if error is not None]
-    return f" ({max(known):.1e})" if known else ""
-
-
-def _products(output: dict[str, Any]) -> str:
-    ms = {
-        name: sum(row["ms"] for row in output["rows"] if row["name"] == name)
-        for name in dict.fromkeys(r["name"] for r in output["rows"])
-    }
-    return ", ".join(f"{name} {total:.3g} ms" for name, total in ms.items())
-
-
-def _attention(output: dict[str, Any]) -> str:
-    each = [
-        f"{row['kernel']} " + (f"{row['ms']:.3g} ms" if row["ms"] else f"failed: {row['error'][:60]}")
-        for row in output["rows"]
-    ]
-    return f"{', '.join(each)}; torch's choice: {output['choice']}"
+def _grid(output: dict[str, Any]) -> str:
+    """What a cell took beside its training: the first, and the median of those whose arm was compiled."""
+    beside_s = [cell["clock_s"]["wall"] - cell["clock_s"]["train"] for cell in output["cells"]]
+    warm_s = statistics.median(beside_s[2:])
+    lines = output["cells"][-1]["clock_s"]
+    parts = ", ".join(f"{name} {s:.1f}" for name, s in lines.items() if s > 0.05 and name != "wall")
+    return f"beside training {beside_s[0]:.1f} s cold, {warm_s:.1f} s warm; the last cell: {parts}"
 
 
 def _bench(output: dict[str, Any]) -> str:
@@ -273,18 +227,13 @@ def _challenge(output: dict[str, Any]) -> str:
 
 
 STEPS: dict[str, Step] = {  # 35 minutes at most
-    "numerics": Step(limit_s=120, words=script("checks.py", "numerics"), figure=_checks),
-    "products": Step(limit_s=60, words=script("kernels.py", "products"), figure=_products),
-    "attention": Step(limit_s=60, words=script("kernels.py", "attention"), figure=_attention),
-    "bench": Step(limit_s=250, words=bench(ARMS, 190), figure=_bench),
-    "challenge": Step(limit_s=520, words=challenge, figure=_challenge, skip=no_challenge),
-    "resume": Step(limit_s=130, words=checks, figure=_checks),
-    "ddp": Step(limit_s=100, words=checks, figure=_checks),
-    "profile": Step(limit_s=120, words=profile, figure=_profile),
-    "graphs": Step(limit_s=100, words=bench(GRAPHS, 75, SHORT), figure=_bench),
-    "compile": Step(limit_s=300, words=bench(WHOLE, 220), figure=_bench),
-    "options": Step(limit_s=170, words=bench(OPTIONS, 140), figure=_bench),
-    "tests": Step(limit_s=170, words=tests),
+    "best": Step(limit_s=540, words=challenge(*BEST.split()), figure=_challenge, skip=no_challenge),
+    "options": Step(limit_s=280, words=bench(OPTIONS, 245), figure=_bench),
+    "grid": Step(limit_s=220, words=script("grid.py"), figure=_grid),
+    "options_again": Step(limit_s=280, words=bench(OPTIONS, 245), figure=_bench),
+    "tests": Step(limit_s=130, words=tests),
+    "profile": Step(limit_s=110, words=profile, figure=_profile),
+    "challenge": Step(limit_s=540, words=challenge(), figure=_challenge, skip=no_challenge),
 }
 
 
@@ -419,40 +368,30 @@ def outcome(row: dict[str, Any]) -> str:
 
 
 def speed_rows(out: Path) -> list[str]:
-    """Of what the bench's baseline, CUDA graphs and the race with the challenge found; MFU where the bench
-    knows the chip's peak."""
+    """Of what the bench's baseline and the races with the challenge found; MFU where the bench knows the
+    chip's peak."""
     outputs = {
         name: json.loads(path.read_text())
-        for name in ("bench", "graphs", "challenge")
+        for name in ("options", "best", "challenge")
         if (path := out / f"{name}.json").is_file()
     }
-    base = outputs["bench"]["arms"][0] if "bench" in outputs else {}
-    speeds = (
-        [("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"])]
-        if base.get("tokens_per_s")
-        else []
-    )
-    for arm in outputs["graphs"]["arms"] if "graphs" in outputs else []:
-        if arm["label"] == "trainer.cuda_graphs=true" and arm["tokens_per_s"]:
-            what = f"nocap with `{arm['label']}`"
-            speeds.append((what, arm["tokens_per_step"], arm["tokens_per_s"], arm["memory_mib"]["peak"]))
-    if "challenge" in outputs:
-        shape, peaks = (
-            outputs["challenge"]["shape"],
-            {run["who"]: run["peak_mib"] for run in outputs["challenge"]["runs"] if run["peak_mib"]},
-        )
+    base = outputs["options"]["arms"][0] if "options" in outputs else {}
+    speeds = list[tuple[str, int, float, float | None]]()
+    if base.get("tokens_per_s"):
+        speeds.append(("nocap", base["tokens_per_step"], base["tokens_per_s"], base["memory_mib"]["peak"]))
+    for name, nocap in (("best", f"nocap, `{BEST}`"), ("challenge", "`nocap_baseline`")):
+        if name not in outputs:
+            continue
+        shape, runs = outputs[name]["shape"], outputs[name]["runs"]
+        peaks = {run["who"]: run["peak_mib"] for run in runs if run["peak_mib"]}
         tokens = shape["micro_batch"] * shape["accumulation"] * shape["seq_len"]
-        names = {"nocap": "nocap", "challenge": "the challenge's loop"}
-        speeds += [
-            (names[who], tokens, speed, peaks.get(who))
-            for who, speed in outputs["challenge"]["tokens_per_s"].items()
-        ]
-    per_token = (
-        base["mfu"]["nominal"] / base["tokens_per_s"]
-        if base.get("tokens_per_s") and base["mfu"]["nominal"]
-        else None
-    )
-    rows = []
+        names = {"nocap": nocap, "challenge": "the challenge's loop"}
+        for who, speed in outputs[name]["tokens_per_s"].items():
+            speeds.append((names[who], tokens, speed, peaks.get(who)))
+    per_token = None
+    if base.get("tokens_per_s") and base["mfu"]["nominal"]:
+        per_token = base["mfu"]["nominal"] / base["tokens_per_s"]
+    rows = list[str]()
     for what, tokens, speed, mib in speeds:
         mfu, memory = f"{per_token * speed:.1%}" if per_token else "–", f"{mib:,.0f}" if mib else "–"
         where = next(iter(outputs.values()))["hardware"]["name"]

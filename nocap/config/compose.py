@@ -37,6 +37,8 @@ from nocap.config.trainer import Device
 from nocap.config.words import as_text
 
 T = TypeVar("T")
+OF_ARMS = ("precision", "compile", "micro_batch", "cuda_graphs")  # what the baseline's shape decides for all
+LEFT = (*OF_ARMS, "device", "threads")  # of `trainer`: what follows from the machine and the shape
 # 1.3 warns without it, 1.4 with it
 HYDRA: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 
@@ -71,11 +73,8 @@ def composed(overrides: Iterable[str]) -> Composed:
     words = tuple(overrides)
     config, choices = unchecked(words)
     trainer = cast(dict[str, Any], OmegaConf.to_container(config.trainer))
-    left = tuple(
-        key
-        for key in ("precision", "compile", "device", "threads")
-        if str(trainer[key]).startswith("${nocap.")
-    )
+    # an experiment may have another rule for the same key, as for a micro-batch
+    left = tuple(key for key in LEFT if str(trainer[key]).startswith(f"${{nocap.{key}:"))
     return Composed(overrides=words, run=_run(config), choices=choices, defaults=left)
 
 
@@ -197,8 +196,8 @@ def as_in(
     overrides: Sequence[str],
     compose: Callable[[Sequence[str]], Composed] = composed,
 ) -> Composed:
-    """These overrides with the baseline's precision and compilation, unless they choose their own: arms
-    differ in nothing else.
+    """These overrides with the baseline's precision, compilation, micro-batch and CUDA graphs, unless they
+    choose their own: arms differ in nothing else.
 
     Errors:
         ValueError: as for `compose`.
@@ -206,17 +205,13 @@ def as_in(
     if baseline is None:
         return compose(overrides)
     arm = compose(overrides)
-    arm_trainer, base_trainer = arm.run.trainer, baseline.run.trainer
-    keys = [
-        key
-        for key in ("precision", "compile")
-        if key in arm.defaults and getattr(arm_trainer, key) is not getattr(base_trainer, key)
-    ]
-    return (
-        compose((*overrides, *(f"trainer.{key}={getattr(base_trainer, key).value}" for key in keys)))
-        if keys
-        else arm
-    )
+    own, of_baseline = arm.run.trainer, baseline.run.trainer
+    left = [key for key in OF_ARMS if key in arm.defaults]
+    keys = [key for key in left if getattr(own, key) != getattr(of_baseline, key)]
+    if not keys:
+        return arm
+    plain = to_plain(baseline.run)["trainer"]
+    return compose((*overrides, *(f"trainer.{key}={str(plain[key]).lower()}" for key in keys)))
 
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:

@@ -1,26 +1,30 @@
 """What a yaml may ask for in place of a value, as in `${nocap.fraction:0.05,${trainer.steps}}`; and what a
-run gets that does not choose device, precision, compilation or threads.
+run gets that does not choose device, precision, compilation, threads, micro-batch or CUDA graphs.
 
 These defaults follow from the command line and from what the machine is. Nothing is measured to find them.
-The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand beside them. The rules
-look at the model's shape, the vocabulary and how much there is to compute, never at an option that is
-compared. In a grid or study the baseline decides for all arms: `Composed.defaults`.
+The figures behind the rules were measured (LOG.md, 2026-11-22, 2026-11-25), and stand beside them; those of a
+GPU are in `nocap.config.gpu`. The rules look at the model's shape, the vocabulary and how much there is to
+compute, never at an option that is compared. In a grid or study the baseline decides for all arms:
+`Composed.defaults`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import omegaconf
 from omegaconf import DictConfig, OmegaConf
 
-from nocap.config import hardware
+from nocap import outside
+from nocap.config import gpu, hardware
+from nocap.config.option import Option
 from nocap.config.run import Run
 from nocap.config.trainer import Compile, Device, Malloc, Precision
 from nocap.options.attention.softmax import Kernel
+from nocap.options.ideas import STEP_JOINTS, Idea
 from nocap.options.model import Model
 from nocap.options.optimizer.adamw import beta2_of
 from nocap.options.tokenizer import Tokenizer
@@ -36,6 +40,10 @@ SHORT = 10_000_000  # weights of all blocks; below, the calls of regions cost 1 
 # model=nano --arm trainer.compile=off --arm trainer.compile=full --seconds 120`.
 SAVED = 0.2
 SAVED_BY_HEAD = 0.5  # where the head has more weights than the blocks
+# On a CPU with AMX, bf16's speed over fp32's by channels × channels of a head: 0.59 at 64 × 16, 0.90 at 128 ×
+# 16, 1.20 at 128 × 32, 1.70 at 256 × 64 (docs/speed.md).
+WIDE, WIDE_HEAD = 128, 32
+ON_CPU = 8  # sequences of a micro-batch
 
 
 def device() -> Device:
@@ -67,29 +75,29 @@ def malloc(device: Device) -> Malloc:
     return Malloc.system
 
 
-def _weights(model: Model, tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the weights of the blocks' products, and those of the head's."""
-    return 12 * model.n_layer * model.d_model**2, tokenizer.vocab_size * model.d_model
-
-
-def precision(device: Device) -> tuple[Precision, str]:
-    """Return the precision that a device trains in by default, and why.
+def precision(device: Device, model: Model) -> tuple[Precision, str]:
+    """Return the precision that a model of this shape trains in by default, and why.
 
     On CPUs with bf16 products and without AMX it depends on CPU and shape: of two of them one computed
     `model=tiny` in bf16 at 0.56 times fp32's speed, the other at 1.55 times (docs/speed.md).
     """
     if device is Device.cuda:
         return Precision.bf16, "the GPU's tensor cores"
-    if hardware.has_amx():
+    if not hardware.has_amx():
+        return Precision.fp32, "this CPU has no AMX"
+    head = model.d_model // max(1, model.n_head)
+    if model.d_model >= WIDE and head >= WIDE_HEAD:
         return Precision.bf16, "this CPU has AMX"
-    return Precision.fp32, "this CPU has no AMX"
+    shape = f"{model.d_model} channels with heads of {head}"
+    return Precision.fp32, f"AMX gains from {WIDE} channels with heads of {WIDE_HEAD} on, here are {shape}"
 
 
-def other_precision(device: Device) -> Precision | None:
+def other_precision(device: Device, model: Model) -> Precision | None:
     """Return the precision that may be faster than the default, as only a bench can say. None: it is not."""
     if device is Device.cuda or not hardware.native_bf16():
         return None
-    if hardware.has_amx():
+    default, _ = precision(device, model)
+    if default is Precision.bf16:
         return Precision.fp32
     return Precision.bf16
 
@@ -103,11 +111,15 @@ def compilation(
     threads: int,
     devices: int,
 ) -> tuple[Compile, str]:
-    """Return what is compiled by default, and why: the block and the head, or the whole of a small model,
-    where compiling takes less time, with nothing in its cache, than it saves within the run."""
+    """Return what is compiled by default, and why. On a GPU: the block and the head, or the whole model where
+    that takes less time than it saves within the run. On a CPU: those, or the whole of a small model, where
+    compiling takes less time, with nothing in its cache, than it saves."""
     if device is Device.cuda:
-        return Compile.regional, "a GPU"
-    blocks, head = _weights(model, tokenizer)
+        whole, why = gpu.compiles_whole(model, tokenizer, steps * batch_tokens // max(1, devices))
+        if whole:
+            return Compile.full, why
+        return Compile.regional, why
+    blocks, head = gpu.weights(model, tokenizer)
     tokens = steps * batch_tokens // max(1, threads * devices)  # of a thread
     share = SAVED
     if head > blocks:
@@ -124,17 +136,66 @@ def compilation(
     return compiled, why
 
 
+def micro_batch(
+    device: Device, model: Model, tokenizer: Tokenizer, batch_tokens: int, val_tokens: int, devices: int
+) -> tuple[int, str]:
+    """Return the sequences of a micro-batch by default, and why: on a GPU as many as its rule has room for,
+    of which the batch of a device and a validation are multiples."""
+    if device is Device.cpu:
+        return ON_CPU, "a CPU"
+    length = max(1, model.seq_len)  # a wrong one is refused where it is read
+    of_batch = batch_tokens // (length * max(1, devices))
+    sequences = math.gcd(of_batch, val_tokens // length)
+    return gpu.micro_batch(model, tokenizer, max(1, sequences))
+
+
+def cuda_graphs(
+    device: Device,
+    model: Model,
+    tokenizer: Tokenizer,
+    batch_tokens: int,
+    devices: int,
+    options: Iterable[type[Option]],
+) -> tuple[bool, str]:
+    """Return whether a GPU gets a micro-batch as one launch by default, and why: where launching a step takes
+    longer than computing it, and a graph can hold what these options do."""
+    if device is Device.cpu:
+        return False, "a CPU"
+    is_short, why = gpu.is_short(model, tokenizer, batch_tokens)
+    if not is_short:
+        return False, why
+    if devices > 1:
+        return False, f"ranks exchange gradients in a backward; {why}"
+    if not all(_fits_a_graph(option) for option in options):
+        return False, f"an option is from outside, draws, or acts between steps; {why}"
+    return True, why
+
+
+def _fits_a_graph(option: type[Option]) -> bool:
+    """Return whether a CUDA graph is known to hold what an option does. What is from outside may wait for the
+    device."""
+    if option.random or outside.used({cls.__module__ for cls in option.__mro__}):
+        return False
+    if not issubclass(option, Idea):
+        return True
+    return all(getattr(option, joint) is getattr(Idea, joint) for joint in STEP_JOINTS)
+
+
 def reasons(run: Run) -> dict[str, str]:
     """Return for a key of `trainer` what a run of this shape gets by default, and why."""
     t = run.trainer
-    numbers, numbers_why = precision(t.device)
-    compiled, compiled_why = compilation(
-        t.device, run.model, run.tokenizer, t.steps, t.batch_tokens, t.threads, t.devices
-    )
-    return {
-        "precision": f"{numbers.value}: {numbers_why}",
-        "compile": f"{compiled.value}: {compiled_why}",
-    }
+    shape = (run.model, run.tokenizer)
+    numbers, numbers_why = precision(t.device, run.model)
+    compiled, compiled_why = compilation(t.device, *shape, t.steps, t.batch_tokens, t.threads, t.devices)
+    why = {"precision": f"{numbers.value}: {numbers_why}", "compile": f"{compiled.value}: {compiled_why}"}
+    if t.device is Device.cpu:
+        return why
+    size, size_why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)
+    kinds = [type(option) for _, option in run.options()]
+    graphs, graphs_why = cuda_graphs(t.device, *shape, t.batch_tokens, t.devices, kinds)
+    why["micro_batch"] = f"{size}: {size_why}"
+    why["cuda_graphs"] = f"{str(graphs).lower()}: {graphs_why}"
+    return why
 
 
 # --- what a yaml may ask for --------------------------------------------------------------------------------
@@ -184,13 +245,30 @@ def _pattern(n_layer: int) -> str:
     return "L" * min(3, n_layer - 1) + "G"
 
 
-def _precision(device: Device) -> Precision:
-    return precision(device)[0]
+def _precision(device: Device, model: Model) -> Precision:
+    return precision(device, model)[0]
+
+
+def _typed(tokenizer: DictConfig) -> Tokenizer:
+    return cast(Tokenizer, OmegaConf.to_object(tokenizer))
 
 
 def _compile(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> Compile:
-    typed = cast(Tokenizer, OmegaConf.to_object(tokenizer))
-    return compilation(device, model, typed, *run)[0]
+    return compilation(device, model, _typed(tokenizer), *run)[0]
+
+
+def _micro_batch(device: Device, model: Model, tokenizer: DictConfig, *run: int) -> int:
+    return micro_batch(device, model, _typed(tokenizer), *run)[0]
+
+
+def _cuda_graphs(
+    device: Device, model: Model, tokenizer: DictConfig, batch_tokens: int, devices: int, *, _root_: Any
+) -> bool:
+    places = [(_root_, name) for name in _root_ if name not in ("trainer", "ideas")]
+    places += [(_root_.ideas, name) for name in _root_.ideas]
+    kinds = [OmegaConf.get_type(parent, name) for parent, name in places]
+    options = [kind for kind in kinds if kind is not None and issubclass(kind, Option)]
+    return cuda_graphs(device, model, _typed(tokenizer), batch_tokens, devices, options)[0]
 
 
 def _hang_timeout_s(device: Device) -> float:
@@ -238,6 +316,8 @@ RESOLVERS: dict[str, Callable[..., object]] = {
     "threads": threads,
     "malloc": malloc,
     "compile": _compile,
+    "micro_batch": _micro_batch,
+    "cuda_graphs": _cuda_graphs,
     "hang_timeout_s": _hang_timeout_s,
     "local_kernel": _local_kernel,
     "wandb": _wandb,

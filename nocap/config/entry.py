@@ -8,6 +8,7 @@ import select
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from nocap.config.keys import EXIT_CODES
@@ -27,8 +28,11 @@ def run(main: Callable[[], int | None]) -> NoReturn:
         rule = "be off: Hydra reads a command line inside of Python's assertions"
         print(f"nocap: PYTHONOPTIMIZE must {rule}, got {sys.flags.optimize}", file=sys.stderr)
         raise SystemExit(EXIT_CODES["refused"])
+    code: Any
     try:
         code = main()
+    except SystemExit as asked:
+        code = asked.code
     except KeyboardInterrupt:
         print("nocap: stopped; the same command begins again", file=sys.stderr)
         code = EXIT_CODES["preempted"]
@@ -37,7 +41,22 @@ def run(main: Callable[[], int | None]) -> NoReturn:
             traceback.print_exc()
         print(DEFECT, file=sys.stderr)
         code = EXIT_CODES["failed"]
+    _leave_gpu(code or 0)
     raise SystemExit(code)
+
+
+def _leave_gpu(code: int) -> None:
+    """End this process now, with its output, where it has used a GPU. At Python's own end torch, its profiler
+    and CUDA's libraries take down what they share in an order of their own: a profile ended with a double
+    free (exit code 134) after its answer was written."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    torch.cuda.synchronize()
+    with suppress(OSError):  # of a reader that has left, Python tells in its own way
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 # --- streams ------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
         ("--multirun", "-m"),
         ("--resolve",),
         ("--plan",),
+        ("--fit",),
         ("--zip",),
         ("--fail-fast",),
         ("--detach",),
@@ -70,8 +71,10 @@ def asked(arguments: Sequence[str]) -> argparse.Namespace:
     of_grids |= {"--fail-fast": flags.fail_fast, "--detach": flags.detach, "--equal-loss": flags.equal_loss}
     of_grids |= {"--until-shown": flags.until_shown, "--time": flags.time}
     of_grids |= {"--skip-refused": flags.skip_refused}
-    beside = [name for name, given in of_grids.items() if given and (flags.cfg or flags.info)]
-    require(not beside, "--cfg" if flags.cfg else "--info", "be asked of one run", " ".join(beside))
+    of_one = {"--cfg": flags.cfg, "--info": flags.info, "--fit": flags.fit}
+    asked_of_one = next((name for name, given in of_one.items() if given), None)
+    beside = [name for name, given in of_grids.items() if given and asked_of_one]
+    require(not beside, str(asked_of_one), "be asked of one run", " ".join(beside))
     require(bool(flags.cfg) or not flags.resolve, "--resolve", "be given beside --cfg job", "it alone")
     flags.all = flags.help and "all" in flags.overrides
     flags.overrides = [word for word in flags.overrides if not (flags.all and word == "all")]
@@ -100,6 +103,7 @@ Flags
   --plan            tell the cells, time and disk of a grid, train nothing
   --config-dir DIR  options of your own (docs/add-an-idea.md); can be repeated
   --cfg job         print the composed config, train nothing; --resolve works out the rest
+  --fit             find the largest micro-batch of this config that fits on this machine
   --info            what Hydra knows: --info defaults-tree and the like
   --help, -h        this page; OPTIONS --help: their keys; --help all: every key, and all of grids"""
 SWEEPS = """\

@@ -51,7 +51,8 @@ class Trainer:
     # ranks, each on a device of its own; cpu ranks share the cores
     devices: int = key(ge=1, le=4096, identity=False)
     device: Device  # where it trains
-    # of the products in forward and backward; by default bf16 on a GPU and on a CPU with AMX
+    # of the products in forward and backward; by default bf16 on a GPU and, for wide models, on a CPU with
+    # AMX
     precision: Precision
     val_precision: Precision = key(step=False, losses=True)  # the same, in validation
     threads: int = key(ge=1, le=4096)  # CPU threads per worker

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import IO, Any
 
 from nocap.config.keys import EXIT_CODES
-from nocap.config.trainer import Device
+from nocap.config.trainer import Compile, Device
 from nocap.launch.executor import GOES_ON
 from nocap.launch.head import RANKS, leftovers, surplus_checkpoints, write_record_head
 from nocap.launch.plan import Plan, RunResult, headline, nothing_to_train, sound
-from nocap.launch.server import Server, Worker
+from nocap.launch.server import COMPILER, Server, Worker
 from nocap.launch.signals import shielded_child, stop_handler
 from nocap.store import lease
 from nocap.store.checkpoints import delete
@@ -183,10 +183,17 @@ class Attempt:
                         told=told,
                         log=log.fileno(),
                         cores=cores,
-                        imports=run.tracker.imports,
+                        imports=self._imports(),
                     )
                 return self._fresh(env, told, cores, output=subprocess.DEVNULL, log=log)
         return self._fresh(env, told, cores)
+
+    def _imports(self) -> tuple[str, ...]:
+        """Name what the worker may need beside torch."""
+        run = self.plan.run
+        if run.trainer.compile is Compile.off:
+            return run.tracker.imports
+        return (*run.tracker.imports, COMPILER)
 
     def _fresh(
         self,

@@ -254,7 +254,7 @@ def _for_target(
 
     def compose(words: Sequence[str]) -> Composed:
         first = composed(words)
-        more = _of_machine(target, first.defaults)
+        more = _of_machine(target, [name for name in first.defaults if name in MACHINE])
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):

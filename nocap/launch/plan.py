@@ -347,8 +347,9 @@ def overruled(run: Run) -> list[str]:
 
 
 def headline(plan: Plan) -> str:
-    """Return what a person reads before a run begins: notices; what it trains where; precision and
-    compilation with the reason, or with what the default would be; and what may be faster."""
+    """Return what a person reads before a run begins: notices; what it trains where; precision, compilation
+    and on a GPU micro-batch and CUDA graphs, with the reason, or with what the default would be; and what may
+    be faster."""
     t = plan.run.trainer
     where = f"{t.devices} × {hardware.device_name(t.device)}"
     if t.device is Device.cpu:
@@ -358,7 +359,11 @@ def headline(plan: Plan) -> str:
     why = reasons(plan.run)
     precision_line = _chosen("precision", t.precision.value, why["precision"])
     compile_line = _chosen("compile", t.compile.value, why["compile"])
-    return "\n".join([*notes, what, precision_line, *_to_try(plan.run), compile_line])
+    lines = [*notes, what, precision_line, *_to_try(plan.run), compile_line]
+    if t.device is Device.cuda:
+        lines.append(_chosen("micro_batch", str(t.micro_batch), why["micro_batch"]))
+        lines.append(_chosen("cuda_graphs", str(t.cuda_graphs).lower(), why["cuda_graphs"]))
+    return "\n".join(lines)
 
 
 def _chosen(key: str, value: str, default: str) -> str:
@@ -370,10 +375,10 @@ def _chosen(key: str, value: str, default: str) -> str:
 
 def _to_try(run: Run) -> list[str]:
     """Say which precision may be faster than the run's, and give the command that measures it."""
-    other = other_precision(run.trainer.device)
+    m = run.model
+    other = other_precision(run.trainer.device, m)
     if other in (None, run.trainer.precision):
         return []
-    m = run.model
     shape = f"model.n_layer={m.n_layer} model.n_head={m.n_head} model.d_model={m.d_model}"
     arms = " ".join(f"--arm trainer.precision={each.value}" for each in Precision)
     return [

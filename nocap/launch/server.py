@@ -30,6 +30,7 @@ MESSAGE_BYTES = 1 << 16  # the most that a message has
 # Set before the server's imports: a library that starts threads as it is imported could not be forked. A
 # worker sets its own number of threads for torch.
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+COMPILER = "torch._inductor.compile_fx"  # what a worker that compiles imports
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -29,6 +29,7 @@ from nocap.config.keys import EXIT_CODES, InputError
 from nocap.config.outward import guarded
 from nocap.config.plain import load, to_plain
 from nocap.config.run import Run
+from nocap.config.trainer import Device
 from nocap.data.tokens import Shard
 from nocap.launch.head import keeps_last, run_facts
 from nocap.launch.signals import StopNow, Stops, catch_stops, unblock
@@ -40,7 +41,7 @@ from nocap.store.identity import check_source
 from nocap.store.lease import LostError
 from nocap.store.record import Metrics, Row, read_json, write_summary
 from nocap.store.tracking import has_mirror, open_tracker
-from nocap.training import allocator
+from nocap.training import allocator, memory
 from nocap.training.heartbeat import START_UP, Heartbeat
 from nocap.training.loop import train
 from nocap.training.recorder import Outcome
@@ -224,8 +225,17 @@ def _cut_short(job: Job, status: str, error: str) -> None:
     )
 
 
+def _no_room(run: Run, error: Exception) -> InputError:
+    """Say which micro-batch did not fit, and what to do."""
+    cause = str(error).partition("\n")[0]
+    rule = f"be smaller, for all that it is compared with: a step does not fit into this memory ({cause})"
+    return InputError(f"trainer.micro_batch must {rule}, got {run.trainer.micro_batch}")
+
+
 def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
     """The traceback into the log, a line on stderr, the status into the summary."""
+    if job.run.trainer.device is Device.cuda and memory.ran_out(error):
+        error = _no_room(job.run, error)
     world, log, refused = job.world, job.run_dir / "train.log", isinstance(error, InputError)
     line = (
         str(error)

@@ -179,10 +179,9 @@ def measure_step(run: Run, *, repeats: int, trace: Path | None) -> WatchedSteps:
     steps = {"plain": watched.plain, "profiled": watched.profiled}
     if run.trainer.compile is not Compile.off or run.trainer.cuda_graphs:
         t = replace(eager.trainer, compile=run.trainer.compile, cuda_graphs=run.trainer.cuda_graphs)
-        on_cuda = t.device is Device.cuda
-        steps["compiled"] = compiled_step(
-            _step(_warm(replace(eager, trainer=t))), repeats=repeats, on_cuda=on_cuda
-        )
+        arm = _warm(replace(eager, trainer=t))
+        steps["compiled"] = compiled_step(_step(arm), repeats=repeats, on_cuda=t.device is Device.cuda)
+        arm.close()  # a CUDA graph goes before the context that it is of
     return _measured(Subject(), watched, steps, ranges, {**held, "cache": 0.0})
 
 

@@ -123,6 +123,8 @@ class TimedArm:
     """What is timed under one name. It fails by itself: `status` and `reason` say how, and its blocks take
     NaN seconds from then on."""
 
+    validates = False  # also once, before the first step
+
     def __init__(self, label: str, run: Run) -> None:
         self.label = label
         self.config = step_config(run)
@@ -140,7 +142,7 @@ class TimedArm:
     def build(self) -> float:
         """Build, and run what a first step would compile; the MiB that a forward keeps for its backward."""
         self.ledger, self.built = Ledger(started=time.monotonic()), build(self.job)
-        saved_mib = warm_up(self.job, self.built, self.ledger, validates=False)
+        saved_mib = warm_up(self.job, self.built, self.ledger, validates=self.validates)
         if self.built.graphed is not None:
             self.unseen_mib = self.built.graphed.unseen_mib
         return saved_mib

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nocap.config.compose import Composed, as_in, composed, parsed
+from nocap.config.defaults import ON_CPU
 from nocap.config.keys import flat, require
 from nocap.config.plain import to_plain
 from nocap.config.trainer import Trainer
@@ -18,6 +19,9 @@ from nocap.launch.lengths import others_of, words_at
 from nocap.launch.plan import Datasets, dataset_of
 from nocap.store.identity import OF_THE_MACHINE
 from nocap.study.spec import ScaleConfig, Study, arm_overrides, select_claims
+
+# what a GPU's rules choose counts as it stands on a CPU: a claim is the same on both
+AS_ON_A_CPU: dict[str, object] = {"micro_batch": ON_CPU, "cuda_graphs": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,8 @@ class StudyPlan:
 
     def content(self, arm: Composed, what: str) -> dict[str, object]:
         """Return the keys of an arm that count, without its seed, and without those of the machine that no
-        override chooses. Of data that lies at a path it has the tokens' fingerprint: two texts may lie at one
-        path in turn.
+        override chooses; what a GPU's rules choose stands as on a CPU. Of data that lies at a path it has the
+        tokens' fingerprint: two texts may lie at one path in turn.
 
         Errors:
             ValueError: no such data.
@@ -60,6 +64,8 @@ class StudyPlan:
         for name in OF_THE_MACHINE:
             if name not in self.typed:
                 config["trainer"].pop(name, None)
+        for name in AS_ON_A_CPU.keys() & {*arm.defaults}:
+            config["trainer"][name] = AS_ON_A_CPU[name]
         return config
 
 

@@ -1,0 +1,96 @@
+"""The largest micro-batch of a config on this machine: a step of each is trained until one does not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+from nocap.config import gpu
+from nocap.config.defaults import micro_batch
+from nocap.config.hardware import device_name
+from nocap.config.keys import require
+from nocap.config.run import Run
+from nocap.config.trainer import Device
+from nocap.launch.plan import check_compiler
+from nocap.measure.timed import Clock, TimedArm
+from nocap.training import memory
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """A micro-batch that was tried."""
+
+    sequences: int
+    peak_mib: float | None  # None: it does not fit
+    reason: str | None = None
+
+    @property
+    def line(self) -> str:
+        if self.peak_mib is None:
+            return f"trainer.micro_batch={self.sequences}: does not fit ({self.reason})"
+        return f"trainer.micro_batch={self.sequences}: fits, at most {self.peak_mib:,.0f} MiB"
+
+
+class _Step(TimedArm):
+    """A step of one micro-batch with its validation."""
+
+    validates = True
+
+
+def fit(run: Run) -> Iterator[str]:
+    """Yield what a person reads: a line of each power of two that divides the batch and the validation, from
+    1 on until one does not fit; then the largest.
+
+    Errors:
+        ValueError: not even one sequence fits, or a step fails for another reason.
+    """
+    check_compiler(run)
+    largest: Size | None = None
+    with memory.bounded() if run.trainer.device is Device.cpu else nullcontext():
+        for sequences in _sizes(run):
+            tried = _try(run, sequences)
+            yield tried.line
+            if tried.peak_mib is None:
+                break
+            largest = tried
+    if largest is None:
+        raise ValueError(f"trainer.micro_batch must fit into this memory, got 1: {tried.reason}")
+    yield from _answer(run, largest)
+
+
+def _sizes(run: Run) -> Iterator[int]:
+    """Yield the powers of two that a device's batch and a validation are multiples of."""
+    t, length = run.trainer, run.model.seq_len
+    sequences = math.gcd(t.batch_tokens // (length * t.devices), t.val_tokens // length)
+    size = 1
+    while sequences % size == 0:
+        yield size
+        size *= 2
+
+
+def _try(run: Run, size: int) -> Size:
+    tokens = size * run.model.seq_len
+    trainer = replace(run.trainer, micro_batch=size, batch_tokens=tokens, devices=1)
+    arm = _Step("", run.varied(trainer=trainer, optimizer=run.optimizer.at_batch(tokens)))
+    memory.reset_peak(arm.device)
+    arm.tried(lambda: arm.warm(Clock.wall))
+    peak_mib = memory.peak_mib(arm.device) + arm.unseen_mib
+    status, reason = arm.status, arm.reason
+    arm.close()
+    if status == "measured":
+        return Size(sequences=size, peak_mib=peak_mib)
+    require(status == "does not fit", f"a step of trainer.micro_batch={size}", "be trained", reason)
+    return Size(sequences=size, peak_mib=None, reason=reason)
+
+
+def _answer(run: Run, largest: Size) -> list[str]:
+    t = run.trainer
+    where = device_name(t.device)
+    lines = [f"the largest micro-batch that fits on {where}: trainer.micro_batch={largest.sequences}"]
+    if t.device is Device.cuda:
+        shape = (run.model, run.tokenizer)
+        default, why = micro_batch(t.device, *shape, t.batch_tokens, t.val_tokens, t.devices)
+        lines.append(f"by default: {default}, {why} ({gpu.ROOM_MIB // 1024} GiB on every card)")
+    return [*lines, "give it to all that is compared: micro-batches round differently"]
