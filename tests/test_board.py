@@ -57,11 +57,17 @@ def every(committed: tuple[dict[str, Study], dict[str, list[StudyResult]]]) -> l
 
 @pytest.fixture(scope="module")
 def shown(every: list[StudyResult]) -> dict[str, Row]:
-    """The board's rows by claim, and the scale where it is a second one."""
-    return {
-        row.claim.id + (f", {at}" if (at := row.result.scale) != "cpu" else ""): row
-        for row in board.in_order(rows(every))
-    }
+    """Return the board's rows by claim, with the scale where it is not the CPU's, and the machine where a row
+    of the claim came before."""
+    named = dict[str, Row]()
+    for row in board.in_order(rows(every)):
+        name = row.claim.id
+        if row.result.scale != "cpu":
+            name += f", {row.result.scale}"
+        if name in named:
+            name += f", {row.result.machine}"
+        named[name] = row
+    return named
 
 
 # --- the committed figures ----------------------------------------------------------------------------------

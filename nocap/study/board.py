@@ -65,7 +65,7 @@ INTRO = (
     "Written by `python -m nocap.study --board experiments` from each study's "
     "`results.*.json`. In brackets is the 95% interval over n "
     "pairs; what was counted is *exact* and has none. A verdict holds at the shape and "
-    "machine that it names, and a claim that was measured at two shapes has two. "
+    "machine that it names: a claim that was measured at two shapes, or on two machines, has two. "
     "*No GPU yet* stands where a study is to be carried out on a GPU too, and none has measured the claim; "
     "*equal quality not shown* where the interval of a loss holds the margin that it may be worse by. "
     "Each study's README has its arms."
