@@ -32,7 +32,9 @@ def terminal_width() -> int:
 def plain(text: str) -> str:
     """Return the text, with ASCII for the signs that we draw with where stdout's encoding is not UTF-8."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text if encoding.lower().startswith("utf") else text.translate(str.maketrans(SIGNS))
+    if encoding.lower().startswith("utf"):
+        return text
+    return "".join(SIGNS.get(sign, sign) for sign in text)
 
 
 def prose(text: str) -> str:
