@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nocap import outside
 from nocap.config import entry
 from nocap.config.keys import require
 from nocap.config.paths import STDOUT
-from nocap.measure.difference import GENERATE, differences
-from nocap.measure.largest import Typed, largest, without
+from nocap.measure.difference import differences, written
+from nocap.measure.largest import Typed, file_of, without
 from nocap.measure.subject import prompt_tokens
 from nocap.store.command import check_writable, command, writing
 
@@ -65,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _profile(options: argparse.Namespace) -> int:
-    files = [Path(word) for word in options.overrides if "=" not in word and not word.startswith("~")]
-    if files:
-        return _compare(files, options)
+    paths = [Path(word) for word in options.overrides if "=" not in word and not word.startswith("~")]
+    if paths:
+        return _compare(paths, options)
     repeats = REPEATS if options.repeats is None else options.repeats
     require(repeats >= 1, "--repeats", "be at least 1", repeats)
     require(not (options.forward and options.generate), "--forward", "be left out beside --generate", True)
@@ -90,7 +90,7 @@ def _profile(options: argparse.Namespace) -> int:
     from nocap.measure.profile_text import render_profiles
 
     with writing("--trace", options.trace) if options.trace else nullcontext() as trace:
-        asked = ProfileQuestion(
+        question = ProfileQuestion(
             generate=options.generate,
             forward=options.forward,
             prompt=prompt,
@@ -99,13 +99,11 @@ def _profile(options: argparse.Namespace) -> int:
             trace=trace,
             ceilings=True,
         )
-        profiled = profiles(run, options.overrides, compose, asked)
+        profiled = profiles(run, options.overrides, compose, question)
     typed = _typed(options, composed)
-    for each in profiled.values():
-        each["config_dirs"] = [str(folder) for folder in typed.folders]
-        each["largest"] = largest(each, typed)
-    print(render_profiles(profiled, ceilings=options.ceilings))
-    options.answer(_answer(profiled))
+    files = {of: file_of(each, typed) for of, each in profiled.items()}
+    print(render_profiles(files, ceilings=options.ceilings))
+    options.answer(written(files))
     return 0
 
 
@@ -145,14 +143,6 @@ def _typed(options: argparse.Namespace, composed: Composed) -> Typed:
         folders=outside.given(),
         json=None if options.json in (None, STDOUT) else options.json,
     )
-
-
-def _answer(profiled: Mapping[str, dict[str, Any]]) -> Mapping[str, Any]:
-    """The one profile; or both of a text, under their names."""
-    if len(profiled) == 1:
-        (only,) = profiled.values()
-        return only
-    return {"kind": "profile", "of": GENERATE, **profiled}
 
 
 # --- two profiles -------------------------------------------------------------------------------------------

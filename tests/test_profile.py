@@ -8,8 +8,10 @@ from functools import cache, partial
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -22,8 +24,9 @@ from nocap.config.trainer import Device, Precision
 from nocap.data.batches import microbatches
 from nocap.measure import profile, profile_text, roofline
 from nocap.measure.parts import MARK, Ranges, busy_ms, profiler, read
-from nocap.measure.profiled import busy, measure_step
-from nocap.measure.roofline import OpWork, Peak, count
+from nocap.measure.profile_schema import CeilingJson, CeilingsJson, ClocksJson, Peak, ProfileFile
+from nocap.measure.profiled import Observation, busy, measure_step
+from nocap.measure.roofline import OpWork, count
 from nocap.measure.timed import attention_ms, exponent, with_window
 from nocap.model.flops import component_flops, flops_per_token
 from nocap.model.gpt import GPT, build_model
@@ -135,11 +138,11 @@ def test_ceilings_of_d12_are_those_of_the_arithmetic():
     _, base = counted(*D12, vocab_size=GPT2)
     times = {part: work.product_ms(PEAK) for part, work in base.by_part().items()}
     rows = [
-        roofline.ceiling(base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0)
+        roofline.ceiling(" ".join(words), base, counted(*D12, *words, vocab_size=GPT2)[1], PEAK, times, 0.0)
         for words in (["attention=gqa"], ["mlp=gelu3x"], ["attention=gqa", "mlp=gelu3x"])
     ]
-    assert [f"{row['by_flops']:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
-    gqa, mlp, both = (1 / row["by_step"] for row in rows)  # shares of the step
+    assert [f"{row.by_flops:.3f}" for row in rows] == ["1.076", "1.119", "1.216"]
+    gqa, mlp, both = (1 / row.by_step for row in rows)  # shares of the step
     assert gqa < 1 > mlp
     assert both == pytest.approx(gqa + mlp - 1)  # they touch different parts
 
@@ -311,10 +314,13 @@ def test_the_profilers_own_work_is_no_part_of_a_gpus_step():
     the 20."""
     run = compose([*NANO, "trainer.batch_tokens=64", "trainer.val_tokens=64"])
     run.trainer.device = Device.cuda
-    steps = {"plain": {"wall_ms": 20.0, "cpu_ms": 9.0}, "profiled": {"wall_ms": 50.0, "cpu_ms": 50.0}}
-    measured = SimpleNamespace(between_ms=38.0, steps=steps, ranges=SimpleNamespace(run=run))
+    plain = ClocksJson(wall_ms=20.0, cpu_ms=9.0)
+    seen = Observation(
+        plain=plain, profiled=ClocksJson(wall_ms=50.0, cpu_ms=50.0), moments={}, between_ms=38.0
+    )
+    measured = SimpleNamespace(seen=seen, ranges=SimpleNamespace(run=run))
     assert profile._unattributed_ms(run, measured, 12.0, 1.0) == pytest.approx(8.0)
-    assert busy(steps["plain"], 12.0)["gpu_busy"] == pytest.approx(0.6)
+    assert busy(plain, 12.0).gpu_busy == pytest.approx(0.6)
 
 
 # --- the door -----------------------------------------------------------------------------------------------
@@ -369,10 +375,15 @@ def test_the_record_says_what_was_measured_and_on_what(profiled):
 def test_ceilings_and_a_busy_gpu_are_told(profiled):
     """Made up: measuring ceilings takes longer than the rest. A step that waits for the host is hinted at."""
     record, plain, _ = profiled
-    row = {"label": "attention=gqa", "by_flops": 1.076, "by_step": 1.09, "saved_mib": 3.0, "saved": 0.1}
+    row = CeilingJson(
+        label="attention=gqa", by_flops=1.076, by_step=1.09, saved_ms={}, saved_mib=3.0, saved=0.1
+    )
+    file = msgspec.convert(record, ProfileFile)
     for share, hint in ((0.41, True), (0.93, False)):
-        step = {**record["step"], "plain": {**record["step"]["plain"], "gpu_busy": share}}
-        said = profile_text.render_profile({**record, "step": step, "ceilings": {"table": [row]}})
+        plain_step = replace(file.step.plain, gpu_busy=share)
+        step = replace(file.step, plain=plain_step)
+        made = replace(file, step=step, ceilings=CeilingsJson(table=[row]))
+        said = profile_text.render_profile(made)
         assert f"the GPU busy {share:.0%} of it" in said
         assert ("trainer.cuda_graphs=true" in said) == hint
         assert re.search(r"attention=gqa +1\.076× +1\.09× +3 +10\.0%", said)

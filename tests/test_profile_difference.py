@@ -16,16 +16,48 @@ Json = dict[str, Any]
 HARDWARE = {
     "device": "cpu",
     "name": "EPYC",
+    "cpu": "EPYC",
     "cpu_kind": "25.1.1",
-    "host": "here",
+    "cores": 2,
     "threads": 1,
+    "host": "here",
+    "system": "Linux x86_64",
     "torch": "2.13",
+    "cuda": None,
+    "fingerprint": "89696c6b7cea",
 }
 WORDS = ["model=nano", "attention=mha", "mlp=gelu4x"]
 
 
 def row(part: str, ms: float, *, detail: str | None = None) -> Json:
-    return {"part": part, "detail": detail, "ms": ms, "share": ms / 100}
+    return {"part": part, "detail": detail, **figures(ms), "of_forward": None, "of_block": None}
+
+
+def figures(ms: float, *, flops: float = 0, moved: float = 0) -> Json:
+    """Return what every sum of rows has."""
+    counts = {"calls": 1, "flops": flops, "bytes": moved, "bound_ms": 0.0}
+    ways = {"forward_ms": ms, "backward_ms": 0.0}
+    return {"ms": ms, **counts, **ways, "share": ms / 100, "flop_s": None, "of_bound": None}
+
+
+def step(ms: float) -> Json:
+    clocks = {"wall_ms": ms, "cpu_ms": ms, "gpu_busy": None}
+    return {
+        "ms": ms,
+        "attributed_ms": ms,
+        "unattributed_ms": 0.0,
+        "profiler": 1.0,
+        "microbatches": 1,
+        "measured_microbatches": 1,
+        "plain": clocks,
+        "profiled": clocks,
+        "compiled": None,
+        "compile": "off",
+        "cuda_graphs": False,
+    }
+
+
+HELD = {"parameters": 1.0, "gradients": 1.0, "optimizer": 2.0, "activations": 3.0, "kept": {}}
 
 
 def profile(**changed: Any) -> Json:
@@ -44,6 +76,7 @@ def profile(**changed: Any) -> Json:
         "schema_version": 1,
         "kind": "profile",
         "of": "step",
+        "date": "2026-11-29",
         "words": WORDS,
         "config_dirs": [],
         "config": {
@@ -51,15 +84,27 @@ def profile(**changed: Any) -> Json:
             "attention": {"kernel": "materialized"},
             "output_dir": "outputs",
         },
+        "vocab_size": 257,
         "tokens": 1024,
         "flops_per_token": 8e5,
+        "flops_basis": "arithmetic",
+        "not_counted": None,
         "trusted": True,
+        "doubts": {"core": 1.0, "peak": 0.5},
+        "clock": "process CPU time",
         "kernel": "materialized",
-        "step": {"ms": 100.0},
+        "step": step(100.0),
         "roof": {"flops": {"fp32": 8e10}, "bytes_per_s": 2e10},
         "hardware": HARDWARE,
         "groups": summed(groups),
-        "parts": [{"part": "qkv", "flops": 4e8, "bytes": 2e6}, {"part": "head", "flops": 4e8, "bytes": 1e6}],
+        "parts": [
+            {"part": "qkv", **figures(10.0, flops=4e8, moved=2e6)},
+            {"part": "head", **figures(5.0, flops=4e8, moved=1e6)},
+        ],
+        "layers": [],
+        "rows": [],
+        "memory_mib": {"measured": HELD, "cache": 0.0},
+        "largest": [],
         "text": None,
     }
     return {**content, **changed}
@@ -69,8 +114,12 @@ def summed(groups: dict[str, list[Json]]) -> list[Json]:
     found = list[Json]()
     for name, rows in groups.items():
         ms = sum(each["ms"] for each in rows)
-        found.append({"group": name, "ms": ms, "share": ms / 100, "parts": rows})
+        found.append(group(name, ms, rows))
     return found
+
+
+def group(name: str, ms: float, rows: list[Json]) -> Json:
+    return {"group": name, **figures(ms), "of_forward": None, "of_block": None, "parts": rows}
 
 
 def flash(**changed: Any) -> Json:
@@ -95,7 +144,7 @@ def flash(**changed: Any) -> Json:
         "config": config,
         "kernel": "flash",
         "groups": summed(groups),
-        "step": {"ms": 70.0},
+        "step": step(70.0),
     }
     return profile(**{**own, **changed})
 
@@ -157,7 +206,7 @@ def test_moments_that_both_have_are_compared_one_by_one(compared: Any) -> None:
 
 def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
     after = profile()
-    after["groups"].append({"group": "ideas", "ms": 4.0, "share": 0.04, "parts": [row("ideas", 4.0)]})
+    after["groups"].append(group("ideas", 4.0, [row("ideas", 4.0)]))
     done = compared(profile(), after, "--json", "d.json")
     (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
     first = difference["rows"][0]
@@ -172,7 +221,7 @@ def test_a_part_that_one_of_them_lacks_is_a_dash(compared: Any) -> None:
 
 
 def test_steps_of_other_sizes_have_a_ratio_of_a_token(compared: Any) -> None:
-    done = compared(profile(), profile(tokens=2048, step={"ms": 150.0}), "--json", "d.json")
+    done = compared(profile(), profile(tokens=2048, step=step(150.0)), "--json", "d.json")
     (difference,) = json.loads(Path("d.json").read_text())["differences"].values()
     assert difference["ratio_per_token"] == pytest.approx(0.75)
     assert "of 1,024 and 2,048 tokens: a token takes 0.75× A" in done.out
@@ -201,7 +250,7 @@ def test_both_parts_of_a_text_are_compared(compared: Any) -> None:
     other = profile(of="token", tokens=1, text=text)
     whole = {"kind": "profile", "of": "generate", "prefill": one, "token": other}
     changed = copy.deepcopy(whole)
-    changed["token"] |= {"step": {"ms": 50.0}, "text": {**text, "cached": False}}
+    changed["token"] |= {"step": step(50.0), "text": {**text, "cached": False}}
     done = compared(whole, changed, "--json", "d.json")
     assert (done.code, done.crash) == (0, None), done
     differences = json.loads(Path("d.json").read_text())["differences"]
@@ -256,7 +305,7 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
     """Nor the command that is shown: it is one word of it."""
     strange = "\x1b[31m$(rm a.json)"
     after = profile(words=[strange], kernel=strange, config_dirs=[strange])
-    after["groups"].append({"group": strange, "ms": 4.0, "share": 0.04, "parts": [row(strange, 4.0)]})
+    after["groups"].append(group(strange, 4.0, [row(strange, 4.0)]))
     done = compared(profile(), after)
     assert (done.code, done.crash) == (0, None), done
     assert "\x1b" not in done.out
@@ -268,18 +317,17 @@ def test_a_strangers_text_cannot_steer_the_terminal(compared: Any) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"kind": "bench"}, "be what nocap.profile --json wrote, got kind 'bench'"),
-        ({"of": "everything"}, "of must be one of step, forward, prefill, token, got 'everything'"),
-        ({"tokens": 0}, "tokens must be above 0, got 0"),
-        ({"step": {"ms": 0.0}}, "step.ms must be above 0, got 0.0"),
-        ({"step": {"ms": None}}, "step.ms must be above 0, got None"),
-        ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "roof.fp32 must be above 0"),
-        (
-            {"groups": [{"group": "mlp", "ms": -1.0, "share": 0.1, "parts": []}]},
-            "groups.ms must be 0 or more",
-        ),
+        ({"kind": "bench"}, "be a file that nocap.profile --json wrote, got kind 'bench'"),
+        ({"of": "everything"}, "Invalid enum value 'everything' - at `$.of`"),
+        ({"tokens": 0}, "`$.tokens`"),
+        ({"step": step(0.0)}, "Expected `float` > 0.0 - at `$.step.ms`"),
+        ({"step": {**step(1.0), "ms": None}}, "Expected `float`, got `null` - at `$.step.ms`"),
+        ({"step": {"ms": 1.0}}, "missing required field `attributed_ms` - at `$.step`"),
+        ({"roof": {"flops": {"fp32": -1.0}, "bytes_per_s": 1.0}}, "> 0.0 - at `$.roof.flops[...]`"),
+        ({"groups": [group("mlp", -1.0, [])]}, "Expected `float` >= 0.0 - at `$.groups[0].ms`"),
+        ({"config": {}}, "config must have trainer.precision, got none"),
         ({"schema_version": 99}, "schema_version must be at most"),
-        ({"of": "generate"}, "have prefill and token, got no prefill"),
+        ({"of": "generate"}, "missing required field `prefill`"),
     ],
 )
 def test_what_is_no_profile_is_refused_in_a_line(compared: Any, changed: Json, said: str) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
+from msgspec import structs
 from torch.profiler import record_function
 
 from nocap import outside
@@ -18,12 +19,13 @@ from nocap.config.trainer import Device
 from nocap.generation.engines import Cached, Recompute
 from nocap.measure import profile_text, roofline, timed
 from nocap.measure.arms import compose_arms
-from nocap.measure.groups import grouped
-from nocap.measure.largest import Typed, largest, replaced, without
+from nocap.measure.groups import Row, grouped
+from nocap.measure.largest import Typed, file_of, largest, replaced, without
 from nocap.measure.mixing import AROUND, FUSED, MOMENTS, PRODUCT, SOFTMAX, VALUES
 from nocap.measure.parts import BACKWARD, MARK, Ranges, of_modules, profiler, read, read_moments
 from nocap.measure.profile import ProfileQuestion, profiles
-from nocap.measure.roofline import Peak, count
+from nocap.measure.profile_schema import CeilingJson, CeilingsJson, Peak
+from nocap.measure.roofline import count
 from nocap.measure.subject import Of, Subject
 from nocap.model.gpt import build_model, count_parameters
 from tests.conftest import REPO
@@ -185,7 +187,7 @@ def row(path, part, direction, ms, *, detail=None):
     layer = re.match(r"blocks\.(\d+)", path)
     figures = {"ms": ms, "calls": 1, "flops": 10 * ms, "bytes": 100 * ms, "bound_ms": ms / 2}
     number = int(layer[1]) if layer else None
-    return {"path": path, "part": part, "layer": number, "direction": direction, "detail": detail, **figures}
+    return Row(path=path, part=part, layer=number, direction=direction, detail=detail, **figures)
 
 
 ROWS = [
@@ -210,36 +212,36 @@ ROWS = [
 
 
 def test_a_subtotal_is_the_sum_of_its_rows():
-    groups = {group["group"]: group for group in grouped(ROWS, 100.0)}
+    groups = {group.group: group for group in grouped(ROWS, 100.0)}
     assert list(groups) == ["embedding", "norms", "attention", "mlp", "head", "optimizer", "rest"]
     for group in groups.values():
         for key in ("ms", "share", "forward_ms", "backward_ms", "flops", "bytes", "bound_ms"):
-            assert group[key] == pytest.approx(sum(part[key] for part in group["parts"])), key
-    assert sum(group["ms"] for group in groups.values()) == sum(each["ms"] for each in ROWS)
-    assert groups["attention"]["ms"] == 3 + 6 + 5 + 7 + 0.5
-    assert groups["attention"]["share"] == pytest.approx(0.215)
-    assert groups["mlp"]["ms"] == 1.5 + 2.5 + 0.25
+            assert getattr(group, key) == pytest.approx(sum(getattr(part, key) for part in group.parts)), key
+    assert sum(group.ms for group in groups.values()) == sum(each.ms for each in ROWS)
+    assert groups["attention"].ms == 3 + 6 + 5 + 7 + 0.5
+    assert groups["attention"].share == pytest.approx(0.215)
+    assert groups["mlp"].ms == 1.5 + 2.5 + 0.25
 
 
 def test_shares_of_the_forward_and_of_the_blocks_are_of_what_they_say():
-    groups = {group["group"]: group for group in grouped(ROWS, 100.0)}
+    groups = {group.group: group for group in grouped(ROWS, 100.0)}
     forward_ms = 2 + 1 + 3 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5 + 3 + 8 + 1  # no optimizer, no rest
     blocks_ms = 1 + 3 + 6 + 5 + 7 + 0.5 + 0.25 + 0.125 + 1.5 + 2.5
     attention = groups["attention"]
-    assert attention["of_forward"] == pytest.approx(15.5 / forward_ms)
-    assert attention["of_block"] == pytest.approx(21.5 / blocks_ms)
-    assert groups["norms"]["of_block"] == pytest.approx(1 / blocks_ms)  # the head's norm is in no block
-    assert groups["norms"]["of_forward"] == pytest.approx(4 / forward_ms)
-    softmax = next(part for part in attention["parts"] if part["detail"] == SOFTMAX)
-    assert softmax["of_forward"] == pytest.approx(5 / forward_ms)
-    assert softmax["of_block"] == pytest.approx(5 / blocks_ms)
-    assert groups["head"]["of_block"] is None
-    assert groups["optimizer"]["of_forward"] is None
+    assert attention.of_forward == pytest.approx(15.5 / forward_ms)
+    assert attention.of_block == pytest.approx(21.5 / blocks_ms)
+    assert groups["norms"].of_block == pytest.approx(1 / blocks_ms)  # the head's norm is in no block
+    assert groups["norms"].of_forward == pytest.approx(4 / forward_ms)
+    softmax = next(part for part in attention.parts if part.detail == SOFTMAX)
+    assert softmax.of_forward == pytest.approx(5 / forward_ms)
+    assert softmax.of_block == pytest.approx(5 / blocks_ms)
+    assert groups["head"].of_block is None
+    assert groups["optimizer"].of_forward is None
 
 
 def test_rows_have_the_details_that_notes_speak_of():
-    groups = {group["group"]: group for group in grouped(ROWS, 100.0)}
-    details = {name: [(p["part"], p["detail"]) for p in group["parts"]] for name, group in groups.items()}
+    groups = {group.group: group for group in grouped(ROWS, 100.0)}
+    details = {name: [(p.part, p.detail) for p in group.parts] for name, group in groups.items()}
     assert details["embedding"] == [("embedding", "lookup"), ("embedding", "gradients")]
     assert details["mlp"] == [("mlp_up", "gate"), ("mlp_up", "up"), ("residual", None)]
     assert ("residual", None) in details["attention"]
@@ -250,7 +252,7 @@ def test_rows_have_the_details_that_notes_speak_of():
 def test_a_block_of_its_own_has_a_subtotal_for_each_of_its_modules():
     parts = ["blocks.*", "blocks.*.attention", "blocks.*.attention.q_proj", "blocks.*.mlp.up"]
     rows = [row(part.replace("*", "0"), part, "forward", 1.0) for part in parts]
-    groups = {group["group"]: group["ms"] for group in grouped(rows, 4.0)}
+    groups = {group.group: group.ms for group in grouped(rows, 4.0)}
     assert groups == {"blocks.*": 1.0, "blocks.*.attention": 2.0, "blocks.*.mlp": 1.0}
 
 
@@ -266,50 +268,50 @@ def taken():
         patch.setitem(roofline.COPY_BYTES, Device.cpu, 2**20)
         words = [*NANO, "attention=mha", "mlp=swiglu"]
         found = {}
-        for asked in (
+        for question in (
             ProfileQuestion(repeats=1),
             ProfileQuestion(repeats=1, forward=True),
             ProfileQuestion(repeats=1, generate=True, prompt=8, texts=2),
         ):
-            found |= profiles(compose(words), words, lambda more: compose([*words, *more]), asked)
+            found |= profiles(compose(words), words, lambda more: compose([*words, *more]), question)
     return found
 
 
 def test_the_groups_add_up_to_what_is_attributed(taken):
     assert list(taken) == ["step", "forward", "prefill", "token"]
     for profile in taken.values():
-        step = profile["step"]
-        groups = profile["groups"]
-        assert sum(group["ms"] for group in groups) == pytest.approx(step["attributed_ms"])
-        assert step["attributed_ms"] + step["unattributed_ms"] == pytest.approx(step["ms"])
+        step = profile.step
+        groups = profile.groups
+        assert sum(group.ms for group in groups) == pytest.approx(step.attributed_ms)
+        assert step.attributed_ms + step.unattributed_ms == pytest.approx(step.ms)
         for group in groups:
-            assert group["ms"] == pytest.approx(sum(part["ms"] for part in group["parts"]))
+            assert group.ms == pytest.approx(sum(part.ms for part in group.parts))
         for key in ("ms", "flops", "bytes", "bound_ms"):
-            whole = sum(part[key] for part in profile["parts"])
-            assert sum(group[key] for group in groups) == pytest.approx(whole), key
-        scores = [part for group in groups for part in group["parts"] if part["part"] == "scores"]
-        of_scores = next(part for part in profile["parts"] if part["part"] == "scores")
-        assert sum(part["ms"] for part in scores) == pytest.approx(of_scores["ms"])
-        assert step["profiler"] > 0
+            whole = sum(getattr(part, key) for part in profile.parts)
+            assert sum(getattr(group, key) for group in groups) == pytest.approx(whole), key
+        scores = [part for group in groups for part in group.parts if part.part == "scores"]
+        of_scores = next(part for part in profile.parts if part.part == "scores")
+        assert sum(part.ms for part in scores) == pytest.approx(of_scores.ms)
+        assert step.profiler > 0
 
 
 def test_only_a_step_has_gradients_and_an_optimizer(taken):
-    names = {of: [group["group"] for group in profile["groups"]] for of, profile in taken.items()}
+    names = {of: [group.group for group in profile.groups] for of, profile in taken.items()}
     assert "optimizer" in names["step"]
     assert [of for of, groups in names.items() if "optimizer" in groups] == ["step"]
     for of in ("forward", "prefill", "token"):
-        assert [row["path"] for row in taken[of]["rows"] if row["direction"] == "backward"] == []
-        assert taken[of]["memory_mib"]["measured"]["gradients"] == 0
-    assert taken["step"]["memory_mib"]["measured"]["gradients"] > 0
-    assert taken["step"]["memory_mib"]["cache"] == 0
+        assert [row.path for row in taken[of].rows if row.direction == "backward"] == []
+        assert taken[of].memory_mib.measured.gradients == 0
+    assert taken["step"].memory_mib.measured.gradients > 0
+    assert taken["step"].memory_mib.cache == 0
     cache = 2 * LAYERS * 2 * H * T * D * 4 / 2**20  # keys and values of two texts, fp32
-    assert taken["token"]["memory_mib"]["cache"] == pytest.approx(cache)
+    assert taken["token"].memory_mib.cache == pytest.approx(cache)
 
 
 def test_flops_are_those_of_arithmetic(taken):
     """A forward has a third of a micro-batch's; a prompt those of its tokens; a token meets each weight once,
     and each place of the cache."""
-    flops = {of: sum(group["flops"] for group in profile["groups"]) for of, profile in taken.items()}
+    flops = {of: sum(group.flops for group in profile.groups) for of, profile in taken.items()}
     run = compose([*NANO, "attention=mha", "mlp=swiglu"])
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     of_head = 2 * run.tokenizer.vocab_size * H * D
@@ -320,7 +322,7 @@ def test_flops_are_those_of_arithmetic(taken):
     # the prompt is one text, whose last token alone meets the head; a token is of two
     assert flops["prefill"] == of_head + 8 * of_weights + 8 * 8 * of_pair
     assert flops["token"] == 2 * (of_head + of_weights + of_pair * T)
-    assert [profile["tokens"] for profile in taken.values()] == [128, 64, 8, 2]
+    assert [profile.tokens for profile in taken.values()] == [128, 64, 8, 2]
 
 
 def test_the_text_has_a_line_for_each_row(taken):
@@ -369,26 +371,36 @@ def test_words_give_way_to_the_same_key_and_to_another_option_of_their_group():
     assert without(words, ["attention=flash", "x.y=2"]) == ["mlp=gelu3x", "model.tie_head=true"]
 
 
-def bounded(words, table, *, trusted=True, of="step"):
-    """A profile as `largest` reads it."""
-    parts = [
-        {"part": part, "ms": ms, "share": ms / 100, "of_bound": 0.5}
-        for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0))
-    ]
-    made = composed(words)
-    profile = {
-        "of": of,
-        "trusted": trusted,
-        "step": {"ms": 100.0, "unattributed_ms": 45.0},
-        "parts": parts,
-        "config": {"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}},
-        "ceilings": {"table": table},
-    }
-    return profile, made
+@pytest.fixture
+def bounded(taken):
+    """Return a profile of these parts with these ceilings, and what its words compose to."""
+
+    def make(words, table, *, trusted=True, of=Of.step):
+        example = taken["step"].parts[0]
+        parts = [
+            structs.replace(example, part=part, ms=ms, share=ms / 100, of_bound=0.5)
+            for part, ms in (("scores", 40.0), ("mlp_up", 30.0), ("norm", 20.0), ("head", 10.0))
+        ]
+        made = composed(words)
+        profile = structs.replace(
+            taken["step"],
+            of=of,
+            trusted=trusted,
+            step=structs.replace(taken["step"].step, ms=100.0, unattributed_ms=45.0),
+            parts=parts,
+            config={"model": {"tie_head": made.run.model.tie_head}, "trainer": {"precision": "fp32"}},
+            ceilings=CeilingsJson(table=table),
+        )
+        return profile, made
+
+    return make
 
 
 def option(label, by_step, **saved_ms):
-    return {"label": label, "by_step": by_step, "by_flops": by_step - 0.002, "saved_ms": saved_ms}
+    by_flops = by_step - 0.002
+    return CeilingJson(
+        label=label, by_step=by_step, by_flops=by_flops, saved_ms=saved_ms, saved_mib=0.0, saved=0.0
+    )
 
 
 TABLE = [
@@ -409,17 +421,17 @@ COMMANDS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
-def test_the_command_is_a_bench_of_the_same_runs(words):
+def test_the_command_is_a_bench_of_the_same_runs(words, bounded):
     """Its words compose to the run that was profiled and to those that were bounded."""
     words = ["model=nano", *words, "trainer.device=cpu"]
     profile, made = bounded(words, TABLE)
     rows = largest(profile, Typed(words=words, choices=made.choices))
-    assert [each["part"] for each in rows] == ["scores", "mlp_up", "norm"]
-    labels = [[each["label"] for each in row["options"]] for row in rows]
+    assert [each.part for each in rows] == ["scores", "mlp_up", "norm"]
+    labels = [[each.label for each in row.options] for row in rows]
     assert labels == [["attention=mqa", "attention=sliding"], ["mlp=gelu3x"], []]
-    assert rows[2]["command"] is None
+    assert rows[2].command is None
     for found, options in zip(rows[:2], labels[:2], strict=True):
-        python, flag, module, *arguments = shlex.split(found["command"])
+        python, flag, module, *arguments = shlex.split(found.command)
         assert (python, flag, module) == ("python", "-m", "nocap.bench")
         first = arguments.index("--arm")
         assert set(arguments[first::2]) == {"--arm"}
@@ -430,12 +442,13 @@ def test_the_command_is_a_bench_of_the_same_runs(words):
             assert [getattr(run, name) for run in typed] == [getattr(run, name) for run in wanted], name
 
 
-def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept():
+def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept(bounded):
     words = ["model=nano", "attention=mha"]
     profile, made = bounded(words, TABLE, trusted=False)
-    rows = largest(profile, Typed(words=words, choices=made.choices, folders=[REPO / "a folder"]))
-    assert [each["by_step"] for row in rows for each in row["options"]] == [None] * 3
-    said = list(profile_text._largest({**profile, "largest": rows}))
+    file = file_of(profile, Typed(words=words, choices=made.choices, folders=[REPO / "a folder"]))
+    rows = file.largest
+    assert [each.by_step for row in rows for each in row.options] == [None] * 3
+    said = list(profile_text._largest(file))
     assert "   at most: attention=mqa 1.298× by FLOPs, attention=sliding 1.198× by FLOPs" in said
     assert said[1:3] == [
         "larger than any part: 45.0 ms, 45.0%, not attributed",
@@ -444,14 +457,14 @@ def test_what_cannot_be_trusted_is_bounded_by_flops_and_folders_are_kept():
     folder = shlex.quote(str(REPO / "a folder"))
     arms = "--arm attention=mha --arm attention=mqa --arm attention=sliding"
     expected = f"python -m nocap.bench --config-dir {folder} model=nano {arms}"
-    assert rows[0]["command"] == expected
+    assert rows[0].command == expected
 
 
-def test_of_a_forward_the_command_is_another_profile_and_the_difference():
+def test_of_a_forward_the_command_is_another_profile_and_the_difference(bounded):
     words = ["model=nano", "attention=mha"]
-    profile, made = bounded(words, TABLE, of="forward")
+    profile, made = bounded(words, TABLE, of=Of.forward)
     typed = Typed(words=words, choices=made.choices, flags=["--forward"])
-    assert largest(profile, typed)[0]["command"] == (
+    assert largest(profile, typed)[0].command == (
         "python -m nocap.profile --forward model=nano attention=mha --json before.json && "
         "python -m nocap.profile --forward model=nano attention=mqa --json after.json && "
         "python -m nocap.profile before.json after.json"

@@ -1,2 +1,1 @@
-"""What training and decoding cost: steps timed side by side, a step profiled part by part, text from a
-checkpoint."""
+"""What training costs: steps timed side by side, and a step, a forward or a text profiled part by part."""

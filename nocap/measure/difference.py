@@ -11,56 +11,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nocap.config.keys import flat, require
+from nocap.measure.groups import Place
+from nocap.measure.profile_schema import (
+    KIND,
+    GroupJson,
+    HardwareJson,
+    LeafJson,
+    ProfileFile,
+    TextFile,
+)
 from nocap.measure.subject import Of
 from nocap.store.formats import count
-from nocap.store.record import Whole, check_shape, read_json
+from nocap.store.record import read_json
 
-Json = Mapping[str, Any]
-
-_FIGURES = {"ms": float, "share": float}
-_PROFILE = Whole(
-    {
-        "of": str,
-        "words": [str],
-        "config_dirs": [str],
-        "config": dict,
-        "tokens": int,
-        "flops_per_token": float,
-        "trusted": bool,
-        "kernel": str,
-        "step": Whole({"ms": float}),
-        "roof": Whole({"flops": {...: float}, "bytes_per_s": float}),
-        "hardware": Whole(
-            dict.fromkeys(("device", "name", "cpu_kind", "host", "torch"), str) | {"threads": int}
-        ),
-        "groups": [Whole({"group": str, **_FIGURES, "parts": [Whole({"part": str, **_FIGURES})]})],
-        "parts": [Whole({"part": str, "flops": float, "bytes": float})],
-    }
-)
 # Keys that no measured time depends on; and those that a text's own facts stand for.
 _QUIET = ("output_dir", "cache_dir", "tracker")
 _TEXT = ("trainer.batch_tokens", "trainer.micro_batch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """A row of a profile: where it stands."""
-
-    group: str
-    part: str
-    detail: str | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
+    """The time of a row, or of a group."""
+
     ms: float
     share: float  # of the whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileSide:
-    """One of the two, as it was read."""
+    """A profile of the two, as its file has it."""
 
     path: Path
     of: Of
@@ -68,7 +50,7 @@ class ProfileSide:
     config_dirs: Sequence[str]
     config: Mapping[str, Any]  # flat
     text: Mapping[str, Any]  # of what is generated
-    hardware: Mapping[str, Any]
+    hardware: HardwareJson
     kernel: str
     roof: Mapping[str, float]  # what the machine could do: its products by precision, and its copies
     tokens: int
@@ -82,12 +64,24 @@ class ProfileSide:
 
     @property
     def precision(self) -> str:
+        """Return the precision of training."""
         return str(self.config["trainer.precision"])
+
+    def json(self) -> dict[str, Any]:
+        """Return what a difference says of it."""
+        return {
+            "path": str(self.path),
+            "words": list(self.words),
+            "ms": self.ms,
+            "tokens": self.tokens,
+            "kernel": self.kernel,
+            "trusted": self.trusted,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What a group or a row took before and after; None: it was not there."""
+    """The time of a group or a row before and after; None: it was not there."""
 
     place: Place
     before: Figure | None
@@ -95,22 +89,29 @@ class Change:
 
     @property
     def ms(self) -> float:
+        """Return how much longer it takes."""
         return _ms(self.after) - _ms(self.before)
 
     @property
     def ratio(self) -> float | None:
-        """Times as long."""
+        """Return how many times as long it takes."""
         return self.after.ms / self.before.ms if self.after and self.before and self.before.ms else None
 
     def json(self) -> dict[str, Any]:
-        sides = {"before": self.before, "after": self.after}
-        figures = {
-            f"{side}_{name}": getattr(figure, name) if figure else None
-            for side, figure in sides.items()
-            for name in ("ms", "share")
+        """Return it in JSON's types."""
+        before = self.before
+        after = self.after
+        return {
+            "group": self.place.group,
+            "part": self.place.part or None,
+            "detail": self.place.detail,
+            "before_ms": before and before.ms,
+            "before_share": before and before.share,
+            "after_ms": after and after.ms,
+            "after_share": after and after.share,
+            "ms": self.ms,
+            "ratio": self.ratio,
         }
-        place = {"group": self.place.group, "part": self.place.part or None, "detail": self.place.detail}
-        return {**place, **figures, "ms": self.ms, "ratio": self.ratio}
 
 
 def _ms(figure: Figure | None) -> float:
@@ -119,7 +120,7 @@ def _ms(figure: Figure | None) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileDifference:
-    """What changed from one profile to another, the largest change first."""
+    """The changes from one profile to another, the largest first."""
 
     before: ProfileSide
     after: ProfileSide
@@ -129,37 +130,32 @@ class ProfileDifference:
 
     @property
     def of(self) -> Of:
+        """Return what both are profiles of."""
         return self.before.of
 
     @property
     def ratio(self) -> float:
-        """Of the whole: times as long."""
+        """Return how many times as long the whole takes."""
         return self.after.ms / self.before.ms
 
     @property
     def ratio_per_token(self) -> float:
+        """Return how many times as long a token takes."""
         return self.ratio * self.before.tokens / self.after.tokens
 
     @property
     def drift(self) -> Mapping[str, float]:
-        """How many times as much the machine could do, the second time: what is known of its own change."""
-        return {name: self.after.roof[name] / each for name, each in self.before.roof.items()}
+        """Return how many times as much the machine could do, the second time: what is known of its own
+        change."""
+        after = self.after.roof
+        return {name: after[name] / each for name, each in self.before.roof.items() if name in after}
 
     def json(self) -> dict[str, Any]:
-        sides = {"before": self.before, "after": self.after}
+        """Return it in JSON's types."""
         return {
             "of": self.of.value,
-            **{
-                name: {
-                    "path": str(side.path),
-                    "words": list(side.words),
-                    "ms": side.ms,
-                    "tokens": side.tokens,
-                    "kernel": side.kernel,
-                    "trusted": side.trusted,
-                }
-                for name, side in sides.items()
-            },
+            "before": self.before.json(),
+            "after": self.after.json(),
             "ratio": self.ratio,
             "ratio_per_token": self.ratio_per_token,
             "drift": dict(self.drift),
@@ -186,6 +182,14 @@ def differences(first: Path, second: Path) -> list[ProfileDifference]:
     return [_difference(*pair) for pair in zip(before, after, strict=True)]
 
 
+def written(files: Mapping[str, ProfileFile]) -> dict[str, Any]:
+    """Return what --json writes, of a profile or of both parts of a text."""
+    if len(files) > 1:
+        return dict(msgspec.to_builtins(TextFile(**files)))
+    (only,) = files.values()
+    return dict(msgspec.to_builtins(only))
+
+
 def sides(path: Path) -> list[ProfileSide]:
     """Read a file of `nocap.profile --json`.
 
@@ -193,70 +197,60 @@ def sides(path: Path) -> list[ProfileSide]:
         ValueError: it is none.
     """
     content = read_json(path)
-    require(content is not None, str(path), "be a file that nocap.profile --json wrote", "no file")
+    require(content is not None, str(path), f"be {RULE}", "no file")
     assert content is not None
     kind = content.get("kind")
-    require(kind == "profile", str(path), "be what nocap.profile --json wrote", f"kind {kind!r}")
+    require(kind == KIND, str(path), f"be {RULE}", f"kind {kind!r}")
     of = content.get("of")
     require(of is not None, str(path), "have subtotals: profile again", "a profile of an older nocap")
-    if of != GENERATE:
-        return [_side(path, content, of)]
-    rule = f"have {Of.prefill.value} and {Of.token.value}"
-    both = [(each.value, content.get(each.value)) for each in (Of.prefill, Of.token)]
-    for name, inner in both:
-        require(isinstance(inner, dict), str(path), rule, f"no {name}")
-    return [_side(path, inner, name) for name, inner in both if inner is not None]
+    try:
+        if of == GENERATE:
+            text = msgspec.convert(content, TextFile)
+            return [_side(path, text.prefill, Of.prefill), _side(path, text.token, Of.token)]
+        file = msgspec.convert(content, ProfileFile)
+        return [_side(path, file, file.of)]
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} must be {RULE}, got {error}") from error
 
 
 GENERATE = "generate"  # `of` in a file with a profile of the prompt, and one of a token
+RULE = "a file that nocap.profile --json wrote"
 
 
-def _side(path: Path, content: dict[str, Any], of: object) -> ProfileSide:
-    check_shape(content, _PROFILE, path)
-    known = [each.value for each in Of]
-    require(of in known and content["of"] == of, f"{path}: of", f"be one of {', '.join(known)}", repr(of))
-    config = dict(flat(content["config"]))
+def _side(path: Path, file: ProfileFile, of: Of) -> ProfileSide:
+    require(file.of is of, f"{path}: {of.value}.of", f"be {of.value}", file.of.value)
+    config = dict(flat(file.config))
     require("trainer.precision" in config, f"{path}: config", "have trainer.precision", "none")
-    for key, value in (("step.ms", content["step"]["ms"]), ("tokens", content["tokens"])):
-        require(value is not None and value > 0, f"{path}: {key}", "be above 0", value)
     groups = dict[str, Figure]()
     rows = dict[Place, Figure]()
-    for group in content["groups"]:
-        groups[group["group"]] = _figure(path, group)
-        for row in group["parts"]:
-            detail = row.get("detail")
-            require(detail is None or isinstance(detail, str), f"{path}: detail", "be text or null", detail)
-            place = Place(group=group["group"], part=row["part"], detail=detail)
-            rows[place] = _figure(path, row)
-    roof = {**content["roof"]["flops"], "copy": content["roof"]["bytes_per_s"]}
-    for name, each in roof.items():
-        require(each is not None and each > 0, f"{path}: roof.{name}", "be above 0", each)
+    for group in file.groups:
+        groups[group.group] = _figure(group)
+        for leaf in group.parts:
+            place = Place(group=group.group, part=leaf.part, detail=leaf.detail)
+            rows[place] = _figure(leaf)
     return ProfileSide(
         path=path,
-        of=Of(content["of"]),
-        words=content["words"],
-        config_dirs=content["config_dirs"],
+        of=file.of,
+        words=file.words,
+        config_dirs=file.config_dirs,
         config=config,
-        text=content.get("text") or {},
-        hardware=content["hardware"],
-        kernel=content["kernel"],
-        roof=roof,
-        tokens=content["tokens"],
-        ms=content["step"]["ms"],
-        trusted=bool(content["trusted"]),
-        flops_per_token=content["flops_per_token"],
-        flops=sum(row["flops"] or 0.0 for row in content["parts"]),
-        bytes=sum(row["bytes"] or 0.0 for row in content["parts"]),
+        text=msgspec.structs.asdict(file.text) if file.text else {},
+        hardware=file.hardware,
+        kernel=file.kernel,
+        roof={**file.roof.flops, "copy": file.roof.bytes_per_s},
+        tokens=file.tokens,
+        ms=file.step.ms,
+        trusted=file.trusted,
+        flops_per_token=file.flops_per_token,
+        flops=sum(part.flops for part in file.parts),
+        bytes=sum(part.bytes for part in file.parts),
         groups=groups,
         rows=rows,
     )
 
 
-def _figure(path: Path, row: Json) -> Figure:
-    for key in ("ms", "share"):
-        value = row[key]
-        require(value is not None and value >= 0, f"{path}: groups.{key}", "be 0 or more", value)
-    return Figure(ms=row["ms"], share=row["share"])
+def _figure(row: GroupJson | LeafJson) -> Figure:
+    return Figure(ms=row.ms, share=row.share)
 
 
 # --- comparing ----------------------------------------------------------------------------------------------
@@ -273,8 +267,8 @@ def _difference(before: ProfileSide, after: ProfileSide) -> ProfileDifference:
     for key in dict.fromkeys([*before.text, *after.text]):
         if before.text.get(key) != after.text.get(key):
             config[key] = before.text.get(key), after.text.get(key)
-    if before.hardware["torch"] != after.hardware["torch"]:
-        config["torch"] = before.hardware["torch"], after.hardware["torch"]
+    if before.hardware.torch != after.hardware.torch:
+        config["torch"] = before.hardware.torch, after.hardware.torch
     return ProfileDifference(
         before=before,
         after=after,
@@ -291,10 +285,10 @@ def _refuse(before: ProfileSide, after: ProfileSide) -> None:
         ValueError: that, in two lines.
     """
     facts: dict[str, tuple[Any, Any]] = {
-        "device": (before.hardware["device"], after.hardware["device"]),
+        "device": (before.hardware.device, after.hardware.device),
         "machine": (_machine(before), _machine(after)),
         "trainer.precision": (before.precision, after.precision),
-        "trainer.threads": (before.hardware["threads"], after.hardware["threads"]),
+        "trainer.threads": (before.hardware.threads, after.hardware.threads),
     }
     for name, (first, second) in facts.items():
         if first != second:
@@ -305,14 +299,14 @@ def _refuse(before: ProfileSide, after: ProfileSide) -> None:
 
 
 def _machine(side: ProfileSide) -> str:
-    hard = side.hardware
-    kind = f" ({hard['cpu_kind']})" if hard["cpu_kind"] else ""
-    return f"{hard['name']}{kind} on {hard['host']}"
+    hardware = side.hardware
+    kind = f" ({hardware.cpu_kind})" if hardware.cpu_kind else ""
+    return f"{hardware.name}{kind} on {hardware.host}"
 
 
 def _counted(before: ProfileSide, after: ProfileSide) -> str:
-    """What arithmetic says of both, which no machine changes."""
-    told = list[str]()
+    """Say what arithmetic says of both, which no machine changes."""
+    figures = list[str]()
     both = [
         ("FLOPs a token", before.flops_per_token, after.flops_per_token),
         (f"FLOPs a {before.of.title}", before.flops, after.flops),
@@ -322,8 +316,8 @@ def _counted(before: ProfileSide, after: ProfileSide) -> str:
         both.append((f"bytes moved a {before.of.title}", before.bytes, after.bytes))
     for name, first, second in both:
         if first and second:
-            told.append(f"{name} {count(first)} and {count(second)} ({second / first:.3f}×)")
-    return f"what was counted does: {', '.join(told)}"
+            figures.append(f"{name} {count(first)} and {count(second)} ({second / first:.3f}×)")
+    return f"what was counted does: {', '.join(figures)}"
 
 
 def _as_rows(groups: Mapping[str, Figure]) -> dict[Place, Figure]:
@@ -333,21 +327,22 @@ def _as_rows(groups: Mapping[str, Figure]) -> dict[Place, Figure]:
 def _alike(
     before: Mapping[Place, Figure], after: Mapping[Place, Figure]
 ) -> tuple[dict[Place, Figure], dict[Place, Figure]]:
-    """The rows of both, a part whole where its details are others, as those of another kernel are."""
-    whole = {_part(place) for place in before.keys() ^ after.keys()}
+    """Return the rows of both. A part is one row where its details are others, as those of another kernel
+    are."""
+    parts = {_part(place) for place in before.keys() ^ after.keys()}
     both = {_part(place) for place in before} & {_part(place) for place in after}
-    return _merged(before, whole & both), _merged(after, whole & both)
+    return _merged(before, parts & both), _merged(after, parts & both)
 
 
 def _part(place: Place) -> Place:
     return Place(group=place.group, part=place.part, detail=None)
 
 
-def _merged(rows: Mapping[Place, Figure], whole: set[Place]) -> dict[Place, Figure]:
+def _merged(rows: Mapping[Place, Figure], parts: set[Place]) -> dict[Place, Figure]:
     merged = dict[Place, Figure]()
     for place, figure in rows.items():
         part = _part(place)
-        to = part if part in whole else place
+        to = part if part in parts else place
         known = merged.get(to, Figure(ms=0.0, share=0.0))
         merged[to] = Figure(ms=known.ms + figure.ms, share=known.share + figure.share)
     return merged

@@ -8,15 +8,14 @@ an MLP that has several of one part.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
+from nocap.measure.profile_schema import GroupJson, LayerJson, LeafJson, PartJson, RowJson
 from nocap.store.metrics import PARTS, STEP_PARTS, part_title
 
-Row = dict[str, Any]
-Json = Mapping[str, Any]
-
-SUMMED = ("ms", "calls", "flops", "bytes", "bound_ms")  # of a row
+K = TypeVar("K", bound=Hashable)
 
 GROUPS = {  # and what a table calls them, in its order
     "embedding": "embedding",
@@ -54,13 +53,39 @@ DETAILS = {
     ("residual", None): "residual",
     ("residual", "between"): "between the branches of a block",
 }
-# Parts of which an option may have several matrices, which are told by their own names.
+OUTSIDE_MODEL = ("optimizer", "rest")  # groups
+# Parts of which an option may have several matrices, which have their own names in a table.
 _BY_NAME = ("mlp_up", "mlp_down")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """The cost of a module in one direction; of a mixer, in one of its moments."""
+
+    path: str
+    part: str
+    layer: int | None
+    direction: str  # forward or backward
+    detail: str | None = None
+    ms: float
+    calls: int
+    flops: float
+    bytes: float
+    bound_ms: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a row stands in the groups; a group's own place has no part."""
+
+    group: str
+    part: str
+    detail: str | None
+
+
 def group_of(part: str, path: str) -> str:
-    """The group of a module: by its part; in a block or a model that is none of nocap's own, by the module
-    inside which it is."""
+    """Return the group of a module: by its part; in a block or a model that is none of nocap's own, by the
+    module inside which it is."""
     if part == "residual":
         names = path.split(".")
         return _BRANCHES.get(names[2], "rest") if len(names) > 2 else "rest"
@@ -68,103 +93,186 @@ def group_of(part: str, path: str) -> str:
 
 
 def own_group(part: str) -> str:
-    """Of `blocks.*.attention.q_proj`, `blocks.*.attention`; of a model's `tower.left`, `tower`."""
+    """Return `blocks.*.attention` of `blocks.*.attention.q_proj`; of a model's `tower.left`, `tower`."""
     names = part.split(".")
     return ".".join(names[:3] if names[1:2] == ["*"] else names[:1])
 
 
 def title_of(part: str, detail: str | None) -> str:
-    """What a table calls a row of a group."""
+    """Return what a table calls a row of a group."""
     if (part, detail) in DETAILS:
         return DETAILS[part, detail]
     return part_title(part) if detail is None else f"{part_title(part)}, {detail}"
 
 
-def grouped(rows: Sequence[Row], whole_ms: float) -> list[Row]:
-    """The groups, each with its sum, its share of the whole, of all modules' forward and of the blocks, and
-    its rows with the same figures in `parts`. A sum is that of its rows."""
-    told = _told(rows)
-    leaves = summed(told, ("group", "part", "detail"), whole_ms)
-    totals = summed(told, ("group",), whole_ms)
-    in_blocks = [row for row in told if row["layer"] is not None]
-    forward_ms = sum(
-        row["ms"] for row in told if row["direction"] == "forward" and row["part"] not in STEP_PARTS
-    )
-    blocks_ms = sum(row["ms"] for row in in_blocks)
-
-    def figures(row: Row, keys: tuple[str, ...]) -> Row:
-        inside = [each["ms"] for each in in_blocks if all(each[key] == row[key] for key in keys)]
-        outside_model = row.get("part") in STEP_PARTS or row["group"] in ("optimizer", "rest")
-        return {
-            **row,
-            "of_forward": None if outside_model or not row["forward_ms"] else row["forward_ms"] / forward_ms,
-            "of_block": sum(inside) / blocks_ms if sum(inside) else None,
-        }
-
-    groups = list[Row]()
-    for total in totals:
-        own = [leaf for leaf in leaves if leaf["group"] == total["group"]]
-        parts = [figures(leaf, ("group", "part", "detail")) for leaf in own]
-        for part in parts:
-            del part["group"]
-        groups.append({**figures(total, ("group",)), "parts": parts})
-    order = list(GROUPS)
-    # a model's own, after the embedding
-    return sorted(groups, key=lambda row: order.index(row["group"]) if row["group"] in order else 0.5)
-
-
-def _told(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their group, and with the details of parts other than a mixer."""
-    names = defaultdict[str, set[str]](set)
-    for row in rows:
-        names[row["part"]].add(row["path"].rpartition(".")[2])
-    told = list[Row]()
-    for row in rows:
-        part = row["part"]
-        detail = row["detail"]
-        if part == "embedding":
-            detail = "lookup" if row["direction"] == "forward" else "gradients"
-        elif part == "residual" and group_of(part, row["path"]) == "rest":
-            detail = "between"
-        elif part in _BY_NAME and len(names[part]) > 1:
-            detail = row["path"].rpartition(".")[2]
-        told.append({**row, "detail": detail, "group": group_of(part, row["path"])})
-    return told
-
-
 # --- sums ---------------------------------------------------------------------------------------------------
 
 
-def rated(row: Row, whole_ms: float) -> Row:
-    """A row, or a sum of rows, with its share of the whole, and how close it is to the roofline."""
-    ms = row["ms"]
-    rates = {
-        "flop_s": row["flops"] / ms * 1e3 if ms else None,
-        "of_bound": row["bound_ms"] / ms if ms else None,
+@dataclass(kw_only=True, slots=True)
+class Total:
+    """A sum of rows. Calls are those of the forward."""
+
+    ms: float = 0
+    calls: int = 0
+    flops: float = 0
+    bytes: float = 0
+    bound_ms: float = 0
+    forward_ms: float = 0
+    backward_ms: float = 0
+
+    def add(self, row: Row) -> None:
+        """Add a row."""
+        self.ms += row.ms
+        self.flops += row.flops
+        self.bytes += row.bytes
+        self.bound_ms += row.bound_ms
+        if row.direction == "forward":
+            self.calls += row.calls
+            self.forward_ms += row.ms
+        else:
+            self.backward_ms += row.ms
+
+    def figures(self, whole_ms: float) -> dict[str, Any]:
+        """Return the fields that each sum of rows has in a profile."""
+        return {**asdict(self), **rates(self, whole_ms)}
+
+
+def rates(cost: Row | Total, whole_ms: float) -> dict[str, Any]:
+    """Return the fields that say how large a cost is beside the whole, and how close to the roofline."""
+    is_timed = cost.ms != 0
+    return {
+        "share": cost.ms / whole_ms,
+        "flop_s": cost.flops / cost.ms * 1e3 if is_timed else None,
+        "of_bound": cost.bound_ms / cost.ms if is_timed else None,
     }
-    return {**row, "share": ms / whole_ms, **rates}
 
 
-def summed(rows: Iterable[Row], keys: tuple[str, ...], whole_ms: float) -> list[Row]:
-    """Rows added up over everything but `keys`, with the forward's and the backward's milliseconds beside the
-    sum."""
-    groups: dict[tuple[Any, ...], Row] = {}
+def rated(row: Row, whole_ms: float) -> RowJson:
+    """Return a row as a profile has it."""
+    fields = asdict(row)
+    del fields["detail"]
+    return RowJson(**fields, **rates(row, whole_ms))
+
+
+def summed(rows: Iterable[Row], key: Callable[[Row], K]) -> defaultdict[K, Total]:
+    """Return the sum of the rows of each key."""
+    totals = defaultdict[K, Total](Total)
     for row in rows:
-        whole = groups.setdefault(
-            tuple(row[key] for key in keys),
-            {**{key: row[key] for key in keys}, **dict.fromkeys((*SUMMED, "forward_ms", "backward_ms"), 0)},
-        )
-        for key in SUMMED:
-            whole[key] += row[key] if key != "calls" or row["direction"] == "forward" else 0
-        whole[f"{row['direction']}_ms"] += row["ms"]
-    return sorted((rated(row, whole_ms) for row in groups.values()), key=_place)
+        totals[key(row)].add(row)
+    return totals
 
 
-def _place(row: Row) -> tuple[float, ...]:
-    """Where a table has the row: 0.5 for a replaced block's own parts, after the embedding."""
+def by_part(rows: Iterable[Row], whole_ms: float) -> list[PartJson]:
+    """Return each part's sum, in the order of a table."""
+    totals = summed(rows, lambda row: row.part)
+    return [PartJson(part=part, **totals[part].figures(whole_ms)) for part in sorted(totals, key=_part_rank)]
+
+
+def by_layer(rows: Iterable[Row], whole_ms: float) -> list[LayerJson]:
+    """Return the sum of each part of each layer, in the order of a table."""
+    in_blocks = (row for row in rows if row.layer is not None)
+    totals = summed(in_blocks, lambda row: (row.layer or 0, row.part))
+    layers = list[LayerJson]()
+    for layer, part in sorted(totals, key=lambda place: (place[0], _part_rank(place[1]))):
+        layers.append(LayerJson(layer=layer, part=part, **totals[layer, part].figures(whole_ms)))
+    return layers
+
+
+def _part_rank(part: str) -> float:
+    """Return where a table has a part: 0.5 for a replaced block's own, after the embedding."""
     parts = list(PARTS)
+    return float(parts.index(part)) if part in parts else 0.5
+
+
+# --- groups -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wholes:
+    """The times that shares are of."""
+
+    ms: float
+    forward_ms: float  # of all modules
+    blocks_ms: float  # in both directions
+
+    def figures(self, total: Total, inside: Total, *, in_model: bool) -> dict[str, Any]:
+        """Return the fields of a sum with its shares. `inside`: what of it lies in the blocks."""
+        in_forward = in_model and total.forward_ms != 0
+        return {
+            **total.figures(self.ms),
+            "of_forward": total.forward_ms / self.forward_ms if in_forward else None,
+            "of_block": inside.ms / self.blocks_ms if inside.ms else None,
+        }
+
+
+def grouped(rows: Sequence[Row], whole_ms: float) -> list[GroupJson]:
+    """Return the groups, each with its sum, its share of the whole, of all modules' forward and of the
+    blocks, and its rows with the same figures in `parts`. A sum is that of its rows."""
+    rows = _detailed(rows)
+    in_blocks = [row for row in rows if row.layer is not None]
+    in_forward = [row for row in rows if row.direction == "forward" and row.part not in STEP_PARTS]
+    wholes = Wholes(
+        ms=whole_ms,
+        forward_ms=sum(row.ms for row in in_forward),
+        blocks_ms=sum(row.ms for row in in_blocks),
+    )
+    leaves = summed(rows, _place_of)
+    leaves_inside = summed(in_blocks, _place_of)
+    groups_inside = summed(in_blocks, _group_of)
+    places = sorted(leaves, key=_rank)
+    groups = list[GroupJson]()
+    for name, total in summed(rows, _group_of).items():
+        in_model = name not in OUTSIDE_MODEL
+        parts = list[LeafJson]()
+        for place in places:
+            if place.group == name:
+                is_module = in_model and place.part not in STEP_PARTS
+                figures = wholes.figures(leaves[place], leaves_inside[place], in_model=is_module)
+                parts.append(LeafJson(part=place.part, detail=place.detail, **figures))
+        figures = wholes.figures(total, groups_inside[name], in_model=in_model)
+        groups.append(GroupJson(group=name, **figures, parts=parts))
+    return sorted(groups, key=_group_rank)
+
+
+def _group_of(row: Row) -> str:
+    return group_of(row.part, row.path)
+
+
+def _place_of(row: Row) -> Place:
+    return Place(group=_group_of(row), part=row.part, detail=row.detail)
+
+
+def _rank(place: Place) -> tuple[float, int]:
+    """Return where a table has a row of a group."""
     details = [detail for _, detail in DETAILS]
-    part = float(parts.index(row["part"])) if row.get("part") in parts else 0.5
-    told = row.get("detail")
-    detail = details.index(told) if told in details else len(details)
-    return row.get("layer", 0), part, detail
+    rank = details.index(place.detail) if place.detail in details else len(details)
+    return _part_rank(place.part), rank
+
+
+def _group_rank(group: GroupJson) -> float:
+    """Return where a table has a group: a model's own after the embedding."""
+    order = list(GROUPS)
+    return order.index(group.group) if group.group in order else 0.5
+
+
+def _detailed(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with the details of parts other than a mixer."""
+    names = defaultdict[str, set[str]](set)
+    for row in rows:
+        names[row.part].add(_name(row))
+    detailed = list[Row]()
+    for row in rows:
+        detail = row.detail
+        if row.part == "embedding":
+            detail = "lookup" if row.direction == "forward" else "gradients"
+        elif row.part == "residual" and _group_of(row) == "rest":
+            detail = "between"
+        elif row.part in _BY_NAME and len(names[row.part]) > 1:
+            detail = _name(row)
+        detailed.append(replace(row, detail=detail))
+    return detailed
+
+
+def _name(row: Row) -> str:
+    """Return the module's own name."""
+    return row.path.rpartition(".")[2]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from nocap.config.keys import flat
 from nocap.measure.difference import ProfileSide
-from nocap.measure.subject import Of
-
-Json = Mapping[str, Any]
+from nocap.measure.profile_schema import CeilingJson, LargestJson, OptionJson, ProfileFile, ProfileJson
 
 MOST_PARTS, MOST_OPTIONS = 3, 3
 LEAST_WIN = 1.005  # of the whole: below that a bench would not find it
@@ -22,7 +22,7 @@ LEAST_SHARE = 0.005  # of the whole, in the part
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Typed:
-    """What the profile's command was."""
+    """The words of the profile's command."""
 
     words: Sequence[str]  # overrides
     choices: Mapping[str, str | None]  # group → its option
@@ -31,45 +31,60 @@ class Typed:
     json: Path | None = None  # the file that has the profile
 
 
-def largest(profile: Json, typed: Typed) -> list[dict[str, Any]]:
-    """The largest parts, each with the options that can win most there, and a command; JSON types. Where the
-    times are not to be trusted, what can be won is by FLOPs alone."""
-    found = list[dict[str, Any]]()
-    by = "by_step" if profile["trusted"] else "by_flops"
-    parts = sorted(profile["parts"], key=lambda row: -row["ms"])[:MOST_PARTS]
-    for part in parts:
-        name = part["part"]
-        least_ms = LEAST_SHARE * profile["step"]["ms"]
-        winning = [
-            row
-            for row in profile["ceilings"]["table"]
-            if row[by] >= LEAST_WIN and row["saved_ms"].get(name, 0.0) >= least_ms
-        ]
-        options = sorted(winning, key=lambda row: -row[by])[:MOST_OPTIONS]
-        labels = [row["label"] for row in options]
+def file_of(profile: ProfileJson, typed: Typed) -> ProfileFile:
+    """Return the profile as its command writes it: with the folders of its options, and what to try."""
+    return ProfileFile(
+        **msgspec.structs.asdict(profile),
+        config_dirs=[str(folder) for folder in typed.folders],
+        largest=largest(profile, typed),
+    )
+
+
+def largest(profile: ProfileJson, typed: Typed) -> list[LargestJson]:
+    """Return the largest parts, each with the options that can win most there, and a command. Where the times
+    are not to be trusted, what can be won is by FLOPs alone."""
+    assert profile.ceilings is not None, "a profile of the command has ceilings"
+    found = list[LargestJson]()
+    least_ms = LEAST_SHARE * profile.step.ms
+
+    def win(row: CeilingJson) -> float:
+        return row.by_step if profile.trusted else row.by_flops
+
+    for part in sorted(profile.parts, key=lambda row: -row.ms)[:MOST_PARTS]:
+        winning = list[CeilingJson]()
+        for row in profile.ceilings.table:
+            if win(row) >= LEAST_WIN and row.saved_ms.get(part.part, 0.0) >= least_ms:
+                winning.append(row)
+        winning.sort(key=win, reverse=True)
+        options = [_option(row, part.part, profile) for row in winning[:MOST_OPTIONS]]
+        labels = [option.label for option in options]
         found.append(
-            {
-                **{key: part[key] for key in ("part", "ms", "share", "of_bound")},
-                "options": [
-                    {
-                        "label": row["label"],
-                        "by_step": row["by_step"] if profile["trusted"] else None,
-                        "by_flops": row["by_flops"],
-                        "saved_ms": row["saved_ms"][name],
-                    }
-                    for row in options
-                ],
-                "command": command(profile, typed, labels) if labels else None,
-            }
+            LargestJson(
+                part=part.part,
+                ms=part.ms,
+                share=part.share,
+                of_bound=part.of_bound,
+                options=options,
+                command=command(profile, typed, labels) if labels else None,
+            )
         )
     return found
 
 
-def command(profile: Json, typed: Typed, options: Sequence[str]) -> str:
-    """What measures these options against the profile's own: a bench of training steps; of anything else a
-    profile of the first option, and what it changes."""
-    if Of(profile["of"]).trains:
-        return _bench(profile["config"], typed, options)
+def _option(row: CeilingJson, part: str, profile: ProfileJson) -> OptionJson:
+    return OptionJson(
+        label=row.label,
+        by_step=row.by_step if profile.trusted else None,
+        by_flops=row.by_flops,
+        saved_ms=row.saved_ms[part],
+    )
+
+
+def command(profile: ProfileJson, typed: Typed, options: Sequence[str]) -> str:
+    """Return what measures these options against the profile's own: a bench of training steps; of anything
+    else a profile of the first option, and what it changes."""
+    if profile.of.trains:
+        return _bench(profile.config, typed, options)
     return _profiles(typed, options[0])
 
 
@@ -92,7 +107,7 @@ def without(words: Sequence[str], by: Sequence[str]) -> list[str]:
     return [word for word in words if word not in gone]
 
 
-def _bench(config: Json, typed: Typed, options: Sequence[str]) -> str:
+def _bench(config: Mapping[str, Any], typed: Typed, options: Sequence[str]) -> str:
     own = replaced(typed.words, options)
     baseline = list[str]()
     for option in options:
@@ -106,8 +121,8 @@ def _bench(config: Json, typed: Typed, options: Sequence[str]) -> str:
     return shlex.join(["python", "-m", "nocap.bench", *_config_dirs(typed.folders), *shared, *flags])
 
 
-def _now(config: Json, choices: Mapping[str, str | None], option: str) -> str:
-    """The override that says what the run has in place of an option."""
+def _now(config: Mapping[str, Any], choices: Mapping[str, str | None], option: str) -> str:
+    """Return the override that says what the run has in place of an option."""
     key = option.partition("=")[0]
     if key in choices:
         return f"{key}={choices[key]}"
@@ -133,8 +148,8 @@ def _config_dirs(folders: Iterable[str | Path]) -> list[str]:
 
 
 def between(before: ProfileSide, after: ProfileSide) -> str | None:
-    """The command that times one profile's overrides against another's; None: they are the same. Empty: only
-    training steps are timed."""
+    """Return the command that times one profile's overrides against another's; None: they are the same.
+    Empty: only training steps are timed."""
     if sorted(before.words) == sorted(after.words):
         return None
     if not before.of.trains:

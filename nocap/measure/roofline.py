@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from nocap.generation.engines import Cached, Engine, Recompute, UncachedError
 from nocap.launch.plan import check_compiler
 from nocap.measure.mixing import Call, Nodes
 from nocap.measure.parts import MIXER, STEP, Key, Ranges
+from nocap.measure.profile_schema import CeilingJson, Peak
 from nocap.measure.subject import Of, Subject
 from nocap.measure.timed import Clock
 from nocap.model.flops import NotCountedError, component_flops, op_flops, uncounted_explained
@@ -41,14 +42,6 @@ from nocap.training.step import autocast
 PRODUCT = {Device.cpu: 2048, Device.cuda: 8192}  # rows and columns
 COPY_BYTES = {Device.cpu: 2**28, Device.cuda: 2**31}  # far beyond any cache
 HELD = 4  # parameters, gradients and AdamW's two moments, all as large
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Peak:
-    """What this machine can do at most."""
-
-    flops: dict[str, float]  # FLOP/s by precision
-    bytes_per_s: float  # read and written
 
 
 def measure_peak(device: Device) -> Peak:
@@ -315,15 +308,15 @@ Composer = Callable[[Sequence[str]], Run]  # overrides after the user's own → 
 
 def options_ceilings(
     old: Count, compose: Composer, peak: Peak, ms: dict[str, float], rest_ms: float
-) -> list[dict[str, Any]]:
+) -> list[CeilingJson]:
     """Everything that the configuration tree offers and that can be counted, the largest win first: by FLOPs
     and by the step, whose parts took these `ms`."""
-    rows: list[dict[str, Any]] = []
+    rows = list[CeilingJson]()
     for override, run in options(old, compose).items():
         new = count(run, vocab_size=run.tokenizer.vocab_size, subject=replace(old.subject, cached=True))
         if old.not_counted is None and new.not_counted is None:
-            rows.append({"label": override, **ceiling(old, new, peak, ms, rest_ms)})
-    return sorted(rows, key=lambda row: (-row["by_step"], -row["by_flops"]))
+            rows.append(ceiling(override, old, new, peak, ms, rest_ms))
+    return sorted(rows, key=lambda row: (-row.by_step, -row.by_flops))
 
 
 def options(old: Count, compose: Composer) -> dict[str, Run]:
@@ -353,19 +346,22 @@ OF_A_FORWARD = ["trainer.precision=bf16", "trainer.compile=regional", "objective
 OF_A_STEP = ["trainer.activation_checkpointing=block"]
 
 
-def ceiling(old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float) -> dict[str, Any]:
+def ceiling(
+    override: str, old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float
+) -> CeilingJson:
     """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their
     precision) and by the measured step (Amdahl's law), the milliseconds that it saves in each part, and the
     MiB saved with their share of the memory."""
     new_ms = changed(old, new, peak, ms)
     saved_ms = {part: before - new_ms.get(part, 0.0) for part, before in ms.items()}
-    return {
-        "by_flops": old.product_ms(peak) / new.product_ms(peak),
-        "by_step": (sum(ms.values()) + rest_ms) / (sum(new_ms.values()) + rest_ms),
-        "saved_ms": {part: saved for part, saved in saved_ms.items() if saved},
-        "saved_mib": old.held_mib() - new.held_mib(),
-        "saved": 1 - new.held_mib() / old.held_mib(),
-    }
+    return CeilingJson(
+        label=override,
+        by_flops=old.product_ms(peak) / new.product_ms(peak),
+        by_step=(sum(ms.values()) + rest_ms) / (sum(new_ms.values()) + rest_ms),
+        saved_ms={part: saved for part, saved in saved_ms.items() if saved},
+        saved_mib=old.held_mib() - new.held_mib(),
+        saved=1 - new.held_mib() / old.held_mib(),
+    )
 
 
 def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[str, float]:

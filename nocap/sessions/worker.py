@@ -55,7 +55,7 @@ from nocap.sessions.figures import (
     RoundFigures,
     StepFigures,
 )
-from nocap.store.metrics import now
+from nocap.store.metrics import HELD, now
 from nocap.store.record import write_json
 from nocap.training import allocator
 
@@ -159,16 +159,15 @@ def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
     figures = dict[str, PartFigures]()
     for name, run in runs.items():
         profiled = profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)
-        memory_mib = profiled["memory_mib"]["measured"]
-        kept_mib = memory_mib.pop("kept")
+        held = profiled.memory_mib.measured
         figures[name] = PartFigures(
-            ms={row["part"]: row["ms"] for row in profiled["parts"]},
-            mib=kept_mib,
-            memory_mib=memory_mib,
+            ms={row.part: row.ms for row in profiled.parts},
+            mib=held.kept,
+            memory_mib={part: getattr(held, part) for part in HELD},
             params=part_params(run),
-            step_ms=profiled["step"]["ms"],
-            unattributed_ms=profiled["step"]["unattributed_ms"],
-            kernel=profiled["kernel"],
+            step_ms=profiled.step.ms,
+            unattributed_ms=profiled.step.unattributed_ms,
+            kernel=profiled.kernel,
             component_flops=dict(component_flops(run, vocab_size=run.tokenizer.vocab_size)),
         )
     return figures
