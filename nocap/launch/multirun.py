@@ -179,8 +179,7 @@ def _checked(
     """Return the grid of these cells, and of `more` that show the first arm at other lengths."""
     if isinstance(launcher, OfCluster):
         return _for_target(cells, swept, launcher, more=more, skip_refused=skip_refused)
-    how = {"log": print, "lengths": more, "skip_refused": skip_refused}
-    return check(cells, swept=swept, compose=composed, **how)
+    return check(cells, swept=swept, compose=composed, log=print, lengths=more, skip_refused=skip_refused)
 
 
 def _trained(
@@ -258,8 +257,7 @@ def _for_target(
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
-        how = {"log": print, "lengths": more, "skip_refused": skip_refused}
-        grid = check(cells, swept=swept, compose=compose, **how)
+        grid = check(cells, swept=swept, compose=compose, log=print, lengths=more, skip_refused=skip_refused)
     whole = [
         replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
         for cell in grid.cells

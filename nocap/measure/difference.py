@@ -185,7 +185,8 @@ def differences(first: Path, second: Path) -> list[ProfileDifference]:
 def written(files: Mapping[str, ProfileFile]) -> dict[str, Any]:
     """Return what --json writes, of a profile or of both parts of a text."""
     if len(files) > 1:
-        return dict(msgspec.to_builtins(TextFile(**files)))
+        both = TextFile(prefill=files[Of.prefill.value], token=files[Of.token.value])
+        return dict(msgspec.to_builtins(both))
     (only,) = files.values()
     return dict(msgspec.to_builtins(only))
 

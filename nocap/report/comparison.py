@@ -130,9 +130,7 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         facts=provenance.facts(comparison, command),
         c=comparison,
         arms=[
-            PageArm(
-                label=row.label, look=look, kind=row.difference and row.difference.outcome.name, besides=text
-            )
+            PageArm(label=row.label, look=look, kind=_kind(row), besides=text)
             for row, look, text in zip(rows, looks, besides, strict=True)
         ],
         intervals=_intervals(comparison),
@@ -161,6 +159,11 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         least_seeds=LEAST_PAIRS,
         f=formats,
     )
+
+
+def _kind(row: ComparedArm) -> str | None:
+    """Return the name of an arm's outcome; None: it is the baseline."""
+    return row.difference.outcome.name if row.difference else None
 
 
 def _besides(speed: Table, costs: Table) -> list[str]:

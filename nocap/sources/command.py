@@ -342,14 +342,14 @@ def run(
     _put_back(files, folder)  # a run that was cut off left it
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    how = {"timeout_s": timeout_s, "env": env or {}, "stop": stop}
     if prepare:
         words = tuple(word.replace("{arm}", command.name) for word in prepare)
-        _prepare(replace(command, words=words), seed, folder / PREPARED, **how)
+        before = replace(command, words=words)
+        _prepare(before, seed, folder / PREPARED, timeout_s=timeout_s, env=env or {}, stop=stop)
     there = _stamps(globs)
     began, started, cpu_s = time.monotonic(), now(), _children_s()
     with _written_anew(files, folder):
-        code, peak = _ended(command, seed, folder / LOG, **how)
+        code, peak = _ended(command, seed, folder / LOG, timeout_s=timeout_s, env=env or {}, stop=stop)
         wall_s = time.monotonic() - began
     if code != 0:
         raise FailedError(_why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s))
@@ -360,14 +360,22 @@ def run(
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
 
 
-def _prepare(command: Command, seed: int, log: Path, *, timeout_s: float, **how: Any) -> None:
+def _prepare(
+    command: Command,
+    seed: int,
+    log: Path,
+    *,
+    timeout_s: float,
+    env: Mapping[str, str],
+    stop: threading.Event | None,
+) -> None:
     """Run what comes before a run.
 
     Errors:
         FailedError: it did not end well.
     """
     began = time.monotonic()
-    code, _ = _ended(command, seed, log, timeout_s=timeout_s, **how)
+    code, _ = _ended(command, seed, log, timeout_s=timeout_s, env=env, stop=stop)
     is_late = time.monotonic() - began >= timeout_s
     if code != 0:
         raise FailedError(f"--prepare: {_why(code, log, is_late=is_late, timeout_s=timeout_s)}")

@@ -61,8 +61,8 @@ def architecture(run: Run) -> str:
     m = run.model
     own = {"model": "gpt", "attention": "global", "norm": "norm", "mlp": "mlp"}
     for group, kind in own.items():
-        got = getattr(run, group).kind
-        require(got == kind, f"{group}.kind", f"be {kind} {WITHOUT}", got)
+        chosen = getattr(run, group).kind
+        require(chosen == kind, f"{group}.kind", f"be {kind} {WITHOUT}", chosen)
     require(not run.ideas, "ideas", f"be empty {WITHOUT}", ", ".join(run.ideas))
     placed = m.norm_placement
     require(placed is NormPlacement.pre, "model.norm_placement", f"be pre {WITHOUT}", placed.value)
@@ -74,8 +74,8 @@ def architecture(run: Run) -> str:
     beside = f"with --hf beside position={position}, as {kind} has"
     got_norm: str = run.norm.norm.value  # type: ignore[attr-defined]  # of this kind
     require(got_norm == norm, "norm.norm", f"be {norm} {beside}", got_norm)
-    got: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
-    require(got == activation, "mlp.activation", f"be {activation} {beside}", got)
+    got_activation: str = run.mlp.activation.value  # type: ignore[attr-defined]  # of this kind
+    require(got_activation == activation, "mlp.activation", f"be {activation} {beside}", got_activation)
     heads = run.attention.n_kv_heads
     rule = f"be model.n_head={m.n_head} {beside}"
     require(kind == "llama" or heads == m.n_head, "attention.n_kv_heads", rule, heads)
@@ -86,6 +86,11 @@ def architecture(run: Run) -> str:
 PARTS = {"learned": ("gpt2", "layer", "gelu"), "rope": ("llama", "rms", "swiglu")}
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def _scale(branch: nn.Module) -> float:
+    """Return the factor of a branch."""
+    return float(branch.scale)  # type: ignore[arg-type]  # torch types any attribute as a module
 
 
 def _gpt2(run: Run, model: LanguageModel) -> Written:
@@ -103,9 +108,9 @@ def _gpt2(run: Run, model: LanguageModel) -> Written:
         # the factor of a branch is in the matrix that ends it
         maps = {
             "attn.c_attn": joined,
-            "attn.c_proj": _weight(attention, "f.out_proj.weight") * attention.scale,
+            "attn.c_proj": _weight(attention, "f.out_proj.weight") * _scale(attention),
             "mlp.c_fc": _weight(mlp, "f.up.weight"),
-            "mlp.c_proj": _weight(mlp, "f.down.weight") * mlp.scale,
+            "mlp.c_proj": _weight(mlp, "f.down.weight") * _scale(mlp),
         }
         for name, weight in maps.items():
             tensors[f"transformer.h.{i}.{name}.weight"] = weight.t()
@@ -149,10 +154,10 @@ def _llama(run: Run, model: LanguageModel) -> Written:
             "self_attn.q_proj": _turned(_weight(attention, "f.q_proj.weight"), d_head),
             "self_attn.k_proj": _turned(_weight(attention, "f.k_proj.weight"), d_head),
             "self_attn.v_proj": _weight(attention, "f.v_proj.weight"),
-            "self_attn.o_proj": _weight(attention, "f.out_proj.weight") * attention.scale,
+            "self_attn.o_proj": _weight(attention, "f.out_proj.weight") * _scale(attention),
             "mlp.gate_proj": _weight(mlp, "f.gate.weight"),
             "mlp.up_proj": _weight(mlp, "f.up.weight"),
-            "mlp.down_proj": _weight(mlp, "f.down.weight") * mlp.scale,
+            "mlp.down_proj": _weight(mlp, "f.down.weight") * _scale(mlp),
             "input_layernorm": _gain(attention.get_submodule("norm"), m.d_model),
             "post_attention_layernorm": _gain(mlp.get_submodule("norm"), m.d_model),
         }
