@@ -131,7 +131,10 @@ def render(comparison: Comparison, *, command: str | None = None) -> str:
         c=comparison,
         arms=[
             PageArm(
-                label=row.label, look=look, kind=row.difference and row.difference.outcome.name, besides=text
+                label=row.label,
+                look=look,
+                kind=row.difference.outcome.name if row.difference else None,
+                besides=text,
             )
             for row, look, text in zip(rows, looks, besides, strict=True)
         ],
