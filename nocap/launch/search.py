@@ -406,7 +406,7 @@ class Searching:
             Column(title="trial"),
             Column(title="val loss", keep=True),
             *(Column(title=key) for key in self.space),
-            Column(title="note", keep=True),
+            Column(title="", keep=True),
         ]
         table = Table(title="", columns=columns, rows=rows)
         note = f"chosen on seed {self.search.seed}: what the settings are worth, other seeds tell"
