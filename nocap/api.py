@@ -44,9 +44,9 @@ class TrainingError(RuntimeError):
 
 
 def compose(*what: str | DictConfig) -> Run:
-    """The checked run of these overrides: `compose("model=nano", "attention=gqa",
-    "seed=1").attention.n_kv_heads`. Or of one whole config, as `hydra.compose` or a run's `config.yaml` gives
-    it, each part with its `kind`.
+    """Return the checked run of these overrides: `compose("model=nano", "attention=gqa",
+    "seed=1").attention.n_kv_heads`. Or of one whole config, as `hydra.compose` or a run's `config.yaml`
+    gives it, each part with its `kind`.
 
     Errors:
         ValueError: a wrong option, key, type or value, in one line.
@@ -89,7 +89,8 @@ def train(*what: Run | str, quiet: bool = False) -> dict[str, Any]:
 
 
 def load(paths: Paths = "outputs") -> list[runs.Record]:
-    """The records of runs: each with its config, summary, manifest and loss curve. A run counts once.
+    """Return the records of runs: each with its config, summary, manifest and loss curve. A run counts
+    once.
 
     A path is a run's folder, a folder of runs, a grid's folder, a glob, or a name, looked for in
     `outputs/runs`. A warning names each run that is left out because its record is damaged.
@@ -104,7 +105,7 @@ def load(paths: Paths = "outputs") -> list[runs.Record]:
 
 
 def frame(paths: Paths = "outputs") -> pd.DataFrame:
-    """One row per run, swept config keys as columns, for a notebook.
+    """Return one row per run, swept config keys as columns, for a notebook.
 
     Errors:
         ValueError: a path holds no run.
@@ -118,8 +119,9 @@ def frame(paths: Paths = "outputs") -> pd.DataFrame:
 
 
 def load_model(source: str | Path, *, device: str = "cpu") -> Trained:
-    """The model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in fp32 and ready to
-    read: its `model`, `run`, `encoding` and `step`. `source` is the file, or a run's folder or name.
+    """Return the model of a run's newest checkpoint, or of a file that `nocap.export` wrote, in fp32 and
+    ready to read: its `model`, `run`, `encoding` and `step`. `source` is the file, or a run's folder or
+    name.
 
     Errors:
         ValueError: it is neither, or holds no valid model.
@@ -150,8 +152,8 @@ def compare(
     names: str = "",
     hardware: str | None = None,
 ) -> dict[str, Any]:
-    """The comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes, without the
-    records, from which such a file is judged again.
+    """Return the comparison of these runs, arm by arm: what `python -m nocap.compare --json` writes,
+    without the records, from which such a file is judged again.
 
     `baseline` is an arm's label or id, one of its runs, or `key=value`. `target` is a validation loss in nats
     per token: the time to it is then compared as well. `allow` names differences to compare across: kernel,

@@ -116,7 +116,7 @@ def _keep(path: Path | None, result: Bench, *, words: Sequence[str]) -> None:
 
 
 def _progress(line: str) -> None:
-    """For a person at a terminal: one line, written over."""
+    """Show progress to a person at a terminal: one line, written over."""
     if sys.stderr.isatty():
         print(f"\r\033[K{visible(line)}", end="", file=trusted(sys.stderr), flush=True)
 

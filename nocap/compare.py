@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
-    """What is compared, and how."""
+    """Add the flags that say what is compared, and how."""
     parser.add_argument(
         "paths", nargs="*", metavar="PATH", default=["outputs"], help="runs to compare (default: outputs)"
     )

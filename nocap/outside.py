@@ -80,7 +80,7 @@ class File:
 
 @cache
 def groups() -> tuple[str, ...]:
-    """The names of the groups, which are those of Hydra's folders."""
+    """Return the names of the groups, which are those of Hydra's folders."""
     return tuple(
         module.name
         for module in pkgutil.iter_modules(importlib.import_module(PACKAGE).__path__)
@@ -89,18 +89,18 @@ def groups() -> tuple[str, ...]:
 
 
 def place(group: str) -> str:
-    """A group's folder."""
+    """Return a group's folder."""
     return PLACES.get(group, group)
 
 
 def choice(group: str, name: str) -> str:
-    """The override that chooses an option; of ideas, also several: "x0,smear"."""
+    """Return the override that chooses an option; of ideas, also several: "x0,smear"."""
     return f"{place(group)}={f'[{name}]' if group == 'ideas' else name}"
 
 
 def yamls(group: str) -> dict[str, Path]:
-    """The yamls of a group, or of the experiments, by name: what Hydra can choose. Hidden files and folders,
-    as an editor's, hold none."""
+    """Return the yamls of a group, or of the experiments, by name: what Hydra can choose. Hidden files
+    and folders, as an editor's, hold none."""
     by_name = dict[str, Path]()
     for folder in (conf_dir(), *folders()):
         for path in (folder / place(group)).rglob("*.yaml"):
@@ -188,8 +188,8 @@ def read(group: str, name: str) -> tuple[dict[str, Any], type[Option]]:
 
 @cache
 def interface(group: str) -> type[Option]:
-    """The class that every option of the group extends: the one that the group's `__init__` defines directly
-    on `Option`."""
+    """Return the class that every option of the group extends: the one that the group's `__init__`
+    defines directly on `Option`."""
     (base,) = [
         cls
         for cls in _classes(importlib.import_module(f"{PACKAGE}.{group}"), Option)
@@ -244,7 +244,7 @@ def _options_in(module: ModuleType, group: str) -> list[type[Option]]:
 
 
 def _classes(module: ModuleType, base: type[Option]) -> list[type[Option]]:
-    """The options that the module itself defines, in its order."""
+    """Return the options that the module itself defines, in its order."""
     return [
         cls
         for cls in vars(module).values()
@@ -367,7 +367,7 @@ def files() -> list[File]:
 
 
 def used(modules: Iterable[str]) -> list[File]:
-    """The files that are among these modules."""
+    """Return the files that are among these modules."""
     return [file for file in files() if file.module in modules]
 
 
@@ -412,8 +412,8 @@ def _set(used: Iterable[Path]) -> None:
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:
-    """A command line, the process's own unless given, without its `--config-dir`s. Their folders are in use
-    from now on.
+    """Return a command line, the process's own unless given, without its `--config-dir`s. Their folders
+    are in use from now on.
 
     An invalid folder ends the process with exit code 2.
     """
@@ -426,8 +426,8 @@ def arguments(argv: Sequence[str] | None) -> list[str]:
 
 
 def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
-    """What every command's parser has in common: the flag in its help, its width, and, where it has an
-    `answer`, `--json` for that."""
+    """Add what every command's parser has in common: the flag in its help, its width, and, where it has
+    an `answer`, `--json` for that."""
     parser.add_argument(
         "--config-dir",
         metavar="DIR",
@@ -442,7 +442,7 @@ def document(parser: argparse.ArgumentParser, *, answer: str = "") -> None:
 
 
 def _filled(text: str) -> str:
-    """In lines of the help's width, but for those that are indented, such as examples."""
+    """Return a text in lines of the help's width, but for those that are indented, such as examples."""
     parts = itertools.groupby(text.splitlines(), key=lambda line: line[:2].isspace() or not line)
     return "\n".join(
         "\n".join(lines) if kept else textwrap.fill(" ".join(lines), WIDTH) for kept, lines in parts

@@ -118,8 +118,8 @@ def _points(run: Record, options: argparse.Namespace) -> list[tuple[int, float, 
 
 
 def _parting(points: Points) -> int:
-    """The step from which the curves part: the first tenth is left out where it takes a third of the height
-    or more. 0: it does not."""
+    """Return the step from which the curves part: the first tenth is left out where it takes a third of
+    the height or more. 0: it does not."""
     rows = [(step, y) for run in points.values() for step, _, y in run]
     cut = max(step for step, _ in rows) // 10
     late = [y for step, y in rows if step >= cut]
@@ -128,7 +128,7 @@ def _parting(points: Points) -> int:
 
 
 def _curves(runs: Sequence[Record], points: Points, after: int) -> Iterator[DrawnCurve]:
-    """One run by its name; several by arm, as far as all seeds have come."""
+    """Yield one run by its name; several by arm, as far as all seeds have come."""
     arms = (
         [(arm.label, arm.all) for arm in group(runs, ended=False)]
         if len(runs) > 1

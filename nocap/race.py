@@ -237,7 +237,7 @@ def _check(asked: argparse.Namespace, words: Sequence[str]) -> None:
 def _arms(
     asked: argparse.Namespace, words: Sequence[str], undo: ExitStack
 ) -> tuple[list[Command], Callable[..., None]]:
-    """The arms, and what runs one."""
+    """Return the arms, and what runs one."""
     from nocap.sources import arms
 
     # what a race makes is no part of an arm
@@ -256,7 +256,7 @@ def _arms(
 
 
 def _readings(asked: argparse.Namespace) -> tuple[list[Reading], list[Guarded]]:
-    """What is compared, and what may not be worse."""
+    """Return what is compared, and what may not be worse."""
     from nocap.sources.command import Reading, number
     from nocap.sources.race import MEASURED, Guarded
     from nocap.store.metrics import Better

@@ -49,7 +49,7 @@ NOISE = ("clock/", "perf/", "memory/")
 
 
 def composes(trial: OptionTrial) -> str:
-    """With its keys' values."""
+    """Compose the option with its keys' values."""
     if missing := trial.missing():
         raise SkippedError(f"{', '.join(missing)} must be given")
     expect(trial.options, f"its yaml must begin with '# @package ideas.{trial.name}'")
@@ -125,7 +125,7 @@ def encodes(trial: OptionTrial) -> str:
 
 
 def builds(trial: OptionTrial) -> str:
-    """The model and its optimizers, and two steps."""
+    """Build the model and its optimizers, and make two steps."""
     model, tokens = _steps(trial.run, 2)[0].model, _tokens(trial.run)
     model(tokens[:, :-1], tokens[:, 1:]).total.backward()
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
@@ -138,7 +138,8 @@ def builds(trial: OptionTrial) -> str:
 
 
 def causal(trial: OptionTrial) -> str:
-    """In training and validation, no logit changes with a later token, or with another sequence."""
+    """Check that no logit changes with a later token, or with another sequence, in training and
+    validation."""
     model, tokens, V = _moved(trial.run), _tokens(trial.run)[:, :-1], trial.run.tokenizer.vocab_size
     for mode in MODES:
         model.train(mode == "training")
@@ -155,7 +156,8 @@ def causal(trial: OptionTrial) -> str:
 
 
 def scores(trial: OptionTrial) -> str:
-    """Validation is the plain next-token loss of the logits; the training loss is the sum of its parts."""
+    """Check that validation is the plain next-token loss of the logits, and that the training loss is the
+    sum of its parts."""
     model, tokens = _moved(trial.run), _tokens(trial.run)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     for mode in MODES:
@@ -207,7 +209,7 @@ def _check_formulas(run: Run, vocab_size: int) -> None:
 
 
 def compiles(trial: OptionTrial) -> str:
-    """The model one graph without a break, with eager's losses."""
+    """Compile the model to one graph without a break, and compare its losses with eager's."""
     run = trial.compose("trainer.compile=full")
     try:
         hardware.check_compiler("it", run.trainer.device)
@@ -227,7 +229,7 @@ def compiles(trial: OptionTrial) -> str:
 
 
 def decodes(trial: OptionTrial) -> str:
-    """From a cache as from the whole prefix; or the line that says that there is no cache."""
+    """Decode from a cache as from the whole prefix, or say that there is no cache."""
     option = trial.options[0]
     by_slots = isinstance(option, Attention) and declared(option, "cache_slots", of=("build", "mixer"))
     try:
@@ -246,7 +248,8 @@ def decodes(trial: OptionTrial) -> str:
 
 
 def learns(trial: OptionTrial) -> str:
-    """A short run does not diverge, ends below where it began, and its tracker does not fail."""
+    """Train a short run. It must not diverge, must end below where it began, and its tracker must not
+    fail."""
     first, *_, last = [row["val/loss"] for row in _rows(trial.clean) if "val/loss" in row]
     losses = f"validation loss {first:.4f} → {last:.4f} in {trial.run.trainer.steps} steps"
     expect(last < first, f"{losses}: it must end below where it began")
@@ -254,7 +257,8 @@ def learns(trial: OptionTrial) -> str:
 
 
 def resumes(trial: OptionTrial) -> str:
-    """From what a kill past its first checkpoint leaves, it ends as if undisturbed, bit for bit."""
+    """Resume from what a kill past the first checkpoint leaves. The run must end as if undisturbed, bit
+    for bit."""
     left = shutil.copytree(trial.clean, trial.folder / "killed" / "runs" / trial.clean.name)
     first, *later = sorted((left / "checkpoints").iterdir())
     for path in later:
@@ -278,7 +282,7 @@ def resumes(trial: OptionTrial) -> str:
 
 
 def ranks(trial: OptionTrial) -> str:
-    """Two ranks, each with half of a step's micro-batches, give what one gives."""
+    """Check that two ranks, each with half of a step's micro-batches, give what one gives."""
     try:
         compose(trial.overrides("trainer.devices=2"))
     except ValueError as error:
@@ -293,7 +297,7 @@ def ranks(trial: OptionTrial) -> str:
 
 
 def grid(trial: OptionTrial) -> str:
-    """Two cells of four steps."""
+    """Train a grid of two cells of four steps."""
     words = ("trainer.steps=4", "trainer.keep_steps=[]", "trainer.val_every=0", "trainer.checkpoint_every=0")
     cells = trial.train("grid", "--multirun", "seed=0,1", *words)
     expect(len(cells) == 2, f"{len(cells)} of 2 cells are there")
@@ -350,14 +354,14 @@ def results(trial: OptionTrial, only: str = "") -> Iterator[tuple[str, str, str]
 
 
 def _tokens(run: Run) -> Tensor:
-    """Two sequences and their last targets."""
+    """Return two sequences and their last targets."""
     return torch.randint(
         run.tokenizer.vocab_size, (2, run.model.seq_len + 1), generator=torch.Generator().manual_seed(1)
     )
 
 
 def _moved(run: Run) -> LanguageModel:
-    """The model with every weight moved a little: one that starts at zero would hide an error."""
+    """Return the model with every weight moved a little: one that starts at zero would hide an error."""
     configure_numerics(run)
     model = build_model(run, vocab_size=run.tokenizer.vocab_size)
     run.attention.prepare(run, torch.device("cpu"))

@@ -59,7 +59,7 @@ class OptionTrial:
     folder: Path
 
     def overrides(self, *more: str) -> list[str]:
-        """For `nocap train`; of two for the same key, the later one holds."""
+        """Return the overrides for `nocap train`; of two for the same key, the later one holds."""
         choice = outside.choice(self.group, self.name)
         lists = [word for word in (choice, *self.more) if word.startswith("ideas=")]
         ideas = dict.fromkeys(
@@ -88,12 +88,12 @@ class OptionTrial:
         return self.compose()
 
     def missing(self) -> list[str]:
-        """The keys that have no value in the yaml, and that the user did not give."""
+        """Return the keys that have no value in the yaml, and that the user did not give."""
         return sorted(OmegaConf.missing_keys(unchecked(self._of_the_run())[0]))
 
     @property
     def options(self) -> list[Option]:
-        """The option itself, as the run has it."""
+        """Return the option itself, as the run has it."""
         if self.group == "launcher":  # no part of a run: from Hydra's own part of the config
             from nocap.launch.multirun import launcher_option
 
@@ -127,7 +127,7 @@ class OptionTrial:
 
     @cached_property
     def clean(self) -> Path:
-        """The folder of the run that is not disturbed, to compare others with."""
+        """Return the folder of the run that is not disturbed, to compare others with."""
         return self.train("first")[0]
 
 

@@ -15,7 +15,7 @@ DIGITS = 300  # of an integer: a float holds as many
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's bytes. A pipe or a device is not waited for.
+    """Return a file's bytes. A pipe or a device is not waited for.
 
     Errors:
         OSError: it is not there, or cannot be read.
@@ -26,7 +26,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The same as UTF-8 text.
+    """Return the same as UTF-8 text.
 
     Errors:
         OSError, ValueError: as for `read_bytes`; ValueError too for other bytes than UTF-8.

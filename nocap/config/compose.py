@@ -55,7 +55,7 @@ class Composed:
 
 
 def compose(overrides: Iterable[str]) -> Run:
-    """The `Run` of these command-line overrides.
+    """Return the `Run` of these command-line overrides.
 
     Errors:
         ValueError: an unknown option, a malformed override, or a wrong key, type or value; one line with key,
@@ -65,7 +65,8 @@ def compose(overrides: Iterable[str]) -> Run:
 
 
 def composed(overrides: Iterable[str]) -> Composed:
-    """The same with the names of the chosen options. The yamls are read again where one was changed.
+    """Return the same with the names of the chosen options. The yamls are read again where one was
+    changed.
 
     Errors:
         ValueError: as for `compose`.
@@ -108,7 +109,7 @@ def _run(config: DictConfig) -> Run:
 
 @explained()
 def of_config(config: DictConfig) -> Run:
-    """The `Run` in a whole config that somebody else composed.
+    """Return the `Run` in a whole config that somebody else composed.
 
     Errors:
         ValueError: as for `compose`.
@@ -118,8 +119,8 @@ def of_config(config: DictConfig) -> Run:
 
 @explained()
 def unchecked(words: Sequence[str]) -> tuple[DictConfig, dict[str, str | None]]:
-    """The config of these overrides, typed, whose values nobody has looked at, and the options that were
-    chosen.
+    """Return the config of these overrides, typed, whose values nobody has looked at, and the options
+    that were chosen.
 
     Errors:
         ValueError: an unknown option or key, a value of a wrong type, or a malformed override.
@@ -196,8 +197,8 @@ def as_in(
     overrides: Sequence[str],
     compose: Callable[[Sequence[str]], Composed] = composed,
 ) -> Composed:
-    """These overrides with the baseline's precision, compilation, micro-batch and CUDA graphs, unless they
-    choose their own: arms differ in nothing else.
+    """Return these overrides with the baseline's precision, compilation, micro-batch and CUDA graphs,
+    unless they choose their own: arms differ in nothing else.
 
     Errors:
         ValueError: as for `compose`.
@@ -215,9 +216,10 @@ def as_in(
 
 
 def compose_measured(overrides: Sequence[str], baseline: Composed | None = None) -> Composed:
-    """A run whose step is measured: with one thread, whose process time is a fair clock on a machine that
-    others use, and on a CPU not compiled, which pays in no measurement; unless the overrides choose otherwise
-    or give a length, `trainer.steps`, whose default then is measured. Beside a `baseline`: `as_in` it.
+    """Return a run whose step is measured: with one thread, whose process time is a fair clock on a
+    machine that others use, and on a CPU not compiled, which pays in no measurement; unless the overrides
+    choose otherwise or give a length, `trainer.steps`, whose default then is measured. Beside a
+    `baseline`: `as_in` it.
 
     Errors:
         ValueError: as for `compose`.
@@ -234,7 +236,7 @@ def compose_measured(overrides: Sequence[str], baseline: Composed | None = None)
 
 
 def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
-    """The overrides that words are. Hydra's own keys are refused, but for the launcher of a grid.
+    """Return the overrides that words are. Hydra's own keys are refused, but for the launcher of a grid.
 
     Errors:
         ValueError: the first wrong one.
@@ -253,7 +255,7 @@ def overrides_of(words: Sequence[str], *, grid: bool = False) -> list[Override]:
 
 @lru_cache(maxsize=4096)  # the words of a study come again with each of its arms, seeds and looks
 def parsed(word: str) -> Override:
-    """An override by Hydra's grammar.
+    """Return an override by Hydra's grammar.
 
     Errors:
         ValueError: it cannot be parsed.
@@ -278,7 +280,7 @@ def _in_quotes(text: str) -> str:
 
 
 def is_choice(override: Override) -> bool:
-    """Whether an override is Hydra's to apply: it chooses options."""
+    """Say whether an override is Hydra's to apply: it chooses options."""
     group, package = override.key_or_group, override.package
     return (group in _folders() or "/" in group or package is not None) and not isinstance(
         override.value(), dict
@@ -291,14 +293,14 @@ def _folders() -> frozenset[str]:
 
 
 def is_launcher(override: Override) -> bool:
-    """Whether an override chooses a grid's launcher, or is one of its keys."""
+    """Say whether an override chooses a grid's launcher, or is one of its keys."""
     return (
         re.match(r"hydra[/.]launcher(\.|$)", override.key_or_group) is not None and override.package is None
     )
 
 
 def of_a_grid(overrides: Sequence[Override]) -> DictConfig:
-    """What Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
+    """Return what Hydra composes for a grid: its part has the launcher, and the sweeps of a yaml.
 
     Errors:
         ValueError: as for `by_hydra`, or a key of a launcher that is not chosen.
@@ -433,12 +435,12 @@ def _group_of(name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _now(form: str) -> str:
-    """One ${now:…} for all cells of a grid, and all trials of a search."""
+    """Return one ${now:…} for all cells of a grid, and all trials of a search."""
     return time.strftime(form)
 
 
 def named(override: Override) -> list[str]:
-    """The options that an override chooses.
+    """Return the options that an override chooses.
 
     Errors:
         ValueError: there is no such option.
@@ -475,7 +477,7 @@ def _check_from_outside(path: Path) -> None:
 
 
 def search_path() -> list[str]:
-    """The folders from outside, for Hydra."""
+    """Return the folders from outside, for Hydra."""
     quoted = ",".join(
         QuotedString(text=f"file://{folder}", quote=Quote.single).with_quotes()
         for folder in outside.folders()

@@ -182,7 +182,7 @@ def _fits_a_graph(option: type[Option]) -> bool:
 
 
 def reasons(run: Run) -> dict[str, str]:
-    """Return for a key of `trainer` what a run of this shape gets by default, and why."""
+    """Return the default of a key of `trainer` for a run of this shape, and why."""
     t = run.trainer
     shape = (run.model, run.tokenizer)
     numbers, numbers_why = precision(t.device, run.model)

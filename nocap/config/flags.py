@@ -35,8 +35,8 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")  
 
 
 def asked(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the flags ask for, and the overrides; `grid` says whether it is one, as what only a grid can do
-    makes it.
+    """Return what the flags ask for, and the overrides; `grid` says whether it is one, as what only a
+    grid can do makes it.
 
     Errors:
         ValueError: a flag that there is not.
@@ -145,9 +145,9 @@ COLUMN = 32  # where what a key means begins
 
 
 def manual(words: Sequence[str], *, everything: bool = False) -> str:
-    """What there is to choose, and the common keys, each with its value in the yaml and the comment beside
-    its field; of words the keys of what they choose instead; or with `everything` every key. Nothing is
-    composed.
+    """Return what there is to choose, and the common keys, each with its value in the yaml and the
+    comment beside its field; of words the keys of what they choose instead; or with `everything` every
+    key. Nothing is composed.
 
     Errors:
         ValueError: an unknown option or key, or a malformed override.
@@ -178,8 +178,8 @@ def manual(words: Sequence[str], *, everything: bool = False) -> str:
 
 
 def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, Any]]]:
-    """The parts of the config that these words choose, and all launchers: a title, the place, the class and
-    what the yaml says."""
+    """Yield the parts of the config that these words choose, and all launchers: a title, the place, the
+    class and what the yaml says."""
     train = read_yaml(conf_dir() / "train.yaml")
     yield "trainer", "trainer", Trainer, train["trainer"]
     chosen = {
@@ -205,7 +205,7 @@ def _sections(words: Sequence[str]) -> Iterator[tuple[str, str, type, dict[str, 
 
 
 def _shown(f: dataclasses.Field[Any], plain: dict[str, Any]) -> str:
-    """The key's value in the yaml, or its default."""
+    """Return the key's value in the yaml, or its default."""
     default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
     value = plain.get(f.name, default)
     if value is dataclasses.MISSING or value == "???":
@@ -231,8 +231,8 @@ def _sentence(schema: type) -> str:
 
 
 def _meaning(kind: Any, text: str, whole: bool) -> str:
-    """What the comment of a key of this kind says and, of a choice, what there is; the `whole` says what each
-    of that is."""
+    """Return what the comment of a key of this kind says and, of a choice, what there is; the `whole`
+    says what each of that is."""
     if not (inspect.isclass(kind) and issubclass(kind, Enum)):
         return text
     meanings = comments_of(kind)

@@ -57,8 +57,8 @@ _TARGET = ContextVar[tuple[str, str | None] | None]("target", default=None)
 
 @contextmanager
 def target(name: str | None, torch: str | None) -> Iterator[None]:
-    """What is planned inside the block runs on a machine with this GPU or CPU and torch, unless there is no
-    `name`: then it is this one."""
+    """Plan, inside the block, for a machine with this GPU or CPU and torch; without a `name`, for this
+    one."""
     machine = None if name is None else (name, torch)
     before = _TARGET.set(machine)
     try:
@@ -68,7 +68,7 @@ def target(name: str | None, torch: str | None) -> Iterator[None]:
 
 
 def is_here() -> bool:
-    """Whether what is planned runs on this machine."""
+    """Say whether what is planned runs on this machine."""
     return _TARGET.get() is None
 
 
@@ -103,7 +103,7 @@ def capability() -> tuple[int, int] | None:
 
 
 def torch_build() -> dict[str, str | None]:
-    """The `version` and `cuda` of torch where the run is trained."""
+    """Return the `version` and `cuda` of torch where the run is trained."""
     machine = _TARGET.get()
     return {**_installed_torch(), "version": machine[1]} if machine and machine[1] else _installed_torch()
 
@@ -139,7 +139,7 @@ def check_device(device: Device, devices: int, *, key: str = "trainer.device") -
 
 
 def cpp_compiler() -> str | None:
-    """The C++ compiler that torch.compile would use on a CPU."""
+    """Return the C++ compiler that torch.compile would use on a CPU."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
@@ -226,8 +226,8 @@ def _cpu() -> Cpu:
 
 
 def describe(device: Device, threads: int) -> dict[str, Fact]:
-    """The record's `hardware`. Times are comparable only between runs of one `fingerprint`, which names the
-    host too."""
+    """Return the record's `hardware`. Times are comparable only between runs of one `fingerprint`, which
+    names the host too."""
     facts: dict[str, Fact] = {
         "device": device.value,
         "name": device_name(device),

@@ -51,7 +51,7 @@ def require(ok: bool, key: str, rule: str, value: object) -> None:
 
 
 def is_fault(error: BaseException | None) -> bool:
-    """Whether the machine failed, or what raised the error did so because it had."""
+    """Say whether the machine failed, or what raised the error did so because it had."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__
     return error is not None and error.errno in FAULTS
@@ -68,8 +68,8 @@ TEXT = 4096  # characters of a string
 
 
 def key(*, default: Any = MISSING, default_factory: Callable[[], Any] | Any = MISSING, **facts: Any) -> Any:
-    """A dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1, le=4096,
-    identity=False)`.
+    """Return a dataclass field that declares its limits and what it counts for: `devices: int = key(ge=1,
+    le=4096, identity=False)`.
 
     `LIMITS` and `COUNTS` have the words; `longest`: the most characters of a text. For a field that holds an
     option: False excludes all its keys, True includes them all, and without either each key decides. `free`:
@@ -121,7 +121,7 @@ _UNSHOWN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 
 
 def counting(option: Any, what: str, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a dataclass's plain form, the keys that count for `what`, nested as they are."""
+    """Return the keys of a dataclass's plain form that count for `what`, nested as they are."""
     counted: dict[str, Any] = {}
     for f in fields(option):
         value, counts = getattr(option, f.name), f.metadata.get(what)

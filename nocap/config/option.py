@@ -47,14 +47,14 @@ class Option:
         """Refuse, with `require`, values that do not fit other groups' options."""
 
     def learns_from(self) -> str | None:
-        """The folder of the finished run whose weights it uses, from its key `run`: a part of the identity,
-        its training a part of the time."""
+        """Return the folder of the finished run whose weights it uses, from its key `run`: a part of the
+        identity, its training a part of the time."""
         return None
 
 
 def declared(option: Option, fact: str, *, of: str | tuple[str, ...]) -> Callable[..., Any] | None:
-    """The option's method `fact`, or None where it has none, or only inherits one that describes another
-    class's work.
+    """Return the option's method `fact`, or None where it has none, or only inherits one that describes
+    another class's work.
 
     A fact (its FLOPs, its cached form, its kernel's name) describes what a method `of` the option builds. A
     subclass that builds something else does not inherit it: the fact must come from the class that builds, or

@@ -43,8 +43,8 @@ SHAPES = re.compile(
 
 
 def redact(value: T) -> T:
-    """A copy in which every secret reads `<redacted:NAME>`: of a text, or of all texts in what JSON can hold.
-    Keys lose known shapes only."""
+    """Return a copy in which every secret reads `<redacted:NAME>`: of a text, or of all texts in what
+    JSON can hold. Keys lose known shapes only."""
     return cast(T, _walk(value, _of_environment()))
 
 
@@ -61,8 +61,8 @@ def _walk(value: Any, secrets: list[tuple[str, str]]) -> Any:
 
 
 def _of_environment() -> list[tuple[str, str]]:
-    """The values of the secret variables, as they may be spelt, with the variables' names. The longest first:
-    it goes as a whole."""
+    """Return the values of the secret variables, as they may be spelt, with the variables' names. The
+    longest first: it goes as a whole."""
     spellings: dict[str, str] = {}
     for name in filter(is_secret_name, os.environ):
         value = os.environ[name]
@@ -89,8 +89,8 @@ _WORD = re.compile(r"[a-z][a-z0-9_]{7,31}")
 
 @cache
 def _own_words() -> frozenset[str]:
-    """The words of nocap's own source and yamls, such as `shuffled` and `finished`: public, and without them
-    a record cannot be read."""
+    """Return the words of nocap's own source and yamls, such as `shuffled` and `finished`: public, and
+    without them a record cannot be read."""
     return frozenset(
         word
         for path in (*PACKAGE.rglob("*.py"), *conf_dir().rglob("*.yaml"))
@@ -110,8 +110,8 @@ _OWN_STYLE = re.compile(r"(\x1b\[(?:0|1|1;31|1;32)m)")
 
 
 def visible(text: str) -> str:
-    r"""The text with `\x1b` for the escape character, and so on: whatever a name in a record holds, it does
-    nothing to a terminal."""
+    r"""Return the text with `\x1b` for the escape character, and so on: whatever a name in a record
+    holds, it does nothing to a terminal."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
@@ -143,6 +143,6 @@ def guarded() -> Iterator[None]:
 
 
 def trusted(stream: TextIO) -> TextIO:
-    """The stream itself, for a progress bar, which moves the cursor; and for text that is nobody's but the
-    user's."""
+    """Return the stream itself, for a progress bar, which moves the cursor; and for text that is nobody's
+    but the user's."""
     return stream.stream if isinstance(stream, _Guard) else stream

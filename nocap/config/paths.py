@@ -14,13 +14,13 @@ STDOUT = Path("-")  # as a command's --json names it
 
 
 def conf_dir() -> Path:
-    """The folder of Hydra groups: inside an installed package, or at the top of a checkout."""
+    """Return the folder of Hydra groups: inside an installed package, or at the top of a checkout."""
     installed, checkout = PACKAGE / "conf", PACKAGE.parent / "conf"
     return installed if installed.is_dir() else checkout
 
 
 def expanded(path: str | Path) -> Path:
-    """The path with its ~ or ~user replaced.
+    """Return the path with its ~ or ~user replaced.
 
     Errors:
         ValueError: there is no such home folder, or no file can have such a name.
@@ -34,8 +34,8 @@ def expanded(path: str | Path) -> Path:
 
 
 def cache_root(configured: str | None = None) -> Path:
-    """The cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache folder. Who
-    writes there makes it.
+    """Return the cache: the config's `cache_dir`, else `$NOCAP_CACHE`, else `nocap` in the user's cache
+    folder. Who writes there makes it.
 
     Errors:
         ValueError: there is no such folder, as for a user without a home.
@@ -90,5 +90,5 @@ HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 
 
 def shown(path: Path) -> str:
-    """As it is typed here."""
+    """Return a path as one types it here."""
     return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path)

@@ -28,7 +28,7 @@ from nocap.config.trainer import Trainer
 
 
 def made(schema: Any, plain: Mapping[str, Any], place: str = "") -> Any:
-    """A dataclass, checked, of plain values. `place`: of the keys, where a message names them.
+    """Return a dataclass, checked, of plain values. `place`: of the keys, where a message names them.
 
     Errors:
         ValueError: a wrong or missing key, type or value.
@@ -101,8 +101,8 @@ def check_type(types: tuple[Any, ...], value: Any, name: str) -> None:
 
 
 def typed(plain: Any) -> DictConfig:
-    """The tree of a `Run` with each part in the class that its `kind` names, which adds what it has by
-    default. Interpolations stay.
+    """Return the tree of a `Run` with each part in the class that its `kind` names, which adds what it
+    has by default. Interpolations stay.
 
     Errors:
         ValueError, OmegaConfBaseException: a wrong kind, key or type.
@@ -140,7 +140,7 @@ def _option(group: str, place: str, plain: Any) -> Any:
 
 
 def load(path: Path) -> Run:
-    """The `Run` in a record's `config.yaml`.
+    """Return the `Run` in a record's `config.yaml`.
 
     Errors:
         ValueError: the file is no config of this version.
@@ -154,7 +154,7 @@ def load(path: Path) -> Run:
 
 
 def from_plain(plain: Any, rule: str) -> Run:
-    """The `Run` in its plain form. `rule`: what the file must be that holds it.
+    """Return the `Run` in its plain form. `rule`: what the file must be that holds it.
 
     Errors:
         ValueError: it is no config of this version.
@@ -168,8 +168,8 @@ def from_plain(plain: Any, rule: str) -> Run:
 
 
 def refuse_interpolations(plain: Any) -> None:
-    """A record holds values. `${oc.env:…}` in a record from elsewhere would read this machine's
-    environment."""
+    """Refuse interpolations in a record, which holds values: `${oc.env:…}` in a record from elsewhere
+    would read this machine's environment."""
     require(
         not isinstance(plain, str) or "${" not in plain, "values", "be plain", f"the interpolation {plain}"
     )
@@ -178,7 +178,7 @@ def refuse_interpolations(plain: Any) -> None:
 
 
 def to_plain(run: Run) -> dict[str, Any]:
-    """The run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
+    """Return the run as plain JSON types: what `config.yaml`, the identity and the trackers see."""
     return cast(dict[str, Any], _plain(dataclasses.asdict(run)))
 
 
@@ -200,7 +200,7 @@ def dump(plain: Mapping[str, Any]) -> str:
 
 @contextmanager
 def explained(place: str = "") -> Iterator[None]:
-    """What OmegaConf and yaml say of bad input becomes a ValueError of one line, which begins with `place`.
+    """Turn what OmegaConf and yaml say of bad input into a ValueError of one line, which begins with `place`.
     An option that exits would end the command as if nothing were wrong with its input."""
     try:
         yield
@@ -216,7 +216,7 @@ def explained(place: str = "") -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """What is wrong, in one line, for a person: OmegaConf and Hydra take several."""
+    """Say what is wrong, in one line, for a person: OmegaConf and Hydra take several."""
     if isinstance(error, RecursionError):
         return "brackets must not be so deep, nor a yaml's defaults choose the yaml itself"
     key = getattr(error, "full_key", None) or ""
@@ -249,7 +249,7 @@ RULES = {
 
 
 def _no_key(name: str, owner: Any) -> str:
-    """Of what it is a key, or which was probably meant."""
+    """Say where a key belongs, or which key was probably meant."""
     # such as the dict that Hydra's own part is
     if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):
         return f"{name} is no key"
@@ -265,7 +265,7 @@ def _no_key(name: str, owner: Any) -> str:
 
 
 def _keys_of_all() -> dict[str, list[str]]:
-    """Every key of trainer and options → whose it is."""
+    """Return every key of trainer and options → whose it is."""
     known = {f"trainer.{f.name}": ["trainer"] for f in dataclasses.fields(Trainer)}
     for group in {*outside.groups()} - {"ideas", "launcher"}:
         for kind, schema in outside.options(group).items():
@@ -275,6 +275,6 @@ def _keys_of_all() -> dict[str, list[str]]:
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """What was probably meant, or all there is: in parentheses, to end a line."""
+    """Return what was probably meant, or all there is: in parentheses, to end a line."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else f" (it has {', '.join(known)})" if known else ""

@@ -85,13 +85,13 @@ class Run:
         return step * self.trainer.batch_tokens
 
     def in_the_end(self) -> Run:
-        """The run whose every step is as this one's last steps are: for what a step costs."""
+        """Return the run whose every step is as this one's last steps are: for what a step costs."""
         last = {name: left for name, idea in self.ideas.items() if (left := idea.in_the_end()) is not None}
         return self if last == self.ideas else self.varied(ideas=last)
 
     def varied(self, **parts: Any) -> Run:
-        """The run with other parts for nocap's own use: an option that needs an idea is not asked again
-        whether it is there."""
+        """Return the run with other parts for nocap's own use: an option that needs an idea is not asked
+        again whether it is there."""
         run = copy.copy(self)
         for name, part in parts.items():
             setattr(run, name, part)
@@ -103,7 +103,7 @@ class Run:
         return any(option.random for _, option in self.options())
 
     def options(self) -> Iterator[tuple[str, Option]]:
-        """Each option of the run, by its place in the config."""
+        """Yield each option of the run, by its place in the config."""
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Option):
@@ -145,7 +145,8 @@ class Run:
         require(t.val_tokens % unit == 0, "trainer.val_tokens", f"{rule} = {factors} = {unit}", t.val_tokens)
 
     def _check_graphs(self) -> None:
-        """A graph repeats what Python decided when it was recorded, and what was drawn."""
+        """Refuse CUDA graphs of what changes: a graph repeats what Python decided when it was recorded,
+        and what was drawn."""
         rule = "be false beside an option that draws"
         require(not (self.trainer.cuda_graphs and self.draws), "trainer.cuda_graphs", rule, True)
         for name, idea in self.ideas.items() if self.trainer.cuda_graphs else ():
@@ -157,7 +158,7 @@ class Run:
             )
 
     def _check_trackers(self) -> None:
-        """One that is named beside another gets no keys."""
+        """Refuse keys of a tracker that is named beside another."""
         also = self.tracker.also
         for kind in also:
             found = outside.find("tracker", kind)
@@ -168,7 +169,7 @@ class Run:
             require(fits and also.count(kind) == 1, "tracker.also", rule, kind)
 
     def that_count(self, what: str, plain: dict[str, Any]) -> dict[str, Any]:
-        """Of the run's plain form, the keys that count for `what`: see `nocap.config.keys.COUNTS`."""
+        """Return the keys of the run's plain form that count for `what`: see `nocap.config.keys.COUNTS`."""
         return counting(self, what, plain)
 
 

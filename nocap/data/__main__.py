@@ -72,7 +72,7 @@ def _list(run: Run, cache_dir: Path) -> dict[str, Any]:
 
 
 def _described(folder: Path) -> str:
-    """A line about a made set."""
+    """Return a line about a made set."""
     from nocap.data.made import read_manifest
 
     try:
@@ -118,7 +118,8 @@ def _plain(shard: Shard) -> dict[str, Any]:
 
 
 def _describe_source(source: dict[str, object]) -> Iterator[str]:
-    """What the source recorded of itself: documents, skipped files, Python's version, the hub's commit."""
+    """Yield what the source recorded of itself: documents, skipped files, Python's version, the hub's
+    commit."""
     if isinstance(documents := source.get("documents"), dict):
         yield f"from {documents['train']:,} train and {documents['val']:,} val documents"
     if skipped := source.get("skipped"):

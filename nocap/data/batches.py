@@ -20,8 +20,8 @@ from nocap.options.data import Order
 
 
 def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A bijective 64-bit hash (Steele, Lea & Flood 2014). NumPy's own shuffles may change between versions;
-    this cannot."""
+    """Return a bijective 64-bit hash (Steele, Lea & Flood 2014). NumPy's own shuffles may change between
+    versions; this cannot."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -29,7 +29,8 @@ def splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def permutation(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """A pseudo-random order of range(n): its elements sorted by a hash of (seed, epoch, element)."""
+    """Return a pseudo-random order of range(n): its elements sorted by a hash of (seed, epoch,
+    element)."""
     key = splitmix64(splitmix64(np.array([seed], np.uint64)) ^ np.uint64(epoch))
     return np.argsort(splitmix64(np.arange(n, dtype=np.uint64) ^ key), kind="stable")
 
@@ -89,11 +90,11 @@ class Windows:
         return int(self._permutation[index])
 
     def read(self, sequences: Sequence[int]) -> NDArray[np.int32]:
-        """The n-th sequences of training, (len(sequences), seq_len + 1) token ids."""
+        """Return the n-th sequences of training, (len(sequences), seq_len + 1) token ids."""
         return self.at([self._window(sequence) for sequence in sequences])
 
     def at(self, windows: Sequence[int]) -> NDArray[np.int32]:
-        """These windows, as they are numbered over the shards."""
+        """Return these windows, as they are numbered over the shards."""
         out = np.empty((len(windows), self.seq_len + 1), np.int32)
         for row, window in enumerate(windows):
             shard = bisect_right(self._ends, window)
@@ -103,7 +104,7 @@ class Windows:
 
 
 def train_windows(run: Run, shards: Sequence[Shard]) -> Windows:
-    """What the run trains on, in its order."""
+    """Return what the run trains on, in its order."""
     data = run.data
     return Windows(
         shards, seq_len=run.model.seq_len, order=data.order, read_sequences=data.read_sequences, seed=run.seed
@@ -111,8 +112,8 @@ def train_windows(run: Run, shards: Sequence[Shard]) -> Windows:
 
 
 def val_windows(run: Run, shards: Sequence[Shard]) -> Windows:
-    """What the run is validated on: the first tokens of the validation shards, the same for every arm and
-    seed."""
+    """Return what the run is validated on: the first tokens of the validation shards, the same for every
+    arm and seed."""
     return Windows(shards, seq_len=run.model.seq_len, order=Order.sequential, read_sequences=1, seed=0)
 
 
@@ -123,7 +124,8 @@ def microbatches(run: Run) -> int:
 
 
 def sequences_of(*, first: int, rank: int, world: int, microbatches: int, micro_batch: int) -> list[int]:
-    """The sequences that a rank reads for a step whose `first` is this one, micro-batch after micro-batch.
+    """Return the sequences that a rank reads for a step whose `first` is this one, micro-batch after
+    micro-batch.
 
     The global batch is cut into micro-batches that go round the ranks, so that one rank with twice the
     accumulation sums the same terms.

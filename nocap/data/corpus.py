@@ -44,8 +44,8 @@ class Piece:
 def stdlib(
     tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path, folder: Path | None = None
 ) -> ShardSet:
-    """The standard library's own source: a file is a document. Tests and files that are not UTF-8 are left
-    out; the latter are named."""
+    """Return the standard library's own source: a file is a document. Tests and files that are not UTF-8
+    are left out; the latter are named."""
     folder = folder or Path(sysconfig.get_path("stdlib"))
     files = [(name, path) for name, path in _walk(folder, without=NOT_LIBRARY) if name.endswith(".py")]
     if len(files) < 2:
@@ -75,8 +75,8 @@ def stdlib(
 
 
 def text(paths: list[str], tokenizer: Tokenizer, *, val_fraction: float, cache_dir: Path) -> ShardSet:
-    """The user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file still gives
-    both splits."""
+    """Return the user's UTF-8 files, in pieces of up to 32 KiB cut at a line's end, so that one big file
+    still gives both splits."""
     files = _text_files(paths)
     key = _text_key(files, tokenizer, val_fraction)
 
@@ -161,8 +161,8 @@ def _text_key(files: list[Path], tokenizer: Tokenizer, val_fraction: float) -> d
 
 
 def _cut(path: Path) -> Iterator[Piece]:
-    """A file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its last whole
-    character."""
+    """Yield a file's pieces: up to the last line end within PIECE_BYTES, or, in a longer line, to its
+    last whole character."""
     start = 0
     left = b""
     with path.open("rb") as file:

@@ -37,7 +37,7 @@ MAKERS: ContextVar[tuple[object, ...]] = ContextVar("MAKERS", default=())
 def made(
     kind: str, vocabulary: str, key: dict[str, Any], *, cache_dir: Path, make: Callable[[Path], Made]
 ) -> ShardSet:
-    """The set with this key, made first if it is not in the cache."""
+    """Return the set with this key, made first if it is not in the cache."""
     code = hashes(
         [make.__module__, *(cls.__module__ for option in MAKERS.get() for cls in type(option).__mro__)]
     )
@@ -80,7 +80,8 @@ def _make(folder: Path, kind: str, vocabulary: str, make: Callable[[Path], Made]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A made set's manifest: `format`, `source`, `shards`; `ValueError` when it is missing or is none."""
+    """Return a made set's manifest: `format`, `source`, `shards`; `ValueError` when it is missing or is
+    none."""
     try:
         manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_bytes())
         splits = [manifest["shards"][split] for split in ("train", "val")]

@@ -119,8 +119,8 @@ def _stamp(status: os.stat_result) -> list[int]:
 
 
 def _cached_scan(record: Path, stamp: list[int]) -> dict[str, Any] | None:
-    """The result of an earlier scan of the same file. A record that cannot be read does not count: the scan
-    writes it again."""
+    """Return the result of an earlier scan of the same file. A record that cannot be read does not count:
+    the scan writes it again."""
     try:
         content = json.loads(record.read_bytes())
         if content["format"] != SCAN_FORMAT or content["stamp"] != stamp:

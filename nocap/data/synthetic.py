@@ -24,7 +24,8 @@ _SUCCESSORS, _FIRST, _CHOICES = 0, 1, 2  # what a draw is for
 def synthetic(
     lengths: dict[str, int], source_seed: int, tokenizer: Tokenizer, *, cache_dir: Path
 ) -> ShardSet:
-    """The chain over the vocabulary's ids as shards, `lengths` tokens a split. They are not text."""
+    """Return the chain over the vocabulary's ids as shards, `lengths` tokens a split. They are not
+    text."""
     size = tokenizer.vocab_size
 
     def make(target: Path) -> Made:
@@ -45,7 +46,7 @@ def _draw(numbers: npt.NDArray[np.uint64], *, seed: int, purpose: int) -> npt.ND
 
 
 def successors(*, vocab_size: int, seed: int) -> npt.NDArray[np.int64]:
-    """The four different tokens that may follow each token, of shape (vocab_size, 4)."""
+    """Return the four different tokens that may follow each token, of shape (vocab_size, 4)."""
     assert vocab_size >= 4
     table = _draw(
         np.arange(vocab_size * 4, dtype=np.uint64).reshape(-1, 4), seed=seed, purpose=_SUCCESSORS

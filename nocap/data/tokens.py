@@ -46,8 +46,8 @@ def os_errors_refused() -> Iterator[None]:
 
 @os_errors_refused()
 def map_tokens(path: str | Path) -> Tokens:
-    """A read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the size, not the
-    ids: `scan` does that."""
+    """Return a read-only memory map of a shard's tokens, of shape (tokens,). Checks the header and the
+    size, not the ids: `scan` does that."""
     with open(path, "rb") as file:
         count = read_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
     return np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
@@ -55,7 +55,7 @@ def map_tokens(path: str | Path) -> Tokens:
 
 @os_errors_refused()
 def map_raw(path: str | Path, raw: TokenType) -> npt.NDArray[np.unsignedinteger]:
-    """A read-only memory map of the tokens of a file without a header."""
+    """Return a read-only memory map of the tokens of a file without a header."""
     with open(path, "rb") as file:
         count = raw_count(str(path), file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size, raw)
     return np.memmap(path, dtype=dtype_of(raw), mode="r", shape=(count,))
@@ -67,8 +67,8 @@ def dtype_of(raw: TokenType) -> np.dtype[np.unsignedinteger]:
 
 
 def raw_count(path: str, head: bytes, size: int, raw: TokenType) -> int:
-    """The number of tokens in a file without a header; `ValueError` where it has one (`head` are its first
-    bytes), or where its size does not fit the type."""
+    """Return the number of tokens in a file without a header; `ValueError` where it has one (`head` are
+    its first bytes), or where its size does not fit the type."""
     first = np.frombuffer(head[: len(head) // 4 * 4], dtype="<i4", count=min(2, len(head) // 4))
     if first.tolist() == [MAGIC, VERSION]:
         raise ValueError(
@@ -85,8 +85,8 @@ def raw_count(path: str, head: bytes, size: int, raw: TokenType) -> int:
 
 
 def read_count(path: str, header: bytes, size: int) -> int:
-    """The number of tokens in a header; `ValueError` unless it is a shard's header and agrees with the file's
-    size in bytes."""
+    """Return the number of tokens in a header; `ValueError` unless it is a shard's header and agrees with
+    the file's size in bytes."""
     if len(header) < HEADER_BYTES:
         raise ValueError(
             f"{path}: a shard must have a header of {HEADER_BYTES} bytes, got a file of {size} bytes"

@@ -138,9 +138,9 @@ class Attempt:
         units: Sequence[str] = (),
         server: Server | None = None,
     ) -> None:
-        """With `quiet`, output goes to `train.log` only. `units`: GPUs as CUDA_VISIBLE_DEVICES names them, or
-        numbers of CPU cores, that it has to itself; none: all of the machine. `server`: forks the workers of
-        a quiet run; without one each is a fresh process."""
+        """Prepare an attempt, whose output goes to `train.log` only where it is `quiet`. `units`: GPUs as
+        CUDA_VISIBLE_DEVICES names them, or numbers of CPU cores, that it has to itself; none: all of the
+        machine. `server`: forks the workers of a quiet run; without one each is a fresh process."""
         self.plan, self._lease, self.units, self._quiet = plan, run_lease, units, quiet
         self._server = server if quiet else None
         self.over = self.refused = self._stopping = False
@@ -216,8 +216,8 @@ class Attempt:
         return worker
 
     def _env(self, number: int, told: int) -> dict[str, str]:
-        """Of the worker with this number. `told`: where it says why it failed. Several meet in a file, in a
-        folder that nobody else can enter."""
+        """Return the environment of the worker with this number. `told`: where it says why it failed. Several
+        workers meet in a file, in a folder that nobody else can enter."""
         t = self.plan.run.trainer
         env = {
             # libgomp's own long spin made a step tenfold slower beside other work (LOG.md)

@@ -17,8 +17,8 @@ class Work(Protocol):
     """What an executor has begun."""
 
     def poll(self) -> RunResult | str | None:
-        """How it ended, once it has; of another machine a reason, which counts where the record tells
-        nothing.
+        """Return how it ended, once it has; of another machine a reason, which counts where the record
+        tells nothing.
 
         Errors:
             OSError, ValueError: its record cannot be read.
@@ -39,7 +39,7 @@ class Executor:
     poll_s: ClassVar[float] = 0.5
 
     def describe(self, runs: Sequence[Run]) -> str | None:
-        """A line for the user about these runs, printed before the first of them."""
+        """Return a line for the user about these runs, printed before the first of them."""
         return None
 
     def submit(self, cell: Cell) -> Work | RunResult | None:
@@ -56,6 +56,6 @@ class Executor:
 
 
 def last_words(printed: str | None) -> str | None:
-    """The last line in which a job says what is wrong."""
+    """Return the last line in which a job says what is wrong."""
     lines = re.findall(r"^nocap: (.*)", printed or "", re.MULTILINE)
     return str(lines[-1]) if lines else None

@@ -80,7 +80,7 @@ class Grid:
 
 
 def values_of(override: Override) -> list[str]:
-    """The values that an override sweeps over.
+    """Return the values that an override sweeps over.
 
     Errors:
         ValueError: it has none, or too many.
@@ -117,8 +117,8 @@ def values_of(override: Override) -> list[str]:
 
 
 def expand(overrides: Sequence[Override], *, zipped: bool) -> list[tuple[str, ...]]:
-    """The cells' overrides: every combination of what is swept. `zipped`: the first values together, the
-    second, and so on, each with every seed.
+    """Return the cells' overrides: every combination of what is swept. `zipped`: the first values
+    together, the second, and so on, each with every seed.
 
     Errors:
         ValueError: nothing can be swept so.
@@ -155,9 +155,9 @@ def check(
     lengths: Sequence[Sequence[str]] = (),
     skip_refused: bool = False,
 ) -> Grid:
-    """The grid of these cells, each given by its overrides: seed by seed, every arm of a seed in the order
-    given, each run once. `lengths`: cells more, of the first arm at other lengths. `skip_refused`: leave out
-    the cells that are invalid.
+    """Return the grid of these cells, each given by its overrides: seed by seed, every arm of a seed in
+    the order given, each run once. `lengths`: cells more, of the first arm at other lengths.
+    `skip_refused`: leave out the cells that are invalid.
 
     Errors:
         ValueError: at least one cell is invalid, or with `skip_refused` all are; a line for each. Nothing has
@@ -218,7 +218,7 @@ def check(
 
 
 def _left_out(bad: Sequence[tuple[str, str]]) -> list[LeftOut]:
-    """An arm once, whatever its seeds."""
+    """Return an arm once, whatever its seeds."""
     counts = Counter[tuple[str, str]]()
     for label, reason in bad:
         words = [word for word in label.split() if key_of(word) != "seed"]
@@ -237,7 +237,7 @@ def replaced(overrides: Sequence[str], more: Sequence[str]) -> tuple[str, ...]:
 
 
 def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
-    """A line for each bad cell. Where all are bad in the same way, one line."""
+    """Return a line for each bad cell. Where all are bad in the same way, one line."""
     if len(bad) == total and len({reason for _, reason in bad}) == 1:
         return [f"{bad[0][1]} (all {total} cells; none was trained)"]
     return [
@@ -247,7 +247,7 @@ def _refusal(bad: Sequence[tuple[str, str]], total: int) -> list[str]:
 
 
 def _folder(cells: Sequence[Cell], *, swept: Sequence[str], prefix: str | None) -> Path:
-    """The same runs are the same grid, in whatever order they were asked for."""
+    """Name a grid by its runs: the same runs are the same grid, in whatever order they were asked for."""
     root = cells[0].plan.run_dir.parents[1] / "grids"
     hashed = digest({"identities": sorted(cell.plan.identity for cell in cells)})[:8]
     if existing := sorted(root.glob(f"*-{hashed}")):

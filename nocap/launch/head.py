@@ -70,8 +70,8 @@ def write_record_head(plan: Plan, stage: Path | None = None) -> None:
 
 
 def leftovers(plan: Plan) -> list[Path]:
-    """What killed processes left of this run: half-written files and checkpoints, and the folder of its
-    ranks."""
+    """Return what killed processes left of this run: half-written files and checkpoints, and the folder
+    of its ranks."""
     ranks = plan.run_dir / RANKS
     return [
         *unfinished(plan.run_dir),
@@ -116,7 +116,8 @@ def _spent_s(plan: Plan, attempts: list[dict[str, Any]]) -> float:
 
 
 def _versions() -> dict[str, str]:
-    """Without what is not installed: a GPU machine may have no network, and no W&B."""
+    """Return package → version, without packages that are not installed: a GPU machine may have no
+    network, and no W&B."""
     versions = {}
     for package in ("numpy", "hydra-core", "omegaconf", "tiktoken", "safetensors", "wandb"):
         with suppress(PackageNotFoundError):
@@ -125,8 +126,8 @@ def _versions() -> dict[str, str]:
 
 
 def manifest(plan: Plan, attempts: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the identity is made of, and where, on what and from which code it is trained. `attempts` are the
-    ones before this."""
+    """Return what the identity is made of, and where, on what and from which code it is trained.
+    `attempts` are the ones before this."""
     t = plan.run.trainer
     n_bytes, reason = _val_bytes(plan)
     started = now()
@@ -207,7 +208,8 @@ def run_facts(
     *,
     params: Mapping[str, int] | None = None,
 ) -> RunFacts:
-    """Of a run's config, as its record has it, its manifest, and the numbers of its parameters."""
+    """Return what a tracker is to know, from a run's config, as its record has it, its manifest, and the
+    numbers of its parameters."""
     attempt, options = manifest["attempts"][-1], manifest["options"]
     seed = int(config["seed"])
     grid = attempt.get("grid")
@@ -248,29 +250,29 @@ def run_facts(
 
 
 def born(manifest: Mapping[str, Any]) -> str:
-    """When and where a run's first attempt started, which another training of the same config does not
-    share."""
+    """Return when and where a run's first attempt started, which another training of the same config does
+    not share."""
     first = manifest["attempts"][0]
     return f"{first.get('started')} {first.get('host')}"
 
 
 def _about(manifest: Mapping[str, Any], params: Mapping[str, int] | None) -> dict[str, Any]:
-    """The code, the machine and the parameters of a run."""
+    """Return the code, the machine and the parameters of a run."""
     commit = (manifest["git"] or {}).get("commit")
     found = {"commit": commit, "hardware": manifest["hardware"], "params": params or {}}
     return {name: value for name, value in flat(found) if value is not None}
 
 
 def _starts(attempts: Iterable[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
-    """When each attempt started, and the seconds that the run had spent by then."""
+    """Yield when each attempt started, and the seconds that the run had spent by then."""
     for attempt in attempts:
         if (at := moment(str(attempt.get("started")))) is not None:
             yield at, attempt.get("spent_s") or 0.0
 
 
 def typed_keys(run: Run, overrides: Iterable[str]) -> tuple[str, ...]:
-    """The keys that a command line sets and that make another run, in its order; options are in the run's
-    name already."""
+    """Return the keys that a command line sets and that make another run, in its order; options are in
+    the run's name already."""
     counted = dict(flat(run.that_count("identity", to_plain(run))))
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     return tuple(dict.fromkeys(key for key in keys if "." in key and key in counted))

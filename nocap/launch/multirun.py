@@ -190,7 +190,7 @@ def _trained(
     detach: bool,
     timed: Callable[[], None] | None,
 ) -> int:
-    """The exit code of a grid whose cells were carried out."""
+    """Return the exit code of a grid whose cells were carried out."""
     todo = [cell.plan.run for cell in grid.cells if outcome(cell.plan) is None]
     if todo:
         drop_report(grid.folder)
@@ -248,7 +248,7 @@ def _for_target(
     more: Sequence[Sequence[str]],
     skip_refused: bool,
 ) -> Grid:
-    """The grid as runs on the machines of a cluster."""
+    """Return the grid as runs on the machines of a cluster."""
     target = launcher.target
 
     def compose(words: Sequence[str]) -> Composed:
@@ -266,7 +266,7 @@ def _for_target(
 
 
 def _of_machine(place: Target | Trainer, names: Iterable[str]) -> list[str]:
-    """What it has as overrides."""
+    """Return what it has as overrides."""
     return [
         f"trainer.{name}={value.name if isinstance(value, Enum) else value}"
         for name in names
@@ -275,7 +275,8 @@ def _of_machine(place: Target | Trainer, names: Iterable[str]) -> list[str]:
 
 
 def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
-    """The overrides of the cells: a yaml's sweeps, and the command line's, which goes before them."""
+    """Return the overrides of the cells: a yaml's sweeps, and the command line's, which goes before
+    them."""
     chosen = config.hydra.runtime.choices["hydra/sweeper"]
     require(
         chosen == "basic",
@@ -294,7 +295,7 @@ def _overrides(config: DictConfig, given: Sequence[Override]) -> list[Override]:
 
 @explained()
 def launcher_option(config: DictConfig) -> Launcher | None:
-    """The launcher that `config.hydra.launcher` is. None: none was chosen.
+    """Return the launcher that `config.hydra.launcher` is. None: none was chosen.
 
     Errors:
         ValueError: an unknown kind or key, or a wrong value.
@@ -390,7 +391,7 @@ def _report(
 
 
 def _explain(cell: Cell, result: RunResult) -> None:
-    """Why a cell is not finished, in a line on stderr."""
+    """Say on stderr, in a line, why a cell is not finished."""
     log = cell.plan.run_dir / "train.log"
     reason = "; ".join(
         [
@@ -448,7 +449,7 @@ def drop_report(folder: Path) -> None:
 
 
 def track_grid(grid: Grid, comparison: Comparison, *, report: Path) -> str | None:
-    """A grid's comparison as a run of its group; where that is online."""
+    """Return a grid's comparison as a run of its group; where that is online."""
     tracker = grid.cells[0].plan.run.tracker
     address = track_comparison(tracker, **told(grid.folder, comparison), report=report)
     return None if left(tracker, grid.folder) else address

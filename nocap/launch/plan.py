@@ -190,7 +190,7 @@ def _root(run: Run) -> Path:
 
 
 def _name(run: Run, choices: Mapping[str, str | None]) -> str:
-    """For people."""
+    """Return a name for people."""
     parts = [
         choices.get("experiment") or choices.get("model"),
         *(choices.get(key) for key in ("attention", "mlp", "schedule", "optimizer")),
@@ -201,15 +201,16 @@ def _name(run: Run, choices: Mapping[str, str | None]) -> str:
 
 
 def _options(run: Run, choices: Mapping[str, str | None]) -> dict[str, str]:
-    """The chosen options by name, those that change no number left out; ideas have commas between them."""
+    """Return the chosen options by name, those that change no number left out; ideas have commas between
+    them."""
     groups = ["experiment", *(f.name for f in fields(run) if f.metadata.get("identity", True))]
     options = {group: name for group in groups if (name := choices.get(group))}
     return {**options, "ideas": ",".join(run.ideas) or "none"}
 
 
 def _damage(folder: Path, identity: str) -> Iterator[str]:
-    """A notice where the folder has an ended run's record that is not believed, and the last checkpoint makes
-    it again."""
+    """Yield a notice where the folder has an ended run's record that is not believed, and the last
+    checkpoint makes it again."""
     try:
         damage = _read(folder, identity)[1]
     except ValueError:
@@ -221,7 +222,7 @@ def _damage(folder: Path, identity: str) -> Iterator[str]:
 
 
 def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueError | None]:
-    """The summary of a run that has ended, or why it is not believed.
+    """Return the summary of a run that has ended, or why it is not believed.
 
     Errors:
         ValueError: it is not believed, and there is no checkpoint that could make it again; or the folder is
@@ -246,8 +247,8 @@ def _read(folder: Path, identity: str) -> tuple[dict[str, Any] | None, ValueErro
 
 
 def _half_done(run: Run, parts: Mapping[str, Any], root: Path, name: str) -> Iterator[str]:
-    """A notice for each half-done run of the same arm, seed and paths that code, machine, threads or torch
-    make another run.
+    """Yield a notice for each half-done run of the same arm, seed and paths that code, machine, threads
+    or torch make another run.
 
     Errors:
         ValueError: it has other data: this run would start from scratch, and half a run would be lost
@@ -296,7 +297,7 @@ def check_compiler(run: Run) -> None:
 
 
 def _check_tokens(run: Run, dataset: Dataset) -> None:
-    """The data must hold a window, and the validation data all of `trainer.val_tokens`."""
+    """Refuse data without a window, and validation data with less than `trainer.val_tokens`."""
     T = run.model.seq_len
     train_windows(run, dataset.train)
     available = val_windows(run, dataset.val).n * T
@@ -309,8 +310,8 @@ def _check_tokens(run: Run, dataset: Dataset) -> None:
 
 
 def sound(plan: Plan) -> dict[str, Any] | None:
-    """The summary of this run if it has come to its end: finished, or diverged, which it would do again. One
-    that is damaged has not, where there is a checkpoint to go on from.
+    """Return the summary of this run if it has come to its end: finished, or diverged, which it would do
+    again. One that is damaged has not, where there is a checkpoint to go on from.
 
     Errors:
         ValueError: it is damaged, and there is none.
@@ -319,7 +320,7 @@ def sound(plan: Plan) -> dict[str, Any] | None:
 
 
 def outcome(plan: Plan) -> dict[str, Any] | None:
-    """The same of one run among others: in place of the error the status `damaged`."""
+    """Return the same of one run among others: in place of the error the status `damaged`."""
     try:
         return sound(plan)
     except ValueError as error:
@@ -327,7 +328,7 @@ def outcome(plan: Plan) -> dict[str, Any] | None:
 
 
 def nothing_to_train(plan: Plan, summary: Mapping[str, Any]) -> str:
-    """A line about a run that has come to its end."""
+    """Return a line about a run that has come to its end."""
     if summary["status"] == "finished":
         gone = sorted({*plan.run.trainer.keep_steps} - {*saved_steps(plan.run_dir)})
         return "already finished: nothing to train" + (

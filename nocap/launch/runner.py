@@ -47,7 +47,8 @@ def ended(cell: Cell) -> RunResult | None:
 
 
 def _left_by(cell: Cell, reason: str) -> RunResult:
-    """How a cell ended that another machine trained, from its record; `reason`: why it has none."""
+    """Return how a cell ended that another machine trained, from its record; `reason`: why it has
+    none."""
     if (result := ended(cell)) is not None:
         return replace(result, trained=True)
     try:
@@ -98,7 +99,7 @@ class Devices(Executor):
         return min(wanted, len(self.units[t.device]))  # more threads than cores: all cores
 
     def free(self, run: Run) -> list[str] | None:
-        """What of this machine this run can have to itself. None: there is no room."""
+        """Return what of this machine this run can have to itself. None: there is no room."""
         self.attempts = [attempt for attempt in self.attempts if not attempt.over]
         beside = [other for other in self.attempts if other.plan.run.trainer.device is run.trainer.device]
         taken = {unit for other in beside for unit in other.units}
@@ -107,7 +108,7 @@ class Devices(Executor):
         return None if len(self.attempts) == self.jobs or len(free) < need else free[:need]
 
     def at_once(self, run: Run) -> int:
-        """How many runs like this one there is room for."""
+        """Return how many runs like this one there is room for."""
         need = self._need(run)
         fit = [len(self.units[run.trainer.device]) // need] if need else []
         return min([*fit, *([self.jobs] if self.jobs else [])])
@@ -270,7 +271,7 @@ class Runner:
         self.stopping = self.stopping or (self._fail_fast and result.status == "failed")
 
     def _left(self) -> str:
-        """The time that is left at the pace so far. The bar gets the steps of all cells."""
+        """Return the time that is left at the pace so far. The bar gets the steps of all cells."""
         running = [cell for cell, _ in self._running]
         steps = self._done + sum(map(last_step, running))
         self._bar.n = steps
@@ -291,7 +292,7 @@ class Runner:
 
 
 def _figures(result: RunResult) -> str:
-    """A finished run in half a line."""
+    """Return a finished run in half a line."""
     summary = result.summary
     parts = [f"val {summary['val_loss']:.4f}"] if summary.get("val_loss") is not None else []
     parts += [f"{summary['tokens_per_s']:,.0f} tokens/s"] if summary.get("tokens_per_s") else []
@@ -299,7 +300,7 @@ def _figures(result: RunResult) -> str:
 
 
 def last_step(cell: Cell) -> int:
-    """The step of the last whole row; 0: there is none."""
+    """Return the step of the last whole row; 0: there is none."""
     try:
         with (cell.plan.run_dir / "metrics.jsonl").open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))

@@ -15,7 +15,7 @@ _TO_ALL = (signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
 
 
 def catch_stops(handler: Callable[[int], None]) -> dict[signal.Signals, Any]:
-    """From now on a request to stop only calls `handler` with the signal's number. The handlers of before.
+    """Call `handler` with a signal's number at each request to stop from now on. Return the handlers before.
     Main thread only.
 
     A SIGHUP that is ignored stays so: that is what nohup asks for.
@@ -49,8 +49,8 @@ def stop_handler(handler: Callable[[int], None]) -> Iterator[None]:
 
 @contextmanager
 def shielded_child() -> Iterator[None]:
-    """A process started in this block gets a request to stop only as its parent's SIGTERM. The parent's own
-    wait for the block's end."""
+    """Shield a process that is started in this block: it gets a request to stop only as its parent's
+    SIGTERM. The parent's own wait for the block's end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _TO_ALL}
     try:
@@ -90,5 +90,6 @@ class Stops:
 
 
 def unblock() -> None:
-    """For the shielded child: it inherits blocked signals. Those that came until now are dropped."""
+    """Unblock signals in the shielded child, which inherits blocked ones. Those that came until now are
+    dropped."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _TO_ALL)

@@ -45,8 +45,8 @@ class Source:
 
 
 def located(run: Run) -> Run:
-    """A copy with a folder for each run that it names, so that its record stays true when there are more
-    runs.
+    """Return a copy with a folder for each run that it names, so that its record stays true when there
+    are more runs.
 
     Errors:
         ValueError: a name stands for no run, or for several.
@@ -80,7 +80,7 @@ def _folder(key: str, named: str, outputs: Path) -> Path:
 
 
 def teachers(run: Run) -> dict[str, Source]:
-    """The finished runs that a run learns from, by the option that does.
+    """Return the finished runs that a run learns from, by the option that does.
 
     Errors:
         ValueError: an option names no finished run with a checkpoint.
@@ -178,7 +178,7 @@ def checkpoint_of(run: Run) -> Checkpoint | None:
 
 
 def _same_way(run: Run, parts: Mapping[str, Any], path: Path, step: int) -> dict[str, Any]:
-    """What a record says of this checkpoint, to which the run would have got the same way.
+    """Return what a record says of this checkpoint, to which the run would have got the same way.
 
     Errors:
         ValueError: it would not, or its run is not there.

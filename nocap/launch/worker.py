@@ -137,8 +137,8 @@ def work(run: Run, run_dir: Path, *, started: float) -> str:
 
 
 def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[str, int]:
-    """The numbers of its model's parameters, without their memory and random numbers, before the first step.
-    A model from outside that cannot be built so has them at the end."""
+    """Return the numbers of its model's parameters, without their memory and random numbers, before the
+    first step. A model from outside that cannot be built so has them at the end."""
     try:
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
             return count_parameters(build_model(run, vocab_size=vocab_size))
@@ -148,7 +148,7 @@ def _parameters(run: Run, vocab_size: int, log: Callable[[str], None]) -> dict[s
 
 
 def job_of(run: Run, run_dir: Path, manifest: dict[str, Any], **around: Any) -> Job:
-    """A run with what its manifest says; `around`: what is of this process."""
+    """Return a run with what its manifest says; `around`: what is of this process."""
     data = manifest["data"]
     return Job(
         run=run,
@@ -233,7 +233,7 @@ def _no_room(run: Run, error: Exception) -> InputError:
 
 
 def _report_failure(job: Job, error: Exception, *, behind: str) -> str:
-    """The traceback into the log, a line on stderr, the status into the summary."""
+    """Return the traceback into the log, a line on stderr, the status into the summary."""
     if job.run.trainer.device is Device.cuda and memory.ran_out(error):
         error = _no_room(job.run, error)
     world, log, refused = job.world, job.run_dir / "train.log", isinstance(error, InputError)
@@ -270,7 +270,7 @@ def _tell(status: str, line: str) -> bool:
 
 
 def _place_outside(error: Exception) -> str:
-    """The line of a file from outside that the error came from, if it did."""
+    """Return the line of a file from outside that the error came from, if it did."""
     paths = {str(file.path) for file in outside.files()}
     places = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in paths]
     return f" ({places[-1].filename}, line {places[-1].lineno})" if places else ""

@@ -34,7 +34,7 @@ _BACKENDS = {
 
 
 def repeat_heads(q_BHTD: Tensor, kv_BKTD: Tensor) -> Tensor:
-    """Each key/value head once per query head of its group."""
+    """Return each key/value head once per query head of its group."""
     groups = q_BHTD.shape[1] // kv_BKTD.shape[1]
     return kv_BKTD if groups == 1 else kv_BKTD.repeat_interleave(groups, dim=1)
 
@@ -57,13 +57,14 @@ def materialized(
 
 
 def autocast_like(x: Tensor) -> Precision:
-    """The precision a product of x runs in: autocast's where it is on, else the tensor's own."""
+    """Return the precision a product of x runs in: autocast's where it is on, else the tensor's own."""
     bf16 = torch.is_autocast_enabled(x.device.type) or x.dtype is torch.bfloat16
     return Precision.bf16 if bf16 else Precision.fp32
 
 
 def fused(kernel: Kernel) -> Mixer:
-    """A fused kernel: where none of those allowed can run torch raises; the math kernel never stands in."""
+    """Return a fused kernel: where none of those allowed can run torch raises; the math kernel never
+    stands in."""
 
     def mix(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, documents: Documents | None = None) -> Tensor:
         device, seen_B1TT = (
@@ -84,7 +85,8 @@ def fused(kernel: Kernel) -> Mixer:
 
 
 def torchs_choice(run: Run, n_kv_heads: int, kernels: Sequence[Kernel]) -> Kernel:
-    """Which of these kernels torch takes for the run's training attention in bf16 on this GPU."""
+    """Return the kernel, of these, that torch takes for the run's training attention in bf16 on this
+    GPU."""
     m = run.model
 
     def heads(n: int) -> Tensor:
@@ -172,7 +174,7 @@ class Documents:
 
 
 def seen(ids_BT: Tensor) -> Tensor:
-    """Whether a query sees a key, (B, 1, T, T): of its own document, and not after it."""
+    """Say whether a query sees a key, (B, 1, T, T): one of its own document, and not after it."""
     same_B1TT = ids_BT[:, None, :, None] == ids_BT[:, None, None, :]
     T = ids_BT.shape[1]
     return same_B1TT & torch.ones(T, T, dtype=torch.bool, device=ids_BT.device).tril()

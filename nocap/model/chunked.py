@@ -21,7 +21,7 @@ ChunkStep = Callable[..., tuple[Tensor, Tensor, Tensor | None]]
 
 
 def wide(x: Tensor) -> Tensor:
-    """In fp32, or fp64 where x is."""
+    """Return x in fp32, or in fp64 where it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -34,8 +34,8 @@ def chunk_step(
     z_loss: float,
     gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One chunk's loss in nats, summed over its tokens (at least fp32), the same without z-loss, and the
-    gradient of the first by the product h = x·weightᵀ, (N, V), or None.
+    """Return one chunk's loss in nats, summed over its tokens (at least fp32), the same without z-loss,
+    and the gradient of the first by the product h = x·weightᵀ, (N, V), or None.
 
     With l = cap·tanh(h/cap) and z = logsumexp(l), it is (softmax(l)·(1 + 2·z_loss·z) - onehot(target))·(1 -
     (l/cap)²).

@@ -17,21 +17,21 @@ TUNED: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True
 
 
 def compiled(function: Callable[..., Any], options: dict[str, Any] | None = None) -> Callable[..., Any]:
-    """The compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's own limit is 8,
-    where it goes on uncompiled."""
+    """Return the compiled function, a version for each shape. Past `VERSIONS` it raises; dynamo's own
+    limit is 8, where it goes on uncompiled."""
     _prepare()
     return torch.compile(function, fullgraph=True, dynamic=False, options=options)
 
 
 def compile_in_place(modules: list[nn.Module], *, tuned: bool = False) -> None:
-    """The same for modules, which keep their names."""
+    """Compile modules in place. They keep their names."""
     _prepare()
     for module in modules:
         module.compile(fullgraph=True, dynamic=False, options=TUNED if tuned else None)
 
 
 def compiler_failed(error: Exception) -> bool:
-    """Whether it is the compiler that raised it, not what the compiled code computes."""
+    """Say whether the compiler raised an error, and not the code that it compiled."""
     return isinstance(error, torch._dynamo.exc.BackendCompilerFailed)
 
 

@@ -296,7 +296,7 @@ def _mixer(run: Run, layer: int) -> Forward:
 
 
 def _attention_module(run: Run, layer: int) -> Forward:
-    """A layer's attention as a function of the residual stream alone."""
+    """Return a layer's attention as a function of the residual stream alone."""
     module, positions = run.attention.build(run, layer), run.position.build(run.model)
 
     def forward(n: int) -> Any:

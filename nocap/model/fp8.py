@@ -56,11 +56,12 @@ def quantized(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def by_column(x: Tensor) -> Tensor:
-    """The same matrix with its columns contiguous, as the second factor has to be."""
+    """Return the same matrix with its columns contiguous, as the second factor has to be."""
     return x.t().contiguous().t()
 
 
 def product(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], *, fast: bool = False) -> Tensor:
-    """a·b in bf16. `fast`: a GPU's tensor cores add in fewer bits than fp32, which gradients do not bear."""
+    """Return a·b in bf16. `fast`: a GPU's tensor cores add in fewer bits than fp32, which gradients do
+    not bear."""
     how: dict[str, Any] = {"scale_a": a[1], "scale_b": b[1], "use_fast_accum": fast}
     return torch._scaled_mm(a[0], b[0], out_dtype=torch.bfloat16, **how)

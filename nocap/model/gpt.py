@@ -156,7 +156,7 @@ class Head(nn.Module):
             super().compile(*args, **kwargs)
 
     def normed(self, x_BTC: Tensor) -> Tensor:
-        """What the matrix multiplies."""
+        """Return what the matrix multiplies."""
         x_BTC = self.norm(x_BTC)
         for _, idea, part in self.joined:
             x_BTC = idea.unembed(part, x_BTC)
@@ -169,7 +169,8 @@ class Head(nn.Module):
         return logits_BTV
 
     def forward(self, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        """The training loss with its parts, in nats per token; in validation the plain next-token loss."""
+        """Return the training loss with its parts, in nats per token; in validation the plain next-token
+        loss."""
         if not self.training:
             return Loss(self.next_token(x_BTC, targets_BT))
         losses = {name: idea.loss(part, x_BTC, targets_BT, self) for name, idea, part in self.joined}
@@ -247,8 +248,8 @@ class GPT(LanguageModel):
         return x_BTC
 
     def carried(self, x_BTC: Tensor) -> Tensor:
-        """The residual stream in its own precision, whatever a part returned. Where products are fp32, as in
-        validation, so is it."""
+        """Return the residual stream in its own precision, whatever a part returned. Where products are
+        fp32, as in validation, so is it."""
         bf16 = self.residual_precision is Precision.bf16 and autocast_like(x_BTC) is Precision.bf16
         return x_BTC.bfloat16() if bf16 else x_BTC
 
@@ -269,14 +270,14 @@ class GPT(LanguageModel):
 
 
 def documents_of(attention: Attention, run: Run) -> Callable[[Tensor], Any] | None:
-    """What makes the fourth argument of this option's mixers, where they have one."""
+    """Return what makes the fourth argument of this option's mixers, where they have one."""
     documents = declared(attention, "documents", of=("build", "mixer"))
     return documents(run) if documents is not None else None
 
 
 def build_model(run: Run, *, vocab_size: int) -> LanguageModel:
-    """The run's model on the CPU, its weights a function of the seed alone: the same for every device and
-    world size.
+    """Return the run's model on the CPU, its weights a function of the seed alone: the same for every
+    device and world size.
 
     Errors:
         InputError: an idea has a joint that this model has no place for, or for which it built no part.

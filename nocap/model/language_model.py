@@ -30,7 +30,7 @@ class Loss(NamedTuple):
     logged: dict[str, Tensor] = {}  # noqa: RUF012  # what modules log beside it: `nocap.model.logged`
 
     def plus(self, more: dict[str, Tensor]) -> Loss:
-        """With further parts, which have gradients."""
+        """Return the loss with further parts, which have gradients."""
         if not more:
             return self
         total = self.total
@@ -63,8 +63,8 @@ def keyed(seed: int, name: str) -> Iterator[None]:
 
 
 def joined(run: Run, place: str, build: Callable[[Idea], nn.Module | None]) -> tuple[nn.ModuleDict, Joined]:
-    """The ideas' parts for this place, to be registered under its name, and each idea with its part, in the
-    order of their joints."""
+    """Return the ideas' parts for this place, to be registered under its name, and each idea with its
+    part, in the order of their joints."""
     parts: dict[str, nn.Module] = {}
     for name, idea in run.ideas.items():
         with keyed(run.seed, f"{place}.{name}"):
@@ -85,7 +85,8 @@ class LanguageModel(nn.Module):
     joined_around: Joined = ()  # ideas around the step
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Loss:
-        """The mean loss in nats per token: plain next-token cross-entropy unless `self.training`."""
+        """Return the mean loss in nats per token: plain next-token cross-entropy unless
+        `self.training`."""
         raise NotImplementedError
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
@@ -93,11 +94,11 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def next_logits(self, tokens_BT: Tensor) -> Tensor:
-        """The logits of the token after the last, (B, V)."""
+        """Return the logits of the token after the last, (B, V)."""
         return self.logits(tokens_BT)[:, -1]
 
     def regions(self) -> list[nn.Module]:
-        """The modules that `trainer.compile=regional` compiles, each as one graph."""
+        """Return the modules that `trainer.compile=regional` compiles, each as one graph."""
         return [self]
 
     def plug_in_around(self, run: Run) -> None:
@@ -108,7 +109,7 @@ class LanguageModel(nn.Module):
         self.around, self.joined_around = joined(run, "around", lambda idea: idea.build_around(run, self))
 
     def kept_around(self) -> list[Tensor]:
-        """What ideas keep around the step, which is memory beside the optimizers' state."""
+        """Return what ideas keep around the step, which is memory beside the optimizers' state."""
         return [buffer for _, _, part in self.joined_around for buffer in part.buffers()]
 
     def validating(self) -> AbstractContextManager[object]:

@@ -64,12 +64,12 @@ def blocks(window: int) -> Mixer:
 
 
 def _after_the_block_before(x: Tensor) -> Tensor:
-    """Each block but the first, (B, H, blocks, tokens, D), after the block before it."""
+    """Return each block but the first, (B, H, blocks, tokens, D), after the block before it."""
     return torch.cat([x[:, :, :-1], x[:, :, 1:]], dim=3)
 
 
 def _band(n_query: int, n_key: int, window: int, device: torch.device) -> Tensor:
-    """True where the query sees the key: the same position or up to window - 1 before."""
+    """Return a mask, true where the query sees the key: the same position or up to window - 1 before."""
     query = torch.arange(n_key - n_query, n_key, device=device)[:, None]
     distance = query - torch.arange(n_key, device=device)
     return (distance >= 0) & (distance < window)

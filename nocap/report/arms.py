@@ -120,7 +120,8 @@ def _over(keys: Mapping[str, int]) -> str:
 
 
 def next_step(comparison: Comparison) -> str | None:
-    """What to type for what is not shown yet; `None`: nothing, or it is not known which command that is."""
+    """Return what to type for what is not shown yet; `None`: nothing, or it is not known which command
+    that is."""
     more = comparison.findings.next
     if more is None:
         return None
@@ -139,7 +140,7 @@ def _counts(comparison: Comparison) -> str:
 
 
 def compared(comparison: Comparison) -> list[str]:
-    """What was compared with what."""
+    """Return what was compared with what."""
     arms, runs = plural(len(comparison.arms), "arm"), plural(len(comparison.runs), "run")
     head = f"{arms} from {runs}; baseline: {comparison.baseline.label} (another with --baseline)"
     if comparison.against == PREVIOUS:
@@ -155,7 +156,7 @@ def compared(comparison: Comparison) -> list[str]:
 
 
 def _imported(comparison: Comparison) -> str:
-    """What nobody can check, on every page."""
+    """Return what nobody can check, on every page."""
     logs = comparison.imported
     formats = listed(dict.fromkeys(str(log["format"]) for log in logs))
     arms = [f"arms from {source}" for source in _sources(logs, "arm")]
@@ -276,7 +277,7 @@ def _interactions(factors: Factors, metric: str) -> Iterator[str]:
 
 
 def tables(comparison: Comparison) -> Iterator[Table]:
-    """A row an arm, the baseline first."""
+    """Yield a row an arm, the baseline first."""
     yield _verdicts(comparison)
     what = other(comparison)
     yield _speed(comparison, what)
@@ -383,7 +384,8 @@ def _in_turns(timing: Timing) -> str:
 
 
 def _costs(comparison: Comparison, what: str, *, imported: bool) -> Table:
-    """What an arm had that the other one had not. Of a log, steps and tokens are all that is known."""
+    """Return what an arm had that the other one had not. Of a log, steps and tokens are all that is
+    known."""
     arms = comparison.rows
     shown = LOGGED_COSTS if imported else COSTS
     costs = {row.arm.id: row.costs for row in arms}

@@ -247,8 +247,8 @@ def _short_number(x: Any) -> Any:
 
 
 def _mean_curve(curves: Sequence[Curve]) -> dict[str, list[Any]]:
-    """The mean over seeds at the steps that all of them reached: a mean whose members change would show jumps
-    that nobody trained."""
+    """Return the mean over seeds at the steps that all of them reached: a mean whose members change would
+    show jumps that nobody trained."""
     at = [{step: index for index, step in enumerate(curve.step)} for curve in curves]
     common = sorted(set.intersection(*map(set, at))) if at else []
     mean: dict[str, list[Any]] = {"step": common}

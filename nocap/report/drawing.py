@@ -31,9 +31,10 @@ class DrawnCurve(NamedTuple):
 def drawn(
     curves: Sequence[DrawnCurve], *, x: str, y: str, log: str = "", width: int | None = None, height: int = 18
 ) -> str:
-    """The curves in one frame, `x` and `y` the names of its axes. `log`: which are logarithmic, "", "x", "y"
-    or "xy". `width`: of the frame; without it the drawing is as wide as the terminal. Between two points a
-    curve is straight in the frame. Where curves meet, the one is drawn that is seen least."""
+    """Return the curves in one frame, `x` and `y` the names of its axes. `log`: which are logarithmic,
+    "", "x", "y" or "xy". `width`: of the frame; without it the drawing is as wide as the terminal.
+    Between two points a curve is straight in the frame. Where curves meet, the one is drawn that is seen
+    least."""
     scaled = [
         [
             np.log10(coordinates) if axis in log else np.array(coordinates)

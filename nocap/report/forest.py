@@ -103,8 +103,8 @@ class Forest:
 
 
 def axis(values: Iterable[float], *, ratio: bool = False, cut: bool = False, zero: bool = False) -> Axis:
-    """That holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`: with 0. `cut`: with 0,
-    and without the few that run far out, which would press the others into one point."""
+    """Return that holds them all with a margin; of ratios logarithmic, with 1 on it. `zero`: with 0.
+    `cut`: with 0, and without the few that run far out, which would press the others into one point."""
     covered = [*values, *([1.0] if ratio else []), *([0.0] if zero else [])]
     if cut:
         far = sorted(map(abs, covered))
@@ -154,8 +154,8 @@ def svg(
     zero: bool = False,
     tick: Callable[[float], str] = number,
 ) -> Forest:
-    """The picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of many rows, those
-    that run far out end in an arrow."""
+    """Return the picture. `tick` writes a tick's number; no change has a stronger line. `cut`: of many
+    rows, those that run far out end in an arrow."""
     far = cut and len(lines) > FEW
     scale = axis([end for line in lines for end in line.ends], ratio=ratio, cut=far, zero=zero or cut)
     below, no_change = ROW * len(lines) + 4, 1.0 if ratio else 0.0
@@ -200,6 +200,6 @@ def _row(line: ForestRow, name: str, scale: Axis, *, y: int) -> str:
 
 
 def _end(x: float, y: int, arrow: int) -> str:
-    """A stroke across; an arrow where the interval goes on beyond the axis."""
+    """Return a stroke across; an arrow where the interval goes on beyond the axis."""
     stroke = f'<path class="interval" d="M{arrow}-4L0 0L{arrow} 4"/>'
     return f'<svg x="{x:.2f}%" y="{y}" overflow="visible">{stroke}</svg>'

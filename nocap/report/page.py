@@ -28,7 +28,8 @@ PAGES = Path(__file__).parent / "pages"
 def render(
     name: str, *, kind: str, title: str, data: Mapping[str, object] | None = None, **values: Any
 ) -> str:
-    """The page that NAME.html.j2, NAME.css and NAME.js in `pages` make, on top of what all pages share.
+    """Return the page that NAME.html.j2, NAME.css and NAME.js in `pages` make, on top of what all pages
+    share.
 
     `data` is what the page's own script draws; without it the page has the script that all pages share.
     `values` are the template's.

@@ -60,13 +60,13 @@ class Table:
 
     @property
     def right(self) -> list[bool]:
-        """Which columns stand to the right."""
+        """Return which columns stand to the right."""
         return [is_numeric([cell.text for cell in column]) for column in zip(*self.cells, strict=True)] or [
             False
         ] * len(self.columns)
 
     def __str__(self) -> str:
-        """For a terminal, as wide as that is."""
+        """Return the table for a terminal, as wide as that is."""
         drawn = self.cells
         strips = list[Strip]()
         for index, column in enumerate(self.columns):
@@ -81,24 +81,24 @@ class Table:
 
 
 def _cell(text: str) -> str:
-    """On one line; a name of a megabyte, which is no name, is cut."""
+    """Return a text on one line; a name of a megabyte, which is no name, is cut."""
     shown = visible(redact(text[: 2 * WIDEST]).replace("\n", " ").replace("\t", " "))
     return shown if len(shown) <= WIDEST else f"{shown[:WIDEST]}…"
 
 
 def tame(text: str) -> str:
-    """A text in Markdown whose author may be anybody: no tag, no link that runs, no secret, no terminal
-    control."""
+    """Return a text in Markdown whose author may be anybody: no tag, no link that runs, no secret, no
+    terminal control."""
     shown = visible(redact(text)).replace("<", "&lt;")
     return re.sub(r"(\]\(|\]:)(?=\s*(?!https?:|mailto:)[\w+.&#;-]+:)", r"\1#", shown, flags=re.IGNORECASE)
 
 
 def one_line(text: object) -> str:
-    """On one line, and no end to a code span."""
+    """Return a text on one line, which ends no code span."""
     return " ".join(str(text).split()).replace("`", "'")
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table; a bar in a cell would end it."""
+    """Return the lines of a table; a bar in a cell would end it."""
     cells = [[re.sub(r"\\*\|", r"\\|", redact(str(cell))).replace("\n", " ") for cell in row] for row in rows]
     return [f"| {' | '.join(row)} |" for row in (list(head), ["---"] * len(head), *cells)]

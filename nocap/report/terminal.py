@@ -45,7 +45,8 @@ def prose(text: str) -> str:
 
 
 def is_numeric(cells: Sequence[str]) -> bool:
-    """Whether a column stands to the right: numbers, perhaps with a unit or an interval, and dashes."""
+    """Say whether a column stands to the right: numbers, perhaps with a unit or an interval, and
+    dashes."""
     return any(cell != NONE for cell in cells) and all(_NUMBER.fullmatch(cell) for cell in cells)
 
 

@@ -46,7 +46,7 @@ RUNNING = "running"
 
 
 def status(run: Record) -> str:
-    """As its summary has it; without one, a process may be training it."""
+    """Return the status that the summary has; without one, a process may be training the run."""
     return RUNNING if run.status == "not finished" and lease.is_held(run.folder) else run.status
 
 
@@ -72,7 +72,7 @@ def size_of(folder: Path) -> int:
 
 
 def swept(run: Record) -> str | None:
-    """What its grid swept, with its own values: options by their names."""
+    """Return what its grid swept, with its own values: options by their names."""
     values = {**run.config, "seed": run.seed, **run.manifest["options"]}
     return (
         " ".join(f"{key.rpartition('.')[2]}={spell(values.get(key))}" for key in run.attempt["swept"]) or None
@@ -159,8 +159,8 @@ ORDER = {"<": operator.lt, ">": operator.gt}
 
 
 def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> list[Record]:
-    """Those with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`, `optimizer.lr=0.003` or
-    `attention=gqa`. `named`: the runs before any filter, whose keys there are.
+    """Return those with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`,
+    `optimizer.lr=0.003` or `attention=gqa`. `named`: the runs before any filter, whose keys there are.
 
     Errors:
         ValueError: no such key, or no number where one is compared.

@@ -105,14 +105,14 @@ def _parts(words: Sequence[str]) -> list[str]:
 
 
 def _named(words: Sequence[str], here: Path) -> list[Path]:
-    """The files that a command names, in a shell's words or as a module too."""
+    """Return the files that a command names, in a shell's words or as a module too."""
     files = {here / name for part in _parts(words) for name in (part, part.replace(".", "/") + ".py")}
     return sorted(path for path in files if os.path.isfile(path) and path.stat().st_size < SCRIPT_BYTES)
 
 
 def _program(words: Sequence[str], here: Path) -> str:
-    """The digest of the scripts that a command names, and of what lies beside those of Python, which they may
-    import."""
+    """Return the digest of the scripts that a command names, and of what lies beside those of Python,
+    which they may import."""
     named = [path for path in _named(words, here) if path.suffix in (".py", ".sh")]
     files = {
         *named,
@@ -122,7 +122,7 @@ def _program(words: Sequence[str], here: Path) -> str:
 
 
 def split(text: str, key: str) -> list[str]:
-    """The words of a command.
+    """Return the words of a command.
 
     Errors:
         ValueError: its quotes are not in pairs, or it has what a shell alone understands.
@@ -317,7 +317,7 @@ def repository(folder: Path) -> Path | None:
 
 
 def commit_of(ref: str, top: Path, apart: Sequence[Path] = ()) -> str:
-    """What lies `apart` is left out of the working tree's.
+    """Return the commit of a ref; of the working tree one without the files that lie `apart`.
 
     Errors:
         ValueError: no such ref.
@@ -340,8 +340,8 @@ AUTHOR |= {"GIT_AUTHOR_DATE": "@0 +0000", "GIT_COMMITTER_DATE": "@0 +0000"}
 
 
 def tree_here(top: Path, apart: Sequence[Path] = (), *, env: Mapping[str, str] | None = None) -> str:
-    """The tree of all files that git does not ignore and that do not lie `apart`, as they are now. The index
-    stays as it is."""
+    """Return the tree of all files that git does not ignore and that do not lie `apart`, as they are now.
+    The index stays as it is."""
     return _tree(top, apart, "add", "--all", env=env)
 
 
@@ -360,7 +360,7 @@ def _tracked(top: Path, apart: Sequence[Path]) -> list[str]:
 
 
 def tree_of(commit: str, top: Path, apart: Sequence[Path] = ()) -> str:
-    """The tree of a commit without what lies `apart`."""
+    """Return the tree of a commit without what lies `apart`."""
     return _tree(top, apart, "read-tree", commit)
 
 
@@ -384,7 +384,7 @@ def _tree(top: Path, apart: Sequence[Path], *fill: str, env: Mapping[str, str] |
 
 
 def _inside(apart: Sequence[Path], top: Path) -> list[str]:
-    """As git names them. What Python compiles is a part of nothing."""
+    """Return paths as git names them. A file that Python compiled is no part of anything."""
     inside = [
         path.resolve().relative_to(top.resolve())
         for path in apart
@@ -410,8 +410,8 @@ def is_dirty(top: Path, apart: Sequence[Path] = ()) -> bool:
 
 
 def worktree(commit: str, folder: Path, top: Path) -> Path:
-    """A worktree of this commit as it was committed, made anew where a race that was killed left another
-    one."""
+    """Return a worktree of this commit as it was committed, made anew where a race that was killed left
+    another one."""
     if folder.exists():
         clean = (
             repository(folder) == folder.resolve()
@@ -452,7 +452,7 @@ def digest_of_locked(files_of_arms: Mapping[str, Mapping[str, str]], patterns: S
 
 
 def digest_of_linked(paths: Sequence[str], top: Path) -> str:
-    """The digest of everything that is linked in.
+    """Return the digest of everything that is linked in.
 
     Errors:
         ValueError: nothing is there.

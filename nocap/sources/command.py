@@ -68,7 +68,7 @@ class Reading:
 
     @property
     def name(self) -> str:
-        """The words before the value: `val loss` of `val loss (\\S+)`."""
+        r"""Return the words before the value: `val loss` of `val loss (\S+)`."""
         before = re.split(r"\((?:\?P<value>|(?!\?))", self.what)[0]
         words = re.findall(r"[A-Za-z_][\w /-]*", re.sub(r"\\[A-Za-z]|\(\?P<\w+>", " ", before))
         return words[-1].strip() if words else self.what
@@ -153,7 +153,7 @@ class Reading:
         return found
 
     def value(self, folder: Path, *, finite: bool = True) -> float:
-        """The last match.
+        """Return the last match.
 
         Errors:
             FailedError: none, one that is no number, or with `finite` one that is not finite.
@@ -173,7 +173,7 @@ class Reading:
         return points[-1][1]
 
     def is_in(self, folder: Path) -> bool:
-        """Whether a run ended well and left it."""
+        """Say whether a run ended well and left this value."""
         with suppress(ValueError):
             return result(folder) is not None and bool(self.curve(folder))
         return False
@@ -231,13 +231,14 @@ def lines(folder: Path, log: str = LOG) -> Iterator[tuple[float, str]]:
 
 
 def _kept(folder: Path, name: str) -> Path:
-    """The copy of a file that the command wrote, beside nocap's own. `name`: as it was typed, with {seed}."""
+    """Return the copy of a file that the command wrote, beside nocap's own. `name`: as it was typed, with
+    {seed}."""
     return folder / f"kept-{NO_NAME.sub('_', Path(name).name)}"
 
 
 def _of_file(folder: Path, file: str, name: str) -> list[tuple[float | None, float]]:
-    """The value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step where
-    there is one.
+    """Return the value of a key of a JSON file, or of a column of a CSV or JSON-lines file, with its step
+    where there is one.
 
     A cell may be empty where nothing was measured, or where what was measured is no number. Cells that are
     empty from some row on to the end, and none before, are of a run that diverged there.
@@ -258,7 +259,7 @@ def _of_file(folder: Path, file: str, name: str) -> list[tuple[float | None, flo
 
 
 def _rows(path: Path) -> list[Row]:
-    """As `nocap.compare` reads them, or the one of a JSON object."""
+    """Return the rows as `nocap.compare` reads them, or the one row of a JSON object."""
     if path.suffix in (".csv", ".tsv"):
         return list(tables.read(path, cut=False))
     with suppress(ValueError):
@@ -294,13 +295,13 @@ class Command:
 
 
 def result(folder: Path) -> dict[str, Any] | None:
-    """Of a run that ended well."""
+    """Return the result of a run that ended well."""
     return read_json(folder / RESULT)
 
 
 @contextmanager
 def named(command: Command, seed: int) -> Iterator[None]:
-    """A failure inside says which run failed.
+    """Name the run in a failure inside the block.
 
     Errors:
         FailedError: that.
@@ -474,8 +475,8 @@ def _ended(
 
 
 def _tied() -> list[str]:
-    """What ends a command with the race, also where the race gets SIGKILL: util-linux's, so not outside
-    Linux."""
+    """Return what ends a command with the race, also where the race gets SIGKILL: util-linux's, so not
+    outside Linux."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
@@ -487,7 +488,8 @@ def _children_s() -> float:
 
 
 def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) -> None:
-    """Each line with its time, without secrets and terminal control; or why it cannot be written."""
+    """Copy each line with its time, without secrets and terminal control; or say why it cannot be
+    written."""
     left = LOG_BYTES
     while line := source.readline(LOG_BYTES):
         if left < 0:
@@ -504,7 +506,8 @@ def _copy(source: IO[str], log: IO[bytes], began: float, broken: list[OSError]) 
 
 
 def _watch(process: subprocess.Popen[str], *, until: float, halted: Callable[[], bool]) -> int:
-    """The most bytes that its processes had together, until it ends, its time is over, or it is halted."""
+    """Return the most bytes that its processes had together, until it ends, its time is over, or it is
+    halted."""
     peak, tree = 0, psutil.Process(process.pid)
     while process.poll() is None and time.monotonic() < until and not halted():
         used = 0
@@ -527,8 +530,8 @@ def _tree(root: psutil.Process) -> list[psutil.Process]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """All processes of its group, and those that it started in other groups: asked, and after a grace
-    killed."""
+    """End all processes of its group, and those that it started in other groups: they are asked, and
+    killed after a grace."""
     away = _tree(psutil.Process(process.pid))[1:] if process.poll() is None else []
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):

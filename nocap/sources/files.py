@@ -85,7 +85,7 @@ class LogFile:
 
 
 def of_paths(paths: Sequence[str], wanted: str | None) -> tuple[list[LogFile], list[str]]:
-    """The logs of these paths, each once, and lines about paths that hold none.
+    """Return the logs of these paths, each once, and lines about paths that hold none.
 
     Errors:
         ValueError: there is nothing of that name, no path holds a log, or one holds logs of several formats.

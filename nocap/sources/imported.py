@@ -52,7 +52,7 @@ class ReadRun:
 
     @property
     def end(self) -> float | None:
-        """Where its last loss stands on its axis."""
+        """Return where the run's last loss stands on its axis."""
         return self.run.last(self.run.axis) if self.run.axis else None
 
 
@@ -139,7 +139,7 @@ def _seconds(run: LoggedRun) -> float | None:
 
 
 def _curve(run: LoggedRun) -> Curve:
-    """Of the rows with a loss in nats and a step."""
+    """Return the curve of the rows that have a loss in nats and a step."""
     points = [
         point for point in run.points if "step" in point and math.isfinite(point.get("val_loss", math.nan))
     ]

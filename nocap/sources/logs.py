@@ -53,8 +53,9 @@ def load(
     names: str = "",
     lengths: bool = True,
 ) -> Found:
-    """Runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot be read is
-    named and left out. `lengths`: a run that is shorter than the others of its arm is unfinished.
+    """Return runs of these paths: nocap's own, or where none has such, those of logs. A log that cannot
+    be read is named and left out. `lengths`: a run that is shorter than the others of its arm is
+    unfinished.
 
     Errors:
         ValueError: a path that is neither, logs of several formats, a format that cannot be used, or runs
@@ -85,7 +86,7 @@ def load(
 
 
 def _may_be_logs(path: str) -> bool:
-    """Whether it is there and is nothing of nocap's own."""
+    """Say whether a path is there and is nothing of nocap's own."""
     place = expanded(path)
     if (place / runs.GRID).is_file():
         return False

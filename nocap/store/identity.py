@@ -39,7 +39,7 @@ from nocap.store.record import digest as digest
 
 
 def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
-    """The parts, each comparable by itself: `nocap.runs why` shows where two runs part ways.
+    """Return the parts, each comparable by itself: `nocap.runs why` shows where two runs part ways.
 
     A run with `trainer.init_from` has one more, `init`, and one that learns from another run has `teachers`:
     see `nocap.launch.sources`.
@@ -57,8 +57,8 @@ def identity_parts(run: Run, *, data_fingerprint: str) -> dict[str, Any]:
 
 
 def config_that_counts(run: Run) -> dict[str, Any]:
-    """The resolved config without the keys that change no number: how a run is shown, stored or spread over
-    devices."""
+    """Return the resolved config without the keys that change no number: how a run is shown, stored or
+    spread over devices."""
     config = run.that_count("identity", to_plain(run))
     if run.trainer.device is Device.cuda:
         config["trainer"].pop("threads")
@@ -339,7 +339,8 @@ CHECKOUT = PACKAGE.parent
 
 
 def uncommitted() -> tuple[str, bytes] | None:
-    """The commit of the checkout that nocap runs from, and the diff of its code since; `None` without one."""
+    """Return the commit of the checkout that nocap runs from, and the diff of its code since; `None`
+    without one."""
     if not (CHECKOUT / ".git").exists():
         return None
     try:
@@ -355,8 +356,8 @@ def uncommitted() -> tuple[str, bytes] | None:
 
 
 def git_state() -> dict[str, str | None] | None:
-    """What a record says of it: the commit, and the SHA-256 of the diff, null where nothing was changed. A
-    diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
+    """Return what a record says of it: the commit, and the SHA-256 of the diff, null where nothing was
+    changed. A diff may hold any secret: it is not stored unless asked for (`store.diff`)."""
     commit, diff = uncommitted() or ("", b"")
     digest = hashlib.sha256(diff).hexdigest() if diff else None
     return {"commit": commit, "diff_sha256": digest} if commit else None

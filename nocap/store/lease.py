@@ -87,8 +87,8 @@ class Lease(AbstractContextManager["Lease"]):
         return not self.lost
 
     def stage(self) -> Path:
-        """A new folder for what a worker prepares, told to `check`. The worker before can bring nothing more
-        to its place.
+        """Return a new folder for what a worker prepares, told to `check`. The worker before can bring
+        nothing more to its place.
 
         Errors:
             LostError: another process has taken over.
@@ -127,7 +127,7 @@ def check(stage: Path | None) -> None:
 
 
 def taken(claim: Path) -> str:
-    """What is said of a lost lease."""
+    """Return what is said of a lost lease."""
     return f"another process took {claim.parents[1]} over while this one did not run, and goes on there"
 
 
@@ -147,12 +147,12 @@ def acquire(folder: Path, *, wait_s: float = 0.0) -> Lease:
 
 
 def abandoned(folder: Path) -> bool:
-    """Whether there are claims, of which those who died are to be cleared away by `acquire`."""
+    """Say whether there are claims, of which those who died are to be cleared away by `acquire`."""
     return (folder / NAME).is_dir() and not (folder / NAME).is_symlink()
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process has the lease, for people to read: a moment later it may be otherwise."""
+    """Say whether a process has the lease, for people to read: a moment later it may be otherwise."""
     with suppress(OSError, ValueError):  # another user's folder, or none of leases
         return _holder(folder / NAME) is not None
     return False
@@ -160,8 +160,8 @@ def is_held(folder: Path) -> bool:
 
 @cache
 def machine() -> str:
-    """This machine since its start, whatever the host's name: containers have one each. Of a kernel that
-    names no start: by that name."""
+    """Return this machine since its start, whatever the host's name: containers have one each. Of a
+    kernel that names no start: by that name."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return platform.node()
@@ -187,7 +187,7 @@ def _claim(root: Path) -> Lease | None:
 
 
 def _holder(root: Path, own: Path | None = None) -> str | None:
-    """Who has a claim that is alive, and not `own`.
+    """Return who has a claim that is alive, and not `own`.
 
     Errors:
         ValueError: something else is in the place of the claims.
@@ -207,7 +207,7 @@ def _holder(root: Path, own: Path | None = None) -> str | None:
 
 
 def _alive(claim: Path, now: float) -> str | None:
-    """Who holds a claim that is alive."""
+    """Return who holds a claim that is alive."""
     with (
         # given back now, or nothing that nocap made
         suppress(FileNotFoundError, NotADirectoryError, ValueError),

@@ -190,7 +190,8 @@ class ValidCheckpoint:
 
 
 def find(root: Path, *, misfit: Callable[[Path], str | None] = lambda path: None) -> ValidCheckpoint:
-    """The newest checkpoint below `root` whose files match their checksums, and which has no `misfit`."""
+    """Return the newest checkpoint below `root` whose files match their checksums, and which has no
+    `misfit`."""
     return first_valid(newest_first(root), misfit=misfit)
 
 
@@ -205,8 +206,8 @@ def first_valid(paths: Iterable[Path], *, misfit: Callable[[Path], str | None]) 
 
 
 def misfit(path: Path, *, model: nn.Module, identity: str | None = None) -> str | None:
-    """Why a valid checkpoint is not one of this model, and of the run with this identity, where that is
-    given. Reads names and shapes, no tensor."""
+    """Return why a valid checkpoint is not one of this model, and of the run with this identity, where
+    that is given. Reads names and shapes, no tensor."""
     saved_by = state_of(path).get("run")
     if saved_by and identity and not saved_by.endswith(f"-{identity}"):
         return f"it is of another run, {saved_by}"
@@ -243,7 +244,7 @@ def load_validated(path: Path, model: LanguageModel, run: Run) -> None:
 
 
 def _problem(path: Path) -> str | None:
-    """Why the checkpoint cannot be used, or `None`."""
+    """Return why the checkpoint cannot be used, or `None`."""
     if not is_folder(path):
         return "it must be a folder, and no link to one"
     try:

@@ -56,7 +56,7 @@ class Graphed:
         torch._foreach_zero_(self._gradients)
 
     def __call__(self, tokens: Tensor) -> Loss:
-        """The loss of these tokens, until the next call; its gradients are added."""
+        """Return the loss of these tokens, until the next call; its gradients are added."""
         self._tokens.copy_(tokens)
         self._graph.replay()
         return self._loss
@@ -64,8 +64,8 @@ class Graphed:
 
 @contextmanager
 def _no_waits() -> Iterator[None]:
-    """What waits for the device raises RuntimeError: found before a capture, which a wait would break off,
-    with traces in torch's state."""
+    """Raise RuntimeError where something waits for the device. So it is found before a capture, which a
+    wait would break off, with traces in torch's state."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")

@@ -24,7 +24,7 @@ class Heartbeat:
 
     @staticmethod
     def create(run_dir: Path, *, ranks: int) -> Heartbeat:
-        """A new file, in which every rank starts up now."""
+        """Return a new file, in which every rank starts up now."""
         path = run_dir / NAME
         path.unlink(missing_ok=True)  # a process of an earlier attempt may still have that one mapped
         path.write_bytes(np.tile([0.0, START_UP], (ranks, 1)).tobytes())
@@ -43,7 +43,8 @@ class Heartbeat:
         return "in its start-up" if step == START_UP else f"at step {step:.0f}"
 
     def behind(self) -> str:
-        """The ranks with the fewest heartbeats and their steps: all ranks, if they stopped together."""
+        """Return the ranks with the fewest heartbeats and their steps: all ranks, if they stopped
+        together."""
         counts = self._rows[:, 0]
         return ", ".join(
             f"rank {rank} {self.where(int(rank))}" for rank in np.flatnonzero(counts == counts.min())

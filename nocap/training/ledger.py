@@ -62,7 +62,7 @@ class Ledger:
         self._switch("other")
 
     def seconds(self) -> dict[str, float]:
-        """All lines, and `wall`, their sum."""
+        """Return the seconds of all lines, and `wall`, their sum."""
         self._switch(self._line)
         return {**self._seconds, "wall": sum(self._seconds.values())}
 

@@ -76,7 +76,7 @@ def train(job: Job) -> Outcome:
 
 
 def val_loss(job: Job, trainee: Trainee, ledger: Ledger, *, step: int) -> float:
-    """Validation loss in nats per token."""
+    """Return the validation loss in nats per token."""
     settle(job, trainee, ledger)
     # the last that was trained, also where a run was resumed
     enter_step(job.run, trainee.model, max(step - 1, 0))
@@ -138,8 +138,8 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:
-    """One forward, backward and validation forward on dummy tokens: compilation and first-call costs get a
-    ledger line of their own.
+    """Return one forward, backward and validation forward on dummy tokens: compilation and first-call
+    costs get a ledger line of their own.
 
     Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its
     backward.
@@ -168,8 +168,8 @@ def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, valida
 def _forward_backward_once(
     job: Job, trainee: Trainee, tokens: torch.Tensor, parameters: list[nn.Parameter], *, step: int
 ) -> float:
-    """A micro-batch's forward and backward as in this step, whose gradients are dropped. Returns the MiB that
-    the forward keeps."""
+    """Compute a micro-batch's forward and backward as in this step, and drop the gradients. Return the
+    MiB that the forward keeps."""
     enter_step(job.run, trainee.model, step)
     saved_mib = 0.0
     # the second time without the hooks, with which a compiled graph may be another

@@ -98,8 +98,8 @@ def _proc(path: str) -> dict[str, int]:
 
 
 def ran_out(error: BaseException) -> bool:
-    """Whether this says that the device's or the host's memory was not enough; torch's CPU allocator has no
-    type of its own for it."""
+    """Say whether an error means that the device's or the host's memory was not enough; torch's CPU
+    allocator has no type of its own for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return (

@@ -38,7 +38,7 @@ def undecorated(optimizer: type[AnOptimizer]) -> type[AnOptimizer]:
 def decayed(
     named: Mapping[str, nn.Parameter], weight_decay: float, *, everything: bool = False
 ) -> list[dict[str, Any]]:
-    """Groups in which matrices and tables decay and vectors (gains, shifts, scales) do not, unless
+    """Return groups in which matrices and tables decay and vectors (gains, shifts, scales) do not, unless
     `everything` does."""
     decays = {name: p for name, p in named.items() if everything or p.ndim >= 2}
     groups = [
@@ -49,7 +49,7 @@ def decayed(
 
 
 def split_matrices(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter]]:
-    """The matrices inside the blocks, by name, and the rest: vectors, and tables of embeddings."""
+    """Return the matrices inside the blocks, by name, and the rest: vectors, and tables of embeddings."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     named = dict(model.named_parameters())
     inside = {
@@ -85,7 +85,7 @@ def kept(
     *,
     first: Callable[[Tensor], Tensor] = torch.zeros_like,
 ) -> list[Tensor]:
-    """What is kept of each parameter by this name; at first, the function of the parameter."""
+    """Return what is kept of each parameter by this name; at first, the function of the parameter."""
     for state, p in zip(states, params, strict=True):
         if name not in state:
             state[name] = first(p.detach())
@@ -93,14 +93,14 @@ def kept(
 
 
 def matmul_dtype(p: Tensor) -> torch.dtype:
-    """Of an optimizer's products of matrices: bf16, but where a CPU would emulate it: there fp32 is 3 times
-    as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
+    """Return the type of an optimizer's products of matrices: bf16, but where a CPU would emulate it:
+    there fp32 is 3 times as fast (AVX-512) or 20 times (AVX2; LOG.md)."""
     return p.dtype if p.device.type == "cpu" and not hardware.native_bf16() else torch.bfloat16
 
 
 def build_optimizers(run: Run, model: nn.Module) -> Optimizers:
-    """The run's optimizers, their groups split where an idea scales a rate. Each group carries `peak_lr`,
-    which the schedule multiplies.
+    """Return the run's optimizers, their groups split where an idea scales a rate. Each group carries
+    `peak_lr`, which the schedule multiplies.
 
     Errors:
         InputError: the option leaves out a parameter, gives one to two optimizers, or has a group without a
@@ -198,8 +198,8 @@ def set_lr(optimizers: Optimizers, factor: float) -> None:
 
 
 def rates(optimizers: Optimizers) -> dict[str, float]:
-    """Each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for another
-    group with a peak of its own."""
+    """Return each learning rate by its name in a row: `lr`, `lr_muon` for another optimizer, `lr_2` for
+    another group with a peak of its own."""
     by_name: dict[str, float] = {}
     for optimizer in optimizers:
         kind = optimizer.option.kind if isinstance(optimizer, ByRule) else type(optimizer).__name__.lower()

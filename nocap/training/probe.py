@@ -119,8 +119,8 @@ def _check_rates(run: Run) -> None:
 def differences(
     logits: Callable[[torch.Tensor], torch.Tensor], tokens_BT: torch.Tensor, vocab_size: int
 ) -> Iterator[tuple[int, int | None, int | None]]:
-    """For some t: t, and the first token before t, and from t on, whose `logits`, (B, T, V), change with
-    those from t on."""
+    """Yield, for some t, t and the first token before t, and from t on, whose `logits`, (B, T, V), change
+    with those from t on."""
     before, T = logits(tokens_BT), tokens_BT.shape[1]
     for t in sorted({1, T // 2, T - 1}):
         after = logits(torch.cat([tokens_BT[:, :t], (tokens_BT[:, t:] + 1) % vocab_size], 1))
@@ -128,6 +128,6 @@ def differences(
 
 
 def first_difference(a: torch.Tensor, b: torch.Tensor) -> int | None:
-    """The first token whose logits, (B, T, V), differ."""
+    """Return the first token whose logits, (B, T, V), differ."""
     differs = ((a - b).abs() > CLOSE * max(1.0, float(a.abs().max()))).any(-1).any(0)
     return int(differs.nonzero()[0]) if bool(differs.any()) else None

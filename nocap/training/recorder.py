@@ -65,8 +65,8 @@ class Recorder:
         probe(self.job, self.trainee, step=step)
 
     def started(self, *, saved_mib: float) -> None:
-        """The warm-up is over, which found what a forward saves. A GPU's peak is measured from here on,
-        without what compiling takes."""
+        """Begin to measure: the warm-up is over, and has found what a forward saves. A GPU's peak is
+        measured from here on, without what compiling takes."""
         self.saved_mib = saved_mib
         # of a CUDA graph, in no peak of the allocator's
         self.unseen_mib = self.trainee.graphed.unseen_mib if self.trainee.graphed else 0.0
@@ -111,8 +111,8 @@ class Recorder:
             self.save(step=self.job.run.trainer.steps, last=True)
 
     def resume(self, own: Path | None) -> list[Row]:
-        """The rows of the run's own checkpoint that it goes on from, put back where the file has others; none
-        without one."""
+        """Return the rows of the run's own checkpoint that it goes on from, put back where the file has
+        others; none without one."""
         t = self.job.run.trainer
         # killed after its last save: perhaps before it had deleted the older ones
         if own and step_of(own) == t.steps:
@@ -126,16 +126,16 @@ class Recorder:
             self.job.log(line)
 
     def val_row(self, loss: float) -> Row:
-        """Validation loss and, where the text's bytes are known, bits per byte; `null` where the loss is not
-        finite."""
+        """Return validation loss and, where the text's bytes are known, bits per byte; `null` where the
+        loss is not finite."""
         row: Row = {"val/loss": _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):
             row["val/bpb"] = loss * self.job.run.trainer.val_tokens / (math.log(2) * self.job.val_bytes)
         return row
 
     def train_row(self, update: Update, *, step: int) -> Row:
-        """The row of a step, `null` where a value is not finite. `train/loss` is the next-token loss,
-        whatever else is minimised."""
+        """Return the row of a step, `null` where a value is not finite. `train/loss` is the next-token
+        loss, whatever else is minimised."""
         t = self.job.run.trainer
         before_s = self.busy_s
         self.busy_s = self._busy_s()
@@ -156,7 +156,8 @@ class Recorder:
         }
 
     def _spike(self, update: Update, *, step: int) -> Row:
-        """Reported, never skipped: a skipped batch would be another experiment."""
+        """Report a spike of the loss. It is never skipped: a skipped batch would be another
+        experiment."""
         sigmas = above(self.losses, update.loss) if update.finite else 0.0
         self.losses.extend([update.loss] * update.finite)
         if sigmas <= SIGMAS:
@@ -182,12 +183,12 @@ class Recorder:
         return memory.peak_mib(self.job.world.device) + self.unseen_mib
 
     def _batch(self, step: int) -> dict[str, Any]:
-        """The sequences of the data order that a step read."""
+        """Return the sequences of the data order that a step read."""
         run = self.job.run
         return {"sequences": [run.tokens_before(end) // run.model.seq_len for end in (step, step + 1)]}
 
     def diverged(self, update: Update, *, step: int) -> dict[str, Any]:
-        """Where and how, logged and returned for the summary."""
+        """Log where and how the run diverged, and return it for the summary."""
         where = {
             "step": step,
             "loss": repr(update.loss),
@@ -236,8 +237,8 @@ def _finite(value: float) -> float | None:
 
 
 def above(losses: Collection[float], loss: float) -> float:
-    """By how many standard deviations a loss lies above the mean of those before it; 0 before there are
-    enough."""
+    """Return how many standard deviations a loss lies above the mean of those before it; 0 before there
+    are enough."""
     n = len(losses)
     if n < ENOUGH:
         return 0.0

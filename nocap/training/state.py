@@ -26,8 +26,8 @@ Plain = dict[str, Any]  # JSON types
 
 
 def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[Tensors, Plain]:
-    """The tensors on the CPU, and what the optimizers keep besides; `copy` them where training goes on before
-    they are written.
+    """Return the tensors on the CPU, and what the optimizers keep besides; `copy` them where training
+    goes on before they are written.
 
     Errors:
         InputError: an optimizer keeps what is neither a tensor nor plain.
@@ -56,7 +56,7 @@ def snapshot(model: nn.Module, optimizers: Optimizers, *, copy: bool) -> tuple[T
 
 
 def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain: Plain) -> None:
-    """The opposite of `snapshot`.
+    """Put back what `snapshot` returned.
 
     Errors:
         ValueError: the state is of optimizers with other groups, or with other keys in them.
@@ -80,8 +80,8 @@ def restore(model: nn.Module, optimizers: Optimizers, *, tensors: Tensors, plain
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters, and the buffers that a module declares persistent, each once: safetensors takes no
-    tensor twice."""
+    """Return the parameters, and the buffers that a module declares persistent, each once: safetensors
+    takes no tensor twice."""
     own = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: t for name, t in model.state_dict().items() if name in own}
 
@@ -93,7 +93,7 @@ def put_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 
 
 def as_json(plain: Plain) -> str:
-    """The text of a state.
+    """Return the text of a state.
 
     Errors:
         InputError: it holds a number that JSON has not.
@@ -107,7 +107,7 @@ def as_json(plain: Plain) -> str:
 
 
 def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
-    """Where a file of weights does not have the names and shapes of the model's."""
+    """Say where a file of weights does not have the names and shapes of the model's."""
     expected = {name: list(t.shape) for name, t in weights(model).items()}
     differing = sorted(
         name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name)
@@ -118,7 +118,7 @@ def difference(shapes: Mapping[str, list[int]], model: nn.Module) -> str | None:
 
 
 def _plain_keys(group: Mapping[str, Any]) -> Plain:
-    """What an optimizer keeps in a group: rates, and whatever else it counts there."""
+    """Return what an optimizer keeps in a group: rates, and whatever else it counts there."""
     return {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
 
 

@@ -241,8 +241,8 @@ def seed_draws(run: Run, *, step: int | str, microbatch: int | str) -> None:
 
 
 def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: int) -> Loss:
-    """The loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to the
-    parameters'."""
+    """Return the loss of one micro-batch, (sequences, T + 1) int64, without gradients: those are added to
+    the parameters'."""
     trainee.logs.clear()
     with autocast(job.run, job.run.trainer.precision):
         loss = trainee.forward(*forward_of(trainee, tokens, step=step))
@@ -253,7 +253,8 @@ def forward_backward(job: Job, trainee: Trainee, tokens: torch.Tensor, *, step: 
 
 
 def forward_of(trainee: Trainee, tokens: torch.Tensor, *, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a forward of this step gets of a micro-batch, (sequences, T + 1): tokens and targets."""
+    """Return what a forward of this step gets of a micro-batch, (sequences, T + 1): tokens and
+    targets."""
     tokens_BT, targets_BT = tokens[:, :-1], tokens[:, 1:]
     for _, idea, part in trainee.model.joined:
         tokens_BT, targets_BT = idea.micro_batch(part, tokens_BT, targets_BT, step=step)
@@ -307,7 +308,7 @@ def settle(job: Job, trainee: Trainee, ledger: Ledger) -> None:
 
 
 def fetch(job: Job, trainee: Trainee, *, step: int) -> torch.Tensor:
-    """This rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
+    """Return this rank's sequences of the step, (sequences, T + 1) int32 on the device, in one copy."""
     run, world = job.run, job.world
     rows = sequences_of(
         first=run.tokens_before(step) // run.model.seq_len,

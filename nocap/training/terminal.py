@@ -84,7 +84,8 @@ class Reporter:
 
 
 def left(done: int, to_do: int, spent_s: float) -> str:
-    """How long the rest will take, at the pace so far; nothing before there is one, or after the last."""
+    """Return how long the rest will take, at the pace so far; nothing before there is one, or after the
+    last."""
     return f"about {duration(round(spent_s / done * to_do))} left" if done > 0 < to_do else ""
 
 
@@ -93,12 +94,12 @@ def _number(value: float | None) -> str:
 
 
 def ending(code: int) -> str:
-    """A process's exit code as `subprocess` gives it, as text."""
+    """Return a process's exit code as `subprocess` gives it, as text."""
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def table(summary: Mapping[str, Any], *, run_dir: Path) -> str:
-    """The run in a few lines."""
+    """Return the run in a few lines."""
     clock, memory = summary["clock_s"], dict(summary["memory_mib"])
     spent = sorted(
         ((line, s) for line, s in clock.items() if line != "wall" and s >= 0.05), key=lambda item: -item[1]

@@ -41,7 +41,7 @@ def no_log(line: str) -> None:
 
 
 def run_of(path: str | Path) -> Run:
-    """The run in this folder, with attention kernels that run anywhere.
+    """Return the run in this folder, with attention kernels that run anywhere.
 
     Errors:
         ValueError: there is none, or its record is not what nocap wrote.
@@ -61,9 +61,9 @@ def _shared(config: Any, written: Any) -> Any:
 
 
 def trained(run_dir: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
-    """The run, its model on the CPU in evaluation with the weights that it is validated with, and the step of
-    the checkpoint: the newest valid one. What is wrong with a newer one, and code that is not the run's, goes
-    to the log.
+    """Return the run, its model on the CPU in evaluation with the weights that it is validated with, and
+    the step of the checkpoint: the newest valid one. What is wrong with a newer one, and code that is not
+    the run's, goes to the log.
 
     Errors:
         ValueError: no record or one that is not what nocap wrote, no checkpoint, none that is valid, or one
@@ -140,7 +140,7 @@ def export(run_dir: Path, path: Path, *, log: Log) -> dict[str, Any]:
 
 
 def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]:
-    """As `trained`: the run, its model on the CPU in evaluation, and the step.
+    """Return the run of an exported file, its model on the CPU in evaluation, and the step.
 
     Errors:
         ValueError: the file is no export, of another nocap's model, or its weights are not finite.
@@ -168,8 +168,8 @@ def exported(path: Path, *, log: Log = no_log) -> tuple[Run, LanguageModel, int]
 
 
 def teacher_of(path: str, key: str, *, run: Run, device: torch.device) -> LanguageModel:
-    """The model of the trained run in the folder of this key, on the device and without gradients, for this
-    run's tokens.
+    """Return the model of the trained run in the folder of this key, on the device and without gradients,
+    for this run's tokens.
 
     Errors:
         InputError: its tokens are others, or its context is shorter.

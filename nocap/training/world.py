@@ -30,13 +30,13 @@ class World:
         return self.rank == 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The element-wise sum over ranks, in place."""
+        """Sum over the ranks, element by element and in place, and return it."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def all(self, mine: bool) -> bool:
-        """Whether it is so on every rank."""
+        """Say whether it is true on every rank."""
         return int(self.sum(torch.tensor(int(mine), device=self.device))) == self.size
 
     def from_main(self, value: Any) -> Any:
@@ -59,8 +59,8 @@ class World:
 
 
 def place(device: Device) -> World:
-    """This process's place among the ranks that the environment describes, as torchrun's does; alone without
-    one."""
+    """Return this process's place among the ranks that the environment describes, as torchrun's does;
+    alone without one."""
     size, rank, local = (
         int(os.environ.get(key, default))
         for key, default in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
@@ -70,8 +70,8 @@ def place(device: Device) -> World:
 
 
 def join(device: Device, *, timeout_s: float = 600) -> World:
-    """This process's place, connected with the other ranks. Safe to call twice. `timeout_s` is for ranks that
-    torchrun started.
+    """Return this process's place, connected with the other ranks. Safe to call twice. `timeout_s` is for
+    ranks that torchrun started.
 
     Nothing destroys the process group: gloo's teardown aborts the process now and then. `leave` ends it once
     the record is written.

@@ -58,7 +58,8 @@ class Attention(Option):
         )
 
     def build(self, run: Run, layer: int) -> nn.Module:
-        """A layer's attention: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
+        """Return a layer's attention: a module from x_BTC and the forward's `nocap.model.gpt.Context` to
+        BTC."""
         from nocap.model.attention import CausalSelfAttention
 
         return CausalSelfAttention(run, layer)
@@ -68,8 +69,8 @@ class Attention(Option):
         return {**projections, "": "rotary", "mixer": "scores", "out_proj": "attention_out"}
 
     def mixer(self, run: Run, layer: int) -> Mixer:
-        """A layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a module where it has
-        parameters."""
+        """Return a layer's function from q_BHTD, k_BKTD, v_BKTD to BHTD, K being `n_kv_heads`; a module
+        where it has parameters."""
         raise NotImplementedError(f"attention.kind={self.kind} must define mixer, or build")
 
     def prepare(self, run: Run, device: torch.device) -> None:
@@ -81,16 +82,17 @@ class Attention(Option):
         return None
 
     def at_window(self, window: int) -> Self:
-        """The same with this window, where it has one: for costs over a length that the window does not
-        follow."""
+        """Return the same with this window, where it has one: for costs over a length that the window
+        does not follow."""
         return self
 
     def portable(self) -> Self:
-        """The same mathematics by kernels that take any device, fp32 and any length, for decoding."""
+        """Return the same mathematics by kernels that take any device, fp32 and any length, for
+        decoding."""
         return self
 
     def countable(self) -> Self:
-        """The same mathematics by kernels that run on tensors without memory, for counting."""
+        """Return the same mathematics by kernels that run on tensors without memory, for counting."""
         return self
 
 
@@ -102,13 +104,13 @@ def causal_keys(window: int | None, T: int) -> float:
 
 
 def first_window(run: Run) -> int | None:
-    """The window in tokens of the first layer that has one."""
+    """Return the window in tokens of the first layer that has one."""
     return next(
         (w for layer in range(run.model.n_layer) if (w := run.attention.window_of(layer)) is not None), None
     )
 
 
 def kernel_name(run: Run, precision: Precision) -> str:
-    """The attention kernel that runs, for the record."""
+    """Return the attention kernel that runs, for the record."""
     named = declared(run.attention, "kernel_name", of=("build", "mixer"))
     return str(named(run, precision)) if named else run.attention.kind

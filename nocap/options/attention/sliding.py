@@ -25,7 +25,7 @@ class Sliding(Softmax):
 
     @property
     def window_kernel(self) -> Kernel:
-        """The kernel of the layers with a window."""
+        """Return the kernel of the layers with a window."""
         return self.kernel
 
     def mixer(self, run: Run, layer: int) -> Mixer:

@@ -50,8 +50,8 @@ GLOBAL_KERNELS = tuple(kernel for kernel in Kernel if kernel not in LOCAL_KERNEL
 def sdpa_kernels(
     kernel: Kernel, device: Device, precision: Precision, *, masked: bool = False
 ) -> tuple[Kernel, ...]:
-    """The fused kernels that may run here, `masked` with a mask of all pairs: torch takes the first that it
-    prefers on this chip, or raises."""
+    """Return the fused kernels that may run here, `masked` with a mask of all pairs: torch takes the
+    first that it prefers on this chip, or raises."""
     if device is Device.cpu:
         return (Kernel.flash,)
     if precision is Precision.fp32 or masked:
@@ -131,7 +131,8 @@ class Softmax(Attention):
         return materialized if self.kernel is Kernel.materialized else fused(self.kernel)
 
     def documents(self, run: Run) -> Callable[[Tensor], Documents] | None:
-        """What makes, from a forward's tokens (B, T), the mixers' fourth argument; None: they have three."""
+        """Return what makes, from a forward's tokens (B, T), the mixers' fourth argument; None: they have
+        three."""
         from nocap.model.attention import Documents
 
         if self.document_start is None:

@@ -42,7 +42,7 @@ class Data(Option):
             require_default(self, "data.read_sequences", why)
 
     def locate(self, tokenizer: Tokenizer, *, cache_dir: Path) -> ShardSet:
-        """The shards, made or fetched if they are missing, not yet read. `nocap.data.made.made` keeps what is
-        made in the cache, until the code that makes it is another. `ValueError` in one line for whatever a
-        user can put right."""
+        """Return the shards, made or fetched if they are missing, not yet read. `nocap.data.made.made`
+        keeps what is made in the cache, until the code that makes it is another. `ValueError` in one line
+        for whatever a user can put right."""
         raise NotImplementedError(f"data.kind={self.kind} must define locate")

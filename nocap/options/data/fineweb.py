@@ -70,7 +70,7 @@ class Fineweb(Data):
         )
 
     def _fetch(self, name: str, revision: str) -> Path:
-        """The file in the hub client's cache, else from the hub; a broken transfer is resumed.
+        """Return the file in the hub client's cache, else from the hub; a broken transfer is resumed.
 
         Errors:
             ValueError: the hub has it not, or cannot be reached.
@@ -112,7 +112,7 @@ class Fineweb(Data):
 
 
 def _sha256(path: Path) -> str:
-    """By which the hub's cache names the file that this link leads to."""
+    """Return the hash by which the hub's cache names the file that this link leads to."""
     name = os.path.basename(os.readlink(path)) if path.is_symlink() else "none"
     rule = (
         "be on a hub that gives each file's sha256, with a cache on a disk that has links "

@@ -70,16 +70,16 @@ class Idea(Option):
     PER_TOKEN: ClassVar[bool] = False
 
     def build(self, run: Run, *, vocab_size: int) -> nn.Module | None:
-        """The model's part, with its parameters and buffers; `nn.Module()` where it has none."""
+        """Return the model's part, with its parameters and buffers; `nn.Module()` where it has none."""
         return None
 
     def build_layer(self, run: Run, layer: int) -> nn.Module | None:
-        """A block's part; None leaves this layer as it is. Read the layer's number here, not in a joint: a
-        compiled block serves all layers."""
+        """Return a block's part; None leaves this layer as it is. Read the layer's number here, not in a
+        joint: a compiled block serves all layers."""
         return None
 
     def build_around(self, run: Run, model: LanguageModel) -> nn.Module | None:
-        """The step's part. Its persistent buffers are saved in checkpoints."""
+        """Return the step's part. Its persistent buffers are saved in checkpoints."""
         return None
 
     # --- what it says of itself ---
@@ -94,8 +94,8 @@ class Idea(Option):
         return 0.0
 
     def in_the_end(self) -> Idea | None:
-        """The idea as the last steps have it, by which a step's cost is measured; None: it has no effect
-        there."""
+        """Return the idea as the last steps have it, by which a step's cost is measured; None: it has no
+        effect there."""
         return self
 
     # --- joints of the model ---
@@ -104,13 +104,13 @@ class Idea(Option):
         """Load what training alone needs; the model is on its device, and not compiled yet."""
 
     def before_forward(self, part: Any, model: LanguageModel, *, step: int) -> None:
-        """A training step begins. What changes with the step is set here as a function of the step alone: so
+        """Begin a training step. What changes with the step is set here as a function of the step alone: so
         it needs no place in checkpoints."""
 
     def micro_batch(
         self, part: Any, tokens_BT: Tensor, targets_BT: Tensor, *, step: int
     ) -> tuple[Tensor, Tensor]:
-        """What a training forward of this step is given; of as many tokens in all."""
+        """Return what a training forward of this step is given; of as many tokens in all."""
         return tokens_BT, targets_BT
 
     def embed(self, part: Any, x_BTC: Tensor, context: Context) -> Tensor:
@@ -131,13 +131,14 @@ class Idea(Option):
         return x_BTC
 
     def unembed(self, part: Any, x_BTC: Tensor) -> Tensor:
-        """Of all that meets the head's matrix: in the training loss and its parts, in validation, in
+        """Change all that meets the head's matrix: in the training loss and its parts, in validation, in
         generation; before a soft-cap."""
         return x_BTC
 
     def loss(self, part: Any, x_BTC: Tensor, targets_BT: Tensor, head: Head) -> Tensor | None:
-        """A scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is before the
-        head's norm; `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in nats."""
+        """Return a scalar that is added to the training loss, logged as `train/loss_NAME`. `x_BTC` is
+        before the head's norm; `head.next_token(x, t)` is the mean cross-entropy of the head's logits, in
+        nats."""
         return None
 
     def built(self, run: Run, model: LanguageModel) -> None:
@@ -152,7 +153,8 @@ class Idea(Option):
         return 0.0, 0.0
 
     def rates(self, name: str) -> Rate:
-        """Of the parameter of this name in the model, which need not be the idea's own."""
+        """Return the factor on the learning rate of the parameter of this name in the model, which need
+        not be the idea's own."""
         return Rate()
 
     def before_clip(self, part: Any, model: LanguageModel, *, step: int) -> None:
@@ -194,7 +196,7 @@ class WithRate(Idea):
 
 
 def learned(**starts: float | list[float]) -> nn.ParameterDict:
-    """A part of numbers, or of a few together, that are learned from these on."""
+    """Return a part of numbers, or of a few together, that are learned from these on."""
     import torch
     from torch import nn
 
@@ -202,5 +204,5 @@ def learned(**starts: float | list[float]) -> nn.ParameterDict:
 
 
 def overrides(idea: Idea, *joints: str) -> bool:
-    """Whether the idea defines one of these joints itself."""
+    """Say whether the idea defines one of these joints itself."""
     return any(getattr(type(idea), joint) is not getattr(Idea, joint) for joint in joints)

@@ -51,7 +51,7 @@ class Bigram(WithRate):
         return x_BTC + self.rows_of(part, 2, context)
 
     def table(self, n: int, run: Run, vocab_size: int) -> nn.Module:
-        """Of the last n tokens."""
+        """Return the table of the last n tokens."""
         from torch import nn
 
         part: Any = nn.Module()

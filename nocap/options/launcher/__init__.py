@@ -47,7 +47,7 @@ class Launcher(Option):
     """Where cells run, and how many at once."""
 
     def executor(self, folder: Path) -> Executor:
-        """What runs the cells of the grid in this folder.
+        """Return what runs the cells of the grid in this folder.
 
         Errors:
             ValueError: something that it needs is not there.

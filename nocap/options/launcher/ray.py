@@ -78,7 +78,7 @@ def connected(address: str) -> Any:
 
 
 def needs(run: Run) -> dict[str, int]:
-    """What Ray sets aside for a run."""
+    """Return what Ray sets aside for a run."""
     t = run.trainer
     return {"num_cpus": t.devices * t.threads, "num_gpus": t.devices if t.device is Device.cuda else 0}
 
@@ -160,8 +160,8 @@ class RayTask:
 
 
 def _task() -> Any:
-    """What runs on a node. It is sent there as it stands here, by value, and needs nothing but Python
-    there."""
+    """Return what runs on a node. It is sent there as it stands here, by value, and needs nothing but
+    Python there."""
 
     def run(words: list[str], env: dict[str, str], folder: str, log: str) -> int:
         import os

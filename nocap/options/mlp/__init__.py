@@ -23,5 +23,5 @@ class Mlp(Option):
     """
 
     def build(self, d_model: int) -> nn.Module:
-        """A module from x_BTC to BTC, C being `d_model`."""
+        """Return a module from x_BTC to BTC, C being `d_model`."""
         raise NotImplementedError(f"mlp.kind={self.kind} must define build")

@@ -120,7 +120,7 @@ class Model(Option):
         return GPT(run, vocab_size=vocab_size)
 
     def build_block(self, run: Run, layer: int) -> nn.Module:
-        """A block: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
+        """Return a block: a module from x_BTC and the forward's `nocap.model.gpt.Context` to BTC."""
         from nocap.model.gpt import Block
 
         return Block(run, layer)

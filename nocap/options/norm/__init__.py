@@ -22,5 +22,5 @@ class Norm(Option):
     """
 
     def build(self, d_model: int) -> nn.Module:
-        """A module over the last dimension, of `d_model` channels."""
+        """Return a module over the last dimension, of `d_model` channels."""
         raise NotImplementedError(f"norm.kind={self.kind} must define build")

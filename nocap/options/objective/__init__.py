@@ -37,7 +37,7 @@ class Objective(Option):
         require(self.loss_chunks <= size * T, "objective.loss_chunks", rule, self.loss_chunks)
 
     def loss(self, head: Head, x_BTC: Tensor, targets_BT: Tensor) -> Loss:
-        """The loss of the residual stream before the head's norm, in nats per token, and its parts.
-        `next_token` is one of them, the plain loss, so that `train/loss` means the same for every
+        """Return the loss of the residual stream before the head's norm, in nats per token, and its
+        parts. `next_token` is one of them, the plain loss, so that `train/loss` means the same for every
         objective."""
         raise NotImplementedError(f"objective.kind={self.kind} must define loss")

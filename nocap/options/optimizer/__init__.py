@@ -53,5 +53,5 @@ class Optimizer(Option):
         return 1
 
     def at_batch(self, tokens: int) -> Optimizer:
-        """The same optimizer for steps of so many tokens, where a key depends on them."""
+        """Return the same optimizer for steps of so many tokens, where a key depends on them."""
         return self

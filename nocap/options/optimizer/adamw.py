@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def beta2_of(half_life_tokens: float, batch_tokens: int) -> float:
-    """The β₂ of a step with which a gradient's weight halves every so many tokens, whatever the batch
-    (arXiv:2507.07101)."""
+    """Return the β₂ of a step with which a gradient's weight halves every so many tokens, whatever the
+    batch (arXiv:2507.07101)."""
     return 0.5 ** (batch_tokens / half_life_tokens)
 
 
@@ -58,7 +58,7 @@ class AdamW(Optimizer):
         return [self.adamw(dict(model.named_parameters()))]
 
     def adamw(self, named: Mapping[str, nn.Parameter]) -> torch.optim.AdamW:
-        """For these parameters only."""
+        """Return an AdamW for these parameters only."""
         import torch
 
         from nocap.training.optimizer import undecorated
@@ -69,7 +69,7 @@ class AdamW(Optimizer):
         )
 
     def groups(self, named: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
-        """These parameters by whether they decay."""
+        """Return these parameters by whether they decay."""
         from nocap.training.optimizer import decayed
 
         return decayed(named, self.weight_decay, everything=self.decay is Decay.all)

@@ -106,7 +106,7 @@ class Muon(AdamW):
                 self._update(group, *map(list, zip(*alike[i : i + n], strict=True)))
 
     def _update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """Of parameters that have one shape."""
+        """Update parameters that have one shape."""
         import torch
         from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
@@ -130,12 +130,12 @@ class Muon(AdamW):
         )
 
     def momentum_at(self, step: int) -> float:
-        """The momentum of a step, counted from 1."""
+        """Return the momentum of a step, counted from 1."""
         start, steps = self.momentum_start, self.momentum_warmup_steps
         return self.momentum if step > steps else start + (self.momentum - start) * (step - 1) / steps
 
     def polynomials(self) -> list[tuple[float, float, float]]:
-        """a, b and c of each iteration."""
+        """Return a, b and c of each iteration."""
         if self.iteration is Iteration.newton_schulz:
             return [NEWTON_SCHULZ] * self.ns_steps
         coefficients = [POLAR_EXPRESS[min(i, len(POLAR_EXPRESS) - 1)] for i in range(self.ns_steps)]

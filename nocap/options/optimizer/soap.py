@@ -35,8 +35,8 @@ class Soap(AdamW):
         return self.basis_every
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """For a matrix W with gradient G, L and R the averages of GGᵀ and GᵀG by β₂, and Q_L and Q_R their
-        eigenvectors:
+        """Update parameters of one shape. For a matrix W with gradient G, L and R are the averages of GGᵀ and
+        GᵀG by β₂, and Q_L and Q_R their eigenvectors:
 
         G' = Q_LᵀGQ_R, M the average of G' by β₁, V that of G'² by β₂, W ← W - lr·(Q_L·(M̂ / (√V̂ + ε))·Q_Rᵀ +
         λ·W).
@@ -53,8 +53,8 @@ class Soap(AdamW):
                 state.update(self._first(grad))
 
     def _first(self, grad: Tensor) -> dict[str, Tensor]:
-        """A parameter's state from its first gradient, the eigenvectors as rows by falling eigenvalues, the
-        order that orthogonal iteration keeps."""
+        """Return a parameter's state from its first gradient, the eigenvectors as rows by falling
+        eigenvalues, the order that orthogonal iteration keeps."""
         import torch
 
         from nocap.training.optimizer import matmul_dtype
@@ -87,8 +87,8 @@ class Soap(AdamW):
 
 
 def _followed(average: Tensor, basis: Tensor) -> Tensor:
-    """The basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned in the average's
-    precision."""
+    """Return the basis, (A, A) by rows, after one step of orthogonal iteration, in place; returned in the
+    average's precision."""
     import torch
 
     # the average is symmetric; LAPACK reads and writes columns

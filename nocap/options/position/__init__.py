@@ -27,17 +27,17 @@ class Position(Option):
         return 0.0
 
     def build(self, model: Model) -> nn.Module | None:
-        """What it keeps: parameters, tables."""
+        """Return what it keeps: parameters, tables."""
         return None
 
     def embed(self, part: Any, x_BTC: Tensor, where: Where) -> Tensor:
-        """The token embeddings with their positions."""
+        """Return the token embeddings with their positions."""
         return x_BTC
 
     def tables(self, part: Any, where: Where) -> Any:
-        """What `turn` needs for these positions, made once a forward."""
+        """Return what `turn` needs for these positions, made once a forward."""
         return None
 
     def turn(self, q_BTHD: Tensor, k_BTKD: Tensor, tables: Any) -> tuple[Tensor, Tensor]:
-        """Queries and keys with their positions, in each layer."""
+        """Return queries and keys with their positions, in each layer."""
         return q_BTHD, k_BTKD

@@ -23,7 +23,7 @@ class Schedule(Option):
         require(self.warmup_steps <= run.trainer.steps, "schedule.warmup_steps", rule, self.warmup_steps)
 
     def multiplier(self, *, step: int, steps: int) -> float:
-        """The factor on the peak learning rate for update `step` of `steps`, 0 ≤ step < steps."""
+        """Return the factor on the peak learning rate for update `step` of `steps`, 0 ≤ step < steps."""
         return (
             (step + 1) / self.warmup_steps if step < self.warmup_steps else self.shape(step=step, steps=steps)
         )
@@ -33,6 +33,6 @@ class Schedule(Option):
         raise NotImplementedError(f"schedule.kind={self.kind} must define shape")
 
     def free_until(self, steps: int) -> int:
-        """The step up to which no rate depends on `steps`, so that a longer run has the same ones. 0:
-        unknown."""
+        """Return the step up to which no rate depends on `steps`, so that a longer run has the same ones.
+        0: unknown."""
         return 0

@@ -34,7 +34,7 @@ class Linear(Schedule):
         return self.final + (1 - self.final) * self.remaining(step=step, steps=steps)
 
     def remaining(self, *, step: int, steps: int) -> float:
-        """What is left of the decay, from 1 to 0."""
+        """Return what is left of the decay, from 1 to 0."""
         return (steps - step) / (steps - self.warmup_steps)
 
 

@@ -37,7 +37,7 @@ class TensorBoard(Tracker):
 
 
 def _remove(folder: Path) -> None:
-    """One of before, and no link's target."""
+    """Remove a file of the mirror before, and never the target of a link."""
     if folder.is_dir() and not folder.is_symlink():
         shutil.rmtree(folder)
 
@@ -60,7 +60,7 @@ class _Session(TrackerSession):
                 self._writer.add_scalar(name, value, global_step=step)
 
     def finish(self, *, summary: Mapping[str, object], status: str) -> None:
-        """The options, and the results at the end, for the tab that compares runs."""
+        """Write the options, and the results at the end, for the tab that compares runs."""
         settings = {
             key: value if isinstance(value, bool | int | float) else str(value)
             for key, value in self._settings.items()

@@ -66,12 +66,12 @@ class Sample:
 
     @cached_property
     def first(self) -> str:
-        """Its first line that is not empty."""
+        """Return the file's first line that is not empty."""
         return next((line for line in self.text.splitlines() if line.strip()), "")
 
     @cached_property
     def lines(self) -> list[str]:
-        """Its lines without blanks around them and progress bars before them."""
+        """Return the lines without blanks around them and progress bars before them."""
         return [_past_bars(line) for line in self.text.split("\n")]
 
     def has(self, pattern: re.Pattern[str]) -> bool:
@@ -108,7 +108,8 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The number, from 1, and the text of each line. A file may be packed by gzip, and UTF-16 by its mark.
+    """Yield the number, from 1, and the text of each line. A file may be packed by gzip, and UTF-16 by
+    its mark.
 
     Errors:
         OSError: it cannot be read.
@@ -147,7 +148,8 @@ def _in_utf_16(file: IO[bytes]) -> Iterator[tuple[int, str]]:
 
 
 def printed(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of what a program printed, without colours and without the progress bars before them.
+    """Yield the lines of what a program printed, without colours and without the progress bars before
+    them.
 
     Errors:
         CutError: the last line has no end, and was left out.

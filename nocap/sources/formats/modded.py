@@ -30,7 +30,7 @@ def recognises(sample: Sample) -> bool:
 
 
 def read(path: Path) -> Iterator[Row]:
-    """Its validations in order: `run` from 1, `step`, `val_loss` and other losses (nats per token),
+    """Yield its validations in order: `run` from 1, `step`, `val_loss` and other losses (nats per token),
     `train_s`, and where the log names them `seed` and `hardware`; of other steps how far they are.
 
     Errors:

@@ -32,7 +32,7 @@ def run_of(path: Path) -> str:
 
 
 def read(*paths: Path) -> Iterator[Row]:
-    """Its scalars, each a row, in the order in which the files were begun."""
+    """Yield the scalars, each a row, in the order in which the files were begun."""
     cut = list[str]()
     for path in sorted(paths, key=_begun):
         try:

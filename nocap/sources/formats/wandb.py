@@ -69,7 +69,7 @@ def _of_server(place: str) -> Iterator[Row]:
 
 
 def _of_file(path: Path) -> Iterator[Row]:
-    """Without an end it was killed."""
+    """Yield the runs of a file. A run without an end was killed."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     ended = "not finished"
