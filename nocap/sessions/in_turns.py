@@ -79,9 +79,11 @@ def arms_of(grid: Grid) -> dict[str, Composed]:
         if cell.plan.asked is None or cell.plan.asked.length_of is None:
             cells.setdefault(cell.plan.arm, cell)
     trainers = [cell.plan.run.trainer for cell in cells.values()]
-    alike = len({trainer.threads for trainer in trainers}) == 1
-    on_one_thread = trainers[0].device is Device.cpu and alike
-    return {name: _on_one_thread(cell) if on_one_thread else _as_it_is(cell) for name, cell in cells.items()}
+    same_threads = len({trainer.threads for trainer in trainers}) == 1
+    arm_of = _as_it_is
+    if trainers[0].device is Device.cpu and same_threads:
+        arm_of = _on_one_thread
+    return {name: arm_of(cell) for name, cell in cells.items()}
 
 
 def _as_it_is(cell: Cell) -> Composed:

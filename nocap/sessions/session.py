@@ -22,7 +22,7 @@ from nocap.config.compose import Composed
 from nocap.config.errors import FailedError
 from nocap.config.paths import cache_root
 from nocap.config.plain import to_plain
-from nocap.config.trainer import Device
+from nocap.config.trainer import Device, Trainer
 from nocap.sessions.figures import PLACES, AskedSession, SessionFile
 from nocap.sessions.figures import read as read_session
 from nocap.store.files import not_elsewhere
@@ -43,22 +43,31 @@ class Session:
 
     @cached_property
     def key(self) -> str:
-        """Twelve hex digits: the same where another session would measure the same."""
+        """Return twelve hex digits, the same where another session would measure the same."""
         runs = {name: arm.run for name, arm in self.arms.items()}
-        t = next(iter(runs.values())).trainer
+        trainer = self._trainer
+        machine = hardware.describe(trainer.device, trainer.threads)
         return digest(
             {
                 "kind": PLACES[self.place].kind,
                 "how": dict(self.how),
                 "arms": {name: run.that_count("step", to_plain(run)) for name, run in runs.items()},
                 "source": {name: source_hashes(run, of="step") for name, run in runs.items()},
-                "machine": hardware.describe(t.device, t.threads)["fingerprint"],
+                "machine": machine["fingerprint"],
             }
         )
 
     @property
+    def _trainer(self) -> Trainer:
+        """Return the trainer of the first arm, whose device and threads all have."""
+        first = next(iter(self.arms.values()))
+        return first.run.trainer
+
+    @property
     def name(self) -> str:
-        return f"{self.place}{f'-{next(iter(self.arms))}' if self.place == 'parts' else ''}"
+        if self.place == "parts":
+            return f"{self.place}-{next(iter(self.arms))}"
+        return self.place
 
     def path(self, folder: Path, number: int) -> Path:
         return folder / "sessions" / f"{self.name}-{number}-{self.key}.json"
@@ -66,8 +75,13 @@ class Session:
     def results(self, folder: Path) -> list[SessionFile]:
         """List the files of all its numbers that there are, in their order."""
         paths = (folder / "sessions").glob(f"{glob.escape(self.name)}-*-{self.key}.json")
-        files = [file for path in paths if (file := read_session(path)) is not None]
-        return sorted(files, key=lambda file: file.number)
+        files = list[SessionFile]()
+        for path in paths:
+            file = read_session(path)
+            if file is not None:
+                files.append(file)
+        files.sort(key=lambda file: file.number)
+        return files
 
     def run(self, folder: Path, number: int = 1) -> SessionFile:
         """Measure in a fresh process, unless there is a result. Nothing else is timed on this machine at the
@@ -76,46 +90,52 @@ class Session:
         Errors:
             FailedError: the process ended without a result.
         """
-        path, t = self.path(folder, number), next(iter(self.arms.values())).run.trainer
-        env = {
-            "GOMP_SPINCOUNT": "1000",
-            "KINETO_LOG_LEVEL": "99",
-            **os.environ,
-            "OMP_NUM_THREADS": str(t.threads),
-            "NOCAP_PARENT": str(os.getpid()),
-            **({"CUDA_VISIBLE_DEVICES": ""} if t.device is Device.cpu else {}),
-        }
+        path = self.path(folder, number)
         with timing():
-            if (result := read_session(path)) is not None:  # maybe another command's, while this one waited
+            result = read_session(path)
+            if result is not None:  # maybe another command's, while this one waited
                 return result
-            asked = AskedSession(
-                kind=PLACES[self.place].kind,
-                place=self.place,
-                key=self.key,
-                number=number,
-                how=dict(self.how),
-                started=now(),
-                arms={name: list(arm.overrides) for name, arm in self.arms.items()},
-            )
-            (log := path.with_suffix(".log")).parent.mkdir(parents=True, exist_ok=True)
+            log = path.with_suffix(".log")
+            log.parent.mkdir(parents=True, exist_ok=True)
             with open(log, "w", opener=not_elsewhere) as file:
-                done = subprocess.run(
+                worker = subprocess.run(
                     [sys.executable, "-m", WORKER, str(path)],
-                    env=env,
-                    input=msgspec.json.encode(asked).decode(),
+                    env=self._environment(),
+                    input=msgspec.json.encode(self._question(number)).decode(),
                     text=True,
                     stdout=file,
                     stderr=file,
                     check=False,
                 )
-        if (result := read_session(path)) is None:
+        result = read_session(path)
+        if result is None:
             lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-            raise FailedError(
-                f"{self.name}, session {number}: "
-                f"{lines[-1] if lines else f'exit code {done.returncode}'}; see {log}"
-            )
+            reason = lines[-1] if lines else f"exit code {worker.returncode}"
+            raise FailedError(f"{self.name}, session {number}: {reason}; see {log}")
         log.unlink(missing_ok=True)
         return result
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment of the process."""
+        trainer = self._trainer
+        env = {"GOMP_SPINCOUNT": "1000", "KINETO_LOG_LEVEL": "99", **os.environ}
+        env["OMP_NUM_THREADS"] = str(trainer.threads)
+        env["NOCAP_PARENT"] = str(os.getpid())
+        if trainer.device is Device.cpu:
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        return env
+
+    def _question(self, number: int) -> AskedSession:
+        """Return what the process is asked to measure."""
+        return AskedSession(
+            kind=PLACES[self.place].kind,
+            place=self.place,
+            key=self.key,
+            number=number,
+            how=dict(self.how),
+            started=now(),
+            arms={name: list(arm.overrides) for name, arm in self.arms.items()},
+        )
 
 
 @contextmanager

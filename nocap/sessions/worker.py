@@ -1,5 +1,5 @@
-"""One measurement of a study, in a process of its own: `python -m nocap.sessions.worker RESULT`, which gets
-what is asked on stdin.
+"""One measurement of a study, in a process of its own: `python -m nocap.sessions.worker RESULT`, which reads
+its question from stdin.
 
 A session is what a seed means for everything but training: the same arms again, in a fresh process. Steps are
 timed interleaved by `nocap.measure`, and profiled. Decoding takes turns, too.
@@ -63,34 +63,33 @@ Seen = Mapping[str, Figures]  # what was measured of each arm
 
 
 def main(path: Path) -> None:
-    asked = msgspec.json.decode(sys.stdin.read(), type=AskedSession)
-    runs = {name: compose(overrides) for name, overrides in asked.arms.items()}
-    t = next(iter(runs.values())).trainer
-    allocator.use(t.malloc)
-    measured = KINDS[asked.kind](runs, **asked.how)
-    write_json(
-        path,
-        {
-            **msgspec.to_builtins(asked),
-            "ended": now(),
-            "hardware": hardware.describe(t.device, t.threads),
-            "measured": {"arms": msgspec.to_builtins(measured)},
-        },
-    )
+    """Measure what stdin asks for, and write it to the path."""
+    question = msgspec.json.decode(sys.stdin.read(), type=AskedSession)
+    runs = {name: compose(overrides) for name, overrides in question.arms.items()}
+    first = next(iter(runs.values()))
+    trainer = first.trainer
+    allocator.use(trainer.malloc)
+    measured = KINDS[question.kind](runs, **question.how)
+    session = msgspec.to_builtins(question)
+    session["ended"] = now()
+    session["hardware"] = hardware.describe(trainer.device, trainer.threads)
+    session["measured"] = {"arms": msgspec.to_builtins(measured)}
+    write_json(path, session)
 
 
 # --- timed steps --------------------------------------------------------------------------------------------
 
 
 def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
-    """Speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same are
-    timed once.
+    """Measure speed, memory and work of each arm, the first of them the baseline. Arms whose step is the same
+    are timed once.
 
     Errors:
         FailedError: the baseline cannot be timed.
     """
     twins = _twins(runs)
-    arms = [TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())]
+    distinct = dict.fromkeys(twins.values())
+    arms = [TimedArm(name, runs[name]) for name in distinct]
     result = carry_out(arms, seconds=math.inf, rounds=rounds)
     base = result.arms[0]
     if base.status != "measured":
@@ -100,7 +99,11 @@ def steps(runs: Mapping[str, Run], *, rounds: int) -> Seen:
 
 
 def _figures(arm: BenchedArm, run: Run) -> StepFigures:
+    """Return the figures of a timed step, with what is counted of the run."""
     facts = arm.facts
+    memory_mib: dict[str, float | None] | None = None
+    if facts.memory_mib is not None:
+        memory_mib = dict(facts.memory_mib)
     return StepFigures(
         status=arm.status,
         reason=arm.reason,
@@ -110,11 +113,15 @@ def _figures(arm: BenchedArm, run: Run) -> StepFigures:
         flops_basis=facts.flops_basis,
         params=facts.params,
         kernel=facts.kernel,
-        memory_mib=dict(facts.memory_mib) if facts.memory_mib is not None else None,
+        memory_mib=memory_mib,
         tokens_per_step=facts.tokens_per_step,
-        component_flops=dict(component_flops(run, vocab_size=run.tokenizer.vocab_size)),
+        component_flops=_component_flops(run),
         kv_bytes=kv_bytes(run),
     )
+
+
+def _component_flops(run: Run) -> dict[str, float | None]:
+    return dict(component_flops(run, vocab_size=run.tokenizer.vocab_size))
 
 
 def _twins(runs: Mapping[str, Run]) -> dict[str, str]:
@@ -128,17 +135,19 @@ def rounds(runs: Mapping[str, Run], *, seconds: float) -> Seen:
     once."""
     twins = _twins(runs)
     arms = {name: TimedArm(name, runs[name]) for name in dict.fromkeys(twins.values())}
-    clock = clock_of([*arms.values()])
-    times = dict(zip(arms, timed_rounds([*arms.values()], seconds=seconds), strict=True))
+    in_turns = list(arms.values())
+    clock = clock_of(in_turns)
+    times = dict(zip(arms, timed_rounds(in_turns, seconds=seconds), strict=True))
     figures = dict[str, RoundFigures]()
     for name in runs:
-        arm = arms[twins[name]]
+        twin = twins[name]
+        arm = arms[twin]
         is_measured = arm.status == "measured"
         figures[name] = RoundFigures(
             clock=clock.value,
             status=arm.status,
             reason=arm.reason,
-            seconds_per_token=times[twins[name]] if is_measured else UNSET,
+            seconds_per_token=times[twin] if is_measured else UNSET,
         )
     return figures
 
@@ -155,7 +164,8 @@ def kv_bytes(run: Run) -> int | None:
 
 
 def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
-    """Milliseconds, MiB kept for the backward, and parameters of each part of each arm's step."""
+    """Measure the milliseconds, the MiB kept for the backward, and the parameters of each part of each arm's
+    step."""
     figures = dict[str, PartFigures]()
     for name, run in runs.items():
         profiled = profile(run, [], compose, repeats=repeats, trace=None, ceilings=False)
@@ -168,27 +178,30 @@ def parts(runs: Mapping[str, Run], *, repeats: int) -> Seen:
             step_ms=profiled.step.ms,
             unattributed_ms=profiled.step.unattributed_ms,
             kernel=profiled.kernel,
-            component_flops=dict(component_flops(run, vocab_size=run.tokenizer.vocab_size)),
+            component_flops=_component_flops(run),
         )
     return figures
 
 
 def part_params(run: Run) -> dict[str, int]:
-    """Parameters by part, a tied head's with the embedding."""
+    """Count the parameters by part, a tied head's with the embedding."""
     with torch.device("meta"):
         model = build_model(run, vocab_size=run.tokenizer.vocab_size)
-    modules, params = dict(model.named_modules()), dict[str, int]()
-    for name, p in model.named_parameters():
+    modules = dict(model.named_modules())
+    params = dict[str, int]()
+    for name, parameter in model.named_parameters():
         path = name.rpartition(".")[0]
-        while (part := part_of(run, path, modules)) is None:
+        part = part_of(run, path, modules)
+        while part is None:
             path = path.rpartition(".")[0]
-        params[part] = params.get(part, 0) + p.numel()
+            part = part_of(run, path, modules)
+        params[part] = params.get(part, 0) + parameter.numel()
     return params
 
 
 def lengths(runs: Mapping[str, Run], *, T: Sequence[int]) -> Seen:
-    """The exponent of each arm's attention in T: scores and weighted sum of one layer, forward and backward.
-    A window does not grow."""
+    """Measure the exponent of each arm's attention in T: scores and weighted sum of one layer, forward and
+    backward. A window does not grow."""
     figures = dict[str, LengthFigures]()
     for name, run in runs.items():
         window = first_window(run)
@@ -214,8 +227,10 @@ def decoding(
 ) -> Seen:
     """Measure the speed and allocations of decoding. Weights are random, and the engines must write the same
     text."""
-    torch.set_num_threads(next(iter(runs.values())).trainer.threads)
-    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=torch.Generator().manual_seed(0))
+    first = next(iter(runs.values()))
+    torch.set_num_threads(first.trainer.threads)
+    generator = torch.Generator().manual_seed(0)
+    prompt_1T = torch.randint(vocab_size, (1, prompt), generator=generator)
     models = {name: build_model(run, vocab_size=vocab_size).eval() for name, run in runs.items()}
     built = dict[str, Engine]()
     for name, model in models.items():
@@ -231,7 +246,8 @@ def decoding(
             tokens.append(int(token))  # waits for the device, as a reader of the text would
             moments.append(time.perf_counter())
         seconds = [end - begin for begin, end in pairwise(moments)]
-        return Text(tokens=tokens, seconds=seconds, collections=_collections() - before)
+        collections = _collections() - before
+        return Text(tokens=tokens, seconds=seconds, collections=collections)
 
     for engine in built.values():
         write(engine, 0, 2)
@@ -242,17 +258,20 @@ def decoding(
     figures = dict[str, DecodingFigures]()
     for name, engine in built.items():
         run = runs[name]
-        alike = [other for other in built if repr(runs[other]) == repr(run)]
-        for other in alike:
-            same = [text.tokens for text in texts[other]] == [text.tokens for text in texts[name]]
-            assert same, "engines of one model must write the same text"
+        own = texts[name]
+        for other in built:
+            if repr(runs[other]) == repr(run):
+                same = [text.tokens for text in texts[other]] == [text.tokens for text in own]
+                assert same, "engines of one model must write the same text"
+        text_s = median(sum(text.seconds) for text in own)
+        token_s = median(chain(*(text.seconds for text in own)))
         figures[name] = DecodingFigures(
-            decode_tokens_per_s=new / median(sum(text.seconds) for text in texts[name]),
-            decode_ms=median(chain(*(text.seconds for text in texts[name]))) * 1e3,
+            decode_tokens_per_s=new / text_s,
+            decode_ms=token_s * 1e3,
             decode_mb=allocated_bytes(write, engine, 0) / (new + 1) / 1e6,
-            collections=median(text.collections for text in texts[name]),
+            collections=median(text.collections for text in own),
             engine=engines[name],
-            params=sum(p.numel() for p in models[name].parameters()),
+            params=sum(parameter.numel() for parameter in models[name].parameters()),
             kernel=kernel_name(run, run.trainer.precision),
         )
     return figures

@@ -1,4 +1,4 @@
-"""What `python -m nocap.study` does."""
+"""The three things that `python -m nocap.study` does: studies, the board, a program's proposals."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from nocap.study import board as leaderboard
 from nocap.study import conduct, log, pages, preview, spec
 from nocap.study.collect import collect
 from nocap.study.plan import StudyPlan, prepare
-from nocap.study.propose import AnswerJson, answer, of_commands, of_overrides
+from nocap.study.propose import AnswerJson, Proposals, answer, of_commands, of_overrides
 from nocap.study.result import to_json
-from nocap.study.spec import Study
+from nocap.study.spec import Propose, Study
 
 
 @dataclass(kw_only=True)
@@ -41,18 +41,25 @@ class Options:
 
 def board(folder: Path) -> int:
     """Write the leaderboard of a folder; name what was not worked out again. Return the exit code."""
-    known, results = leaderboard.read_studies(folder)
+    studies, results = leaderboard.read_studies(folder)
     for line in leaderboard.unchecked(chain(*results.values())):
         print(f"nocap: {line}", file=sys.stderr)
-    for path in pages.write_all(leaderboard.files_of(folder, known, results)):
+    for path in pages.write_all(leaderboard.files_of(folder, studies, results)):
         print(f"written: {path}")
     return EXIT_CODES["finished"]
 
 
-def _given(asked: argparse.Namespace) -> tuple[list[Path], Options]:
-    folders = [spec.folder_of(word) for word in asked.overrides if "=" not in word]
+def _parsed(arguments: argparse.Namespace) -> tuple[list[Path], Options]:
+    """Return the folders and the overrides of a command line."""
+    folders = list[Path]()
+    overrides = list[str]()
+    for word in arguments.overrides:
+        if "=" in word:
+            overrides.append(word)
+        else:
+            folders.append(spec.folder_of(word))
     require(bool(folders), "FOLDER", "be given: a study's folder, as in experiments/gqa", "none")
-    return folders, from_overrides(Options, [word for word in asked.overrides if "=" in word])
+    return folders, from_overrides(Options, overrides)
 
 
 def _scale(study: Study, options: Options) -> str:
@@ -61,26 +68,28 @@ def _scale(study: Study, options: Options) -> str:
         return options.scale
     if defaults.device() is Device.cuda and spec.GPU in study.scales:
         return spec.GPU
-    return "cpu" if "cpu" in study.scales else next(iter(study.scales), "")
+    if "cpu" in study.scales:
+        return "cpu"
+    return next(iter(study.scales), "")
 
 
-def studies(asked: argparse.Namespace) -> int:
-    """One study after the other; the worst exit code.
+def studies(arguments: argparse.Namespace) -> int:
+    """Carry out, judge or plan one study after the other; return the worst exit code.
 
     Errors:
         ValueError: no such folder, an invalid study. All are checked before the first one runs.
     """
-    folders, options = _given(asked)
-    known = [(folder, spec.load(folder)) for folder in folders]
-    _use_options([study for _, study in known], allow_code=asked.allow_code)
-    plans = [(folder, _prepared(folder, study, options)) for folder, study in known]
+    folders, options = _parsed(arguments)
+    loaded = [(folder, spec.load(folder)) for folder in folders]
+    _use_options([study for _, study in loaded], allow_code=arguments.allow_code)
+    plans = [(folder, _prepared(folder, study, options)) for folder, study in loaded]
     code = EXIT_CODES["finished"]
     for folder, plan in plans:
-        if asked.plan:
+        if arguments.plan:
             print(preview.render(plan))
             continue
         try:
-            code = max(code, _carried_out(folder, plan, asked, options))
+            code = max(code, _carry_out(folder, plan, arguments, options))
         except FailedError as failed:
             print(f"nocap: {folder.name}: {failed}", file=sys.stderr)
             code = max(code, failed.code)
@@ -104,82 +113,96 @@ def _use_options(known: Sequence[Study], *, allow_code: bool) -> None:
 
 
 def _prepared(folder: Path, study: Study, options: Options) -> StudyPlan:
+    """Return the plan of a study, with the sessions that the command line asks for."""
     pages.check_readme(folder)
     require(bool(study.claims), "--propose", "be given for a study without claims", "none")
-    asked = _scale(study, options)
-    if (more := options.sessions) is not None:
+    own_scale = _scale(study, options)
+    sessions = options.sessions
+    if sessions is not None:
         for scale, at in study.scales.items():
             rule = f"be more than the {at.sessions} that scale {scale} has"
-            require(scale != asked or more > at.sessions, "sessions", rule, more)
-            at.sessions = max(more, at.sessions)
-    return prepare(study, asked, output_dir=options.output_dir, steps=options.steps)
+            require(scale != own_scale or sessions > at.sessions, "sessions", rule, sessions)
+            at.sessions = max(sessions, at.sessions)
+    return prepare(study, own_scale, output_dir=options.output_dir, steps=options.steps)
 
 
-def _carried_out(folder: Path, plan: StudyPlan, asked: argparse.Namespace, options: Options) -> int:
-    """Its results, printed as text or JSON and written; the exit code."""
-    run, source = not asked.judge, spec.source_of(folder)
-    if run and source != folder:
+def _carry_out(folder: Path, plan: StudyPlan, arguments: argparse.Namespace, options: Options) -> int:
+    """Carry out or judge a study, print and write its results, and return the exit code."""
+    run = not arguments.judge
+    if run and spec.source_of(folder) != folder:
         for name, file in spec.files_of(plan.study).items():
             write_file(folder / name, file)
             print(f"written: {folder / name}, as it comes with nocap")
-    done = conduct.carry_out(plan, run=run)
-    steps = "" if options.steps is None else f" steps={options.steps}"
-    allowed = " --allow-code" if plan.study.config_dir else ""
+    outcome = conduct.carry_out(plan, run=run)
+    trainer = plan.trainer
     result = collect(
-        done,
-        hardware=hardware.describe(plan.trainer.device, plan.trainer.threads),
-        command=f"python -m nocap.study {folder} scale={plan.scale}{steps}{allowed}",
+        outcome,
+        hardware=hardware.describe(trainer.device, trainer.threads),
+        command=_command(folder, plan, options),
     )
     print(pages.render(result))
-    writes = run and log.writable(folder / log.FILE)
-    written = pages.write(spec.load(folder), folder, result) if writes else []
-    for path in written:
-        print(f"written: {path}")
-    for problem in done.problems:
+    if run and log.writable(folder / log.FILE):
+        for path in pages.write(spec.load(folder), folder, result):
+            print(f"written: {path}")
+    for problem in outcome.problems:
         print(f"nocap: {problem}", file=sys.stderr)
-    asked.answer(to_json(result))
-    return EXIT_CODES["failed" if done.problems or result.missing else "finished"]
+    arguments.answer(to_json(result))
+    is_complete = not (outcome.problems or result.missing)
+    return EXIT_CODES["finished" if is_complete else "failed"]
 
 
-def propose(asked: argparse.Namespace) -> int:
-    """Exit code 0 where all were answered, whatever the answer is."""
-    folders, options = _given(asked)
+def _command(folder: Path, plan: StudyPlan, options: Options) -> str:
+    """Return the command that carries a study out as it was."""
+    words = ["python -m nocap.study", str(folder), f"scale={plan.scale}"]
+    if options.steps is not None:
+        words.append(f"steps={options.steps}")
+    if plan.study.config_dir:
+        words.append("--allow-code")
+    return " ".join(words)
+
+
+def propose(arguments: argparse.Namespace) -> int:
+    """Answer proposals. Return exit code 0 where all were answered, whatever the answer is."""
+    folders, options = _parsed(arguments)
     require(len(folders) == 1, "FOLDER", "be one with --propose", ", ".join(map(str, folders)))
-    require(
-        options.sessions is None,
-        "sessions",
-        "be left out with --propose: losses are compared",
-        options.sessions,
-    )
+    is_bare = options.sessions is None
+    rule = "be left out with --propose: losses are compared"
+    require(is_bare, "sessions", rule, options.sessions)
     study = spec.load(folders[0])
-    _use_options([study], allow_code=asked.allow_code)
-    if (rules := study.propose) is None:
+    _use_options([study], allow_code=arguments.allow_code)
+    rules = study.propose
+    if rules is None:
         raise ValueError("propose must be in study.yaml, as in propose: {gain: 0.01}, got none")
     with lease.acquire(folders[0]), ExitStack() as undo:
-        if rules.command:
-            for name in ("scale", "steps"):
-                value = getattr(options, name)
-                require(not value, name, "be left out of commands: it is nocap's own trainer's", value)
-            questions = of_commands(
-                study, rules, asked.propose, output_dir=Path(options.output_dir), undo=undo
-            )
-        else:
-            scale = _scale(study, options)
-            questions = of_overrides(
-                study, rules, scale, asked.propose, output_dir=options.output_dir, steps=options.steps
-            )
+        questions = _questions(study, rules, arguments.propose, options, undo)
         try:
-            for answered in answer(Path(study.folder), rules, questions):
-                print(_said(answered), flush=True)
-                asked.answer(answer_json(answered))
+            for line in answer(Path(study.folder), rules, questions):
+                print(_text(line), flush=True)
+                arguments.answer(answer_json(line))
         except KeyboardInterrupt as stop:  # wherever it comes, also between two runs
             raise StoppedError("paused; runs that ended are kept, and the same command goes on") from stop
     return EXIT_CODES["finished"]
 
 
-def _said(answered: AnswerJson) -> str:
-    gain = answered.gain
-    how = "" if gain is None else f": {'better' if gain >= 0 else 'worse'} by {abs(gain):.4f}"
-    diverged = ", a run diverged" if answered.diverged else ""
-    said = f"{answered.word}: {shlex.join(answered.overrides)}{how}{diverged}"
-    return f"{said}, {answered.pairs} pairs (proposal {answered.number})"
+def _questions(
+    study: Study, rules: Propose, texts: Sequence[str], options: Options, undo: ExitStack
+) -> Proposals:
+    """Return the proposals of a command line, as commands or as overrides."""
+    if rules.command:
+        for name in ("scale", "steps"):
+            value = getattr(options, name)
+            require(not value, name, "be left out of commands: it is nocap's own trainer's", value)
+        return of_commands(study, rules, texts, output_dir=Path(options.output_dir), undo=undo)
+    scale = _scale(study, options)
+    return of_overrides(study, rules, scale, texts, output_dir=options.output_dir, steps=options.steps)
+
+
+def _text(answer: AnswerJson) -> str:
+    """Say an answer in one line."""
+    text = f"{answer.word}: {shlex.join(answer.overrides)}"
+    if answer.gain is not None:
+        direction = "better" if answer.gain >= 0 else "worse"
+        text += f": {direction} by {abs(answer.gain):.4f}"
+    if answer.diverged:
+        text += ", a run diverged"
+    return f"{text}, {answer.pairs} pairs (proposal {answer.number})"

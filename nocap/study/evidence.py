@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from statistics import fmean
 from typing import NamedTuple
 
@@ -57,8 +57,8 @@ class Evidence:
         rows = [row for _, row in self.of_arm("parts", arm)]
         return [row for row in rows if isinstance(row, PartFigures)]
 
-    def whole(self, arm: str, seed: int) -> bool:
-        """Say whether all its shorter runs are there: one that is missing might have been the one."""
+    def has_shorter(self, arm: str, seed: int) -> bool:
+        """Say whether all shorter runs of an arm are there: one that is missing might have been the one."""
         composed = self.arms.get(TRAIN, {}).get(arm, ())
         runs = self.shorter.get((arm, seed), {})
         return all(short.run.trainer.steps in runs for short in composed[1:])
@@ -71,11 +71,7 @@ class Evidence:
         """Yield each run and session that a claim rests on."""
         sides = study.sides(claim)
         if TRAIN in places(claim):
-            for (arm, seed), run in self.runs.items():
-                if arm in sides and seed in claim.seeds:
-                    yield Used(f"{arm}, seed {seed}", arm, run.started)
-                    if claim.races:
-                        yield from _shorter(arm, seed, self.shorter)
+            yield from self._used_runs(claim, sides)
         if claim.at_equal_loss:
             base = study.against(claim)
             for seed in claim.seeds:
@@ -84,6 +80,15 @@ class Evidence:
             for arm in sides:
                 for session, _ in self.of_arm(place, arm):
                     yield Used(f"{place} session {session.number}", arm, session.started)
+
+    def _used_runs(self, claim: Claim, sides: Sequence[str]) -> Iterator[Used]:
+        """Yield the runs of a claim's arms with its seeds, and of a race the shorter ones."""
+        for (arm, seed), run in self.runs.items():
+            if arm not in sides or seed not in claim.seeds:
+                continue
+            yield Used(f"{arm}, seed {seed}", arm, run.started)
+            if claim.races:
+                yield from _shorter(arm, seed, self.shorter)
 
 
 class Used(NamedTuple):
@@ -102,21 +107,20 @@ def _shorter(arm: str, seed: int, runs: Mapping[tuple[str, int], Mapping[int, Re
 
 def places(claim: Claim) -> set[str]:
     """Return where a claim's measurements come from: `train` for the runs, and the places of the sessions."""
-    made = {place_of(metric) for metric in claim.metrics}
-    if any(metric.name == "time_to_target_s" for metric in claim.metrics):
-        made.add(PACE)
-    return made
+    found = set[str]()
+    for metric in claim.metrics:
+        found.add(place_of(metric))
+        if metric.name == "time_to_target_s":
+            found.add(PACE)
+    return found
 
 
 def verdict_of(claim: Claim, study: Study, scale: str, evidence: Evidence) -> Verdict:
     """Judge a claim, with its bound as it was computed."""
-    return judge(
-        claim.bounded(bound(claim, study, evidence)),
-        measurements(claim, study, evidence),
-        against=study.against(claim),
-        at=scale,
-        noise=study.scales[scale].noise,
-    )
+    bounded = claim.bounded(bound(claim, study, evidence))
+    rows = measurements(claim, study, evidence)
+    noise = study.scales[scale].noise
+    return judge(bounded, rows, against=study.against(claim), at=scale, noise=noise)
 
 
 # --- bounds -------------------------------------------------------------------------------------------------
@@ -141,12 +145,7 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
         return claim.mechanism.bound
     if rule is Rule.amdahl:
         return _amdahl(claim, evidence.parts_of_arm(base))
-    if rule is Rule.flops and claim.parts:
-        place = "parts"
-    elif evidence.sessions.get("bench"):
-        place = "bench"
-    else:
-        place = PACE
+    place = _counting_place(claim, evidence)
     before = _counted_first(rule, claim, evidence.of_arm(place, base))
     after = _counted_first(rule, claim, evidence.of_arm(place, claim.arm))
     if before is None or not after:
@@ -154,15 +153,29 @@ def bound(claim: Claim, study: Study, evidence: Evidence) -> float | None:
     return before / after
 
 
+def _counting_place(claim: Claim, evidence: Evidence) -> str:
+    """Return the place of the sessions whose counts bound a claim."""
+    if claim.mechanism.rule is Rule.flops and claim.parts:
+        return "parts"
+    if evidence.sessions.get("bench"):
+        return "bench"
+    return PACE
+
+
 def _amdahl(claim: Claim, profiles: Sequence[PartFigures]) -> float | None:
     """Return the gain of a step without the parts that a claim saves, the largest over the profiles."""
-    saved = claim.mechanism.saved
+    mechanism = claim.mechanism
     shares = list[float]()
     for profile in profiles:
-        spared_ms = sum(saved.get(part, 1.0) * profile.ms.get(part, 0.0) for part in claim.mechanism.parts)
-        shares.append(spared_ms / profile.step_ms)
+        spared_ms = list[float]()
+        for part in mechanism.parts:
+            share = mechanism.saved.get(part, 1.0)
+            spared_ms.append(share * profile.ms.get(part, 0.0))
+        shares.append(sum(spared_ms) / profile.step_ms)
     largest = max(shares, default=1.0)
-    return 1 / (1 - largest) if largest < 1 else None
+    if largest >= 1:
+        return None
+    return 1 / (1 - largest)
 
 
 def _counted_first(rule: Rule, claim: Claim, of_arm: Sequence[tuple[SessionFile, Figures]]) -> float | None:
@@ -171,7 +184,9 @@ def _counted_first(rule: Rule, claim: Claim, of_arm: Sequence[tuple[SessionFile,
     if not of_arm:
         return None
     _, row = of_arm[0]
-    return _counted(rule, row, claim) if row.is_measured else None
+    if not row.is_measured:
+        return None
+    return _counted(rule, row, claim)
 
 
 def _counted(rule: Rule, row: Figures, claim: Claim) -> float | None:
@@ -193,10 +208,16 @@ def _counted(rule: Rule, row: Figures, claim: Claim) -> float | None:
 def _flops(components: Mapping[str, float | None], parts: list[str]) -> float | None:
     """Sum the FLOPs of a token, or of these parts of a step. `None`: one of them was not counted, as
     those of a model of its own are not one by one."""
-    named = [COMPONENT[part] for part in parts if part in COMPONENT] if parts else components
-    known = [components.get(name) for name in dict.fromkeys(named)]
-    counted = [flops for flops in known if flops is not None]
-    return sum(counted) if len(counted) == len(known) else None
+    names = list(components)
+    if parts:
+        names = [COMPONENT[part] for part in parts if part in COMPONENT]
+    total: float = 0
+    for name in dict.fromkeys(names):
+        flops = components.get(name)
+        if flops is None:
+            return None
+        total += flops
+    return total
 
 
 # --- measurements -------------------------------------------------------------------------------------------
@@ -242,24 +263,28 @@ def _timed(
     claim: Claim, metric: Metric, sides: Sequence[str], evidence: Evidence, *, place: str
 ) -> list[Measurement]:
     """List what is timed, one a session that has both arms; a count once, if all sessions agree on it."""
-    read = {arm: _values(claim, metric, evidence.of_arm(place, arm)) for arm in sides}
-    seen = [pair for pairs in read.values() for pair in pairs]
-    on_cuda = any(session.on_cuda for session, _ in seen)
-    if is_count(metric, on_cuda=on_cuda) and all(_agree(pairs) for pairs in read.values()):
-        counts = list[Measurement]()
-        for arm, pairs in read.items():
-            if pairs:
-                session, value = pairs[0]
-                counts.append(_of_session(arm, metric, session, value, repeat=1, per=Per.exact))
-        return counts
-    numbers = [{session.number for session, _ in pairs} for pairs in read.values() if pairs]
+    values = {arm: _values(claim, metric, evidence.of_arm(place, arm)) for arm in sides}
+    on_cuda = any(session.on_cuda for session, _ in chain(*values.values()))
+    if is_count(metric, on_cuda=on_cuda) and all(_agree(pairs) for pairs in values.values()):
+        return _counts(metric, values)
+    numbers = [{session.number for session, _ in pairs} for pairs in values.values() if pairs]
     paired = sorted(set[int].intersection(*numbers)) if numbers else []
     rows = list[Measurement]()
-    for arm, pairs in read.items():
+    for arm, pairs in values.items():
         for session, value in pairs:
             if session.number in paired:
                 repeat = paired.index(session.number) + 1
                 rows.append(_of_session(arm, metric, session, value, repeat=repeat))
+    return rows
+
+
+def _counts(metric: Metric, values: Mapping[str, Sequence[tuple[SessionFile, float]]]) -> list[Measurement]:
+    """List a count of each arm, as its first session has it."""
+    rows = list[Measurement]()
+    for arm, pairs in values.items():
+        if pairs:
+            session, value = pairs[0]
+            rows.append(_of_session(arm, metric, session, value, repeat=1, per=Per.exact))
     return rows
 
 
@@ -299,7 +324,9 @@ def _value(row: Figures, claim: Claim, metric: Metric) -> float | None:
     if isinstance(row, StepFigures) and metric.name == "memory_mib":
         return row.peak_mib
     value = getattr(row, metric.name)
-    return None if value is None else float(value)
+    if value is None:
+        return None
+    return float(value)
 
 
 def _of_parts(row: PartFigures, claim: Claim, metric: Metric) -> float:
@@ -313,8 +340,10 @@ def _of_parts(row: PartFigures, claim: Claim, metric: Metric) -> float:
     spent = float(sum(source.get(part) or 0 for part in claim.parts))
     if metric.name != "share":
         return spent
-    whole = sum(row.ms.get(part, 0.0) for part in claim.of) if claim.of else row.step_ms
-    return spent / whole
+    whole_ms = row.step_ms
+    if claim.of:
+        whole_ms = sum(row.ms.get(part, 0.0) for part in claim.of)
+    return spent / whole_ms
 
 
 # --- steps and time to a loss -------------------------------------------------------------------------------
@@ -352,7 +381,8 @@ def _time_of(ends: Sequence[Measurement], pace: Sequence[Measurement]) -> Measur
 
 
 def _log_mean(some: Iterable[Measurement]) -> float:
-    return fmean(math.log(m.value) for m in some if m.value)
+    logs = [math.log(row.value) for row in some if row.value]
+    return fmean(logs)
 
 
 def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Measurement]:
@@ -370,7 +400,7 @@ def steps_to_target(claim: Claim, study: Study, evidence: Evidence) -> list[Meas
         if "diverged" in statuses:
             ends[claim.arm, seed] = LOST
             ends[base, seed] = _end_without_race(runs[base, seed])
-        elif all(evidence.whole(arm, seed) for arm in sides):
+        elif all(evidence.has_shorter(arm, seed) for arm in sides):
             seeds.append(seed)
     if seeds:
         finishes = race(*(_curve(arm, seeds, evidence) for arm in sides))
@@ -390,7 +420,9 @@ LOST: Steps = (None, Ending.diverged)
 
 def _end_without_race(base: Record) -> Steps:
     """Return the steps of a baseline whose rival diverged: all that it had, unless it diverged too."""
-    return LOST if base.status == "diverged" else (float(steps_of(base)), Ending.measured)
+    if base.status == "diverged":
+        return LOST
+    return float(steps_of(base)), Ending.measured
 
 
 def _steps(arm: str, run: Record, end: Steps) -> Measurement:
@@ -432,16 +464,23 @@ def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[
     row."""
     base = study.against(claim)
     own = [seed for seed in claim.seeds if (claim.arm, seed) in evidence.runs]
-    others = [seed for seed in claim.seeds if (base, seed) in evidence.runs]
-    others = [seed for seed in others if evidence.has_lengths(base, seed)]
-    whole = list(takewhile({*own}.intersection(others).__contains__, claim.seeds))
-    number = analysis_of(len(whole))
-    seeds = whole[: analyses()[number - 1]] if number else claim.seeds
-    told = _at_equal_loss(claim.arm, base, seeds if number else [], evidence)
+    others = list[int]()
+    for seed in claim.seeds:
+        if (base, seed) in evidence.runs and evidence.has_lengths(base, seed):
+            others.append(seed)
+    complete = {*own}.intersection(others)
+    first = list(takewhile(complete.__contains__, claim.seeds))
+    number = analysis_of(len(first))
+    seeds = claim.seeds
+    logs: Mapping[int, float | str] = {}
+    if number:
+        seeds = first[: analyses()[number - 1]]
+        logs = _at_equal_loss(claim.arm, base, seeds, evidence)
     rows = list[Measurement]()
     for seed in seeds:
         if seed in own:
-            rows.append(_of_run(claim.arm, evidence.runs[claim.arm, seed], told.get(seed, TOO_FEW)))
+            log_time = logs.get(seed, TOO_FEW)
+            rows.append(_of_run(claim.arm, evidence.runs[claim.arm, seed], log_time))
         if seed in others:
             rows.append(_of_run(base, evidence.runs[base, seed], 0.0))
     return rows
@@ -450,8 +489,8 @@ def times_at_equal_loss(claim: Claim, study: Study, evidence: Evidence) -> list[
 TOO_FEW = f"fewer than {LEAST_PAIRS} seeds have all runs"
 
 
-def _of_run(arm: str, run: Record, told: float | str) -> Measurement:
-    """Return what a run tells: a time's logarithm, or why it tells none."""
+def _of_run(arm: str, run: Record, log_time: float | str) -> Measurement:
+    """Return the measurement of a run. `log_time`: a time's logarithm, or why there is none."""
     row = partial(
         Measurement,
         arm=arm,
@@ -462,9 +501,9 @@ def _of_run(arm: str, run: Record, told: float | str) -> Measurement:
     )
     if run.status == "diverged":
         return row(value=None, ending=Ending.diverged)
-    if isinstance(told, str):
-        return row(value=None, ending=Ending.refused, why=told)
-    return row(value=math.exp(told))
+    if isinstance(log_time, str):
+        return row(value=None, ending=Ending.refused, why=log_time)
+    return row(value=math.exp(log_time))
 
 
 def _at_equal_loss(
@@ -501,8 +540,10 @@ def _lost(base: str, seed: int, evidence: Evidence) -> str | None:
     """Say which run of a baseline diverged with a seed; `None`: none did."""
     if evidence.runs[base, seed].status == "diverged":
         return f"{base} diverged, seed {seed}"
-    gone = [steps for steps, run in evidence.lengths[base, seed].items() if run.status == "diverged"]
-    return f"{base} diverged, seed {seed}, {gone[0]} steps" if gone else None
+    for steps, run in evidence.lengths[base, seed].items():
+        if run.status == "diverged":
+            return f"{base} diverged, seed {seed}, {steps} steps"
+    return None
 
 
 def _arm(name: str, runs: Sequence[Record]) -> Arm:

@@ -29,7 +29,7 @@ from nocap.config.errors import FailedError
 from nocap.config.keys import require
 from nocap.config.run import Run
 from nocap.config.trainer import Device
-from nocap.judge.batches import BatchQuestion, LossPair, ProposalWord, judge
+from nocap.judge.batches import BatchQuestion, BatchResult, LossPair, ProposalWord, judge
 from nocap.judge.interval import alike
 from nocap.judge.schema import Schema
 from nocap.sources import arms
@@ -56,7 +56,7 @@ Losses = Mapping[int, tuple[float, float]]
 
 
 class Campaign:
-    """The answers so far. `lines`: the log's; `write` adds one."""
+    """The answers so far. `lines`: of the log; `write` adds one."""
 
     def __init__(self, rules: Propose, *, lines: Iterable[LogLine], write: Callable[[LogLine], None]) -> None:
         self.rules = rules
@@ -82,6 +82,20 @@ class Campaign:
             return self.answers[arm]
         if arm not in self.proposals:
             self._begin(arm, overrides)
+        result = self._judge(arm, measure, against)
+        line = AnswerLine(
+            arm=arm,
+            number=self.proposals[arm].number,
+            word=result.word.value,
+            pairs=result.pairs,
+            gain=_plain(result.gain),
+            diverged=result.diverged,
+        )
+        self._add(line)
+        return line
+
+    def _judge(self, arm: str, measure: Callable[[Sequence[int]], Losses], against: str) -> BatchResult:
+        """Measure batch after batch until the proposal is decided; return the last judgement."""
         question = BatchQuestion(bar=self.rules.gain)
         pairs = list[LossPair]()
         for seeds in self.rules.batches:
@@ -92,16 +106,7 @@ class Campaign:
             result = judge(pairs, question)
             if result.word is not ProposalWord.undecided:
                 break
-        answered = AnswerLine(
-            arm=arm,
-            number=self.proposals[arm].number,
-            word=result.word.value,
-            pairs=result.pairs,
-            gain=_plain(result.gain),
-            diverged=result.diverged,
-        )
-        self._add(answered)
-        return answered
+        return result
 
     def _begin(self, arm: str, overrides: Sequence[str]) -> None:
         """Log a new proposal.
@@ -110,24 +115,15 @@ class Campaign:
             ValueError: it is one too many.
         """
         number = len(self.proposals) + 1
-        require(
-            number <= MOST,
-            "--propose",
-            f"be one of {MOST} at most: more wear the error budget out",
-            f"proposal {number}",
-        )
+        rule = f"be one of {MOST} at most: more wear the error budget out"
+        require(number <= MOST, "--propose", rule, f"proposal {number}")
         self._add(ProposalLine(arm=arm, overrides=list(overrides), number=number))
 
     def _keep(self, arm: str, against: str, losses: Losses) -> None:
         """Log these pairs. A baseline's run that was logged before counts as it was the first time."""
         for seed, (loss, baseline) in losses.items():
-            line = PairLine(
-                arm=arm,
-                against=against,
-                seed=seed,
-                loss=_plain(loss),
-                baseline=self._baseline.get((against, seed), _plain(baseline)),
-            )
+            first_baseline = self._baseline.get((against, seed), _plain(baseline))
+            line = PairLine(arm=arm, against=against, seed=seed, loss=_plain(loss), baseline=first_baseline)
             self._add(line)
 
     def _add(self, line: LogLine) -> None:
@@ -153,7 +149,7 @@ def _plain(value: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """What was proposed. `arm`: the digest of what it trains."""
+    """A proposal. `arm`: the digest of what it trains."""
 
     words: Sequence[str]
     arm: str
@@ -162,7 +158,7 @@ class Proposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Proposals:
-    """What is asked of a study."""
+    """The proposals of a program to a study."""
 
     proposals: Sequence[Proposal]
     against: str  # the digest of what the baseline trains
@@ -182,7 +178,7 @@ class AnswerJson(Schema, frozen=True, kw_only=True):
     diverged: bool
 
 
-def answer(folder: Path, rules: Propose, asked: Proposals) -> Iterable[AnswerJson]:
+def answer(folder: Path, rules: Propose, question: Proposals) -> Iterable[AnswerJson]:
     """Answer one after the other; without proposals, yield the answers so far. What the runs print goes to
     stderr.
 
@@ -191,19 +187,19 @@ def answer(folder: Path, rules: Propose, asked: Proposals) -> Iterable[AnswerJso
         StoppedError, FailedError: somebody asked to stop, or a run failed; the same command goes on.
     """
     path = folder / LOG
-    fixed = digest(asked.fixed)
-    known = read(path)
-    begun = [line.rules for line in known.of(RulesLine)]
-    require(all(rules == fixed for rules in begun), str(folder), FIXED, "another one")
-    add = partial(append, path, machine=asked.machine, scale=asked.scale)
-    campaign = Campaign(rules, lines=known.lines, write=lambda line: add([line]))
-    if asked.proposals:
+    fixed = digest(question.fixed)
+    log = read(path)
+    same = all(line.rules == fixed for line in log.of(RulesLine))
+    require(same, str(folder), FIXED, "another one")
+    add = partial(append, path, machine=question.machine, scale=question.scale)
+    campaign = Campaign(rules, lines=log.lines, write=lambda line: add([line]))
+    if question.proposals:
         add([RulesLine(rules=fixed)], once=("rules",))
-    for proposal in asked.proposals:
+    for proposal in question.proposals:
         with redirect_stdout(sys.stderr):
-            line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=asked.against)
+            line = campaign.propose(proposal.arm, proposal.words, proposal.measure, against=question.against)
         yield _shown(line, proposal.words)
-    if not asked.proposals:
+    if not question.proposals:
         for line in campaign.answers.values():
             yield _shown(line, campaign.proposals[line.arm].overrides)
 
@@ -243,14 +239,14 @@ def of_overrides(
         measure = partial(_trained, study.name, {PROPOSAL: side, BASELINE: baseline})
         proposals.append(Proposal(words=words, arm=_arm(side), measure=measure))
     trainer = baseline.run.trainer
+    machine = hardware.describe(trainer.device, trainer.threads)
+    fixed: dict[str, object] = {name: getattr(rules, name) for name in ("gain", "flops", "first_seed")}
+    fixed["baseline"] = _config(baseline)
     return Proposals(
         proposals=proposals,
         against=_arm(baseline),
-        fixed={
-            **{name: getattr(rules, name) for name in ("gain", "flops", "first_seed")},
-            "baseline": {**config_that_counts(baseline.run), "seed": None},
-        },
-        machine=str(hardware.describe(trainer.device, trainer.threads)["fingerprint"]),
+        fixed=fixed,
+        machine=str(machine["fingerprint"]),
         scale=scale,
     )
 
@@ -258,8 +254,12 @@ def of_overrides(
 def _arm(side: Composed) -> str:
     """Digest what a side trains: its resolved config without the seed, and its source. A name is no part of
     it."""
-    config = {**config_that_counts(side.run), "seed": None}
-    return digest({"config": config, "source": source_hashes(side.run)})
+    return digest({"config": _config(side), "source": source_hashes(side.run)})
+
+
+def _config(side: Composed) -> dict[str, object]:
+    """Return the resolved config of a side without its seed."""
+    return {**config_that_counts(side.run), "seed": None}
 
 
 def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Composed:
@@ -271,12 +271,8 @@ def _composed(rules: Propose, baseline: Composed, words: Sequence[str]) -> Compo
     check_fair({BASELINE: baseline, PROPOSAL: proposal})
     sides = (proposal.run, baseline.run)
     tokens, most = (run.tokens_before(run.trainer.steps) for run in sides)
-    require(
-        tokens == most,
-        "trainer.steps × trainer.batch_tokens",
-        f"be the baseline's {most:,} tokens",
-        f"{tokens:,}",
-    )
+    rule = f"be the baseline's {most:,} tokens"
+    require(tokens == most, "trainer.steps × trainer.batch_tokens", rule, f"{tokens:,}")
     if rules.flops is not None:
         _check_flops(sides, most=rules.flops)
     return proposal
@@ -305,8 +301,10 @@ def _trained(label: str, sides: Mapping[str, Composed], seeds: Sequence[int]) ->
     losses = dict[tuple[str, int], float]()
     results = train(runs, label)
     for run in runs:
-        if (record := run.record()) is None:
-            raise FailedError(f"{label} {run.arm}, seed {run.seed}: {results[run.plan.identity].reason}")
+        record = run.record()
+        if record is None:
+            reason = results[run.plan.identity].reason
+            raise FailedError(f"{label} {run.arm}, seed {run.seed}: {reason}")
         losses[run.arm, run.seed] = loss_of(record)
     return {seed: (losses[PROPOSAL, seed], losses[BASELINE, seed]) for seed in seeds}
 
@@ -326,10 +324,9 @@ def of_commands(
     """
     reading = Reading(what=rules.metric, better=rules.better, file=rules.file)
     reading.check("propose.metric")
-    how = {
-        "timeout_s": duration_s(rules.timeout, "propose.timeout"),
-        "keep": [rules.file] if rules.file else [],
-    }
+    how = {"timeout_s": duration_s(rules.timeout, "propose.timeout"), "keep": []}
+    if rules.file:
+        how["keep"] = [rules.file]
     words = list[list[str]]()
     rule = "have {seed}, unless the study has propose.reads_seed: true"
     for text in (rules.command, *dict.fromkeys(texts)):
@@ -355,13 +352,16 @@ def _sides(
 ) -> tuple[list[Command], arms.Begin]:
     """Return the baseline and the proposals, and what runs one. What the study writes is no part of a working
     tree."""
-    apart = [output_dir, *(Path(study.folder) / name for name in (FILE, LOG, lease.NAME))]
+    apart = [output_dir]
+    for name in (FILE, LOG, lease.NAME):
+        apart.append(Path(study.folder) / name)
     if rules.file:
         apart.append(Path(rules.file))
     if not rules.ref:
         require(not rules.link, "propose.link", "be given with propose.ref", rules.link)
         names = ["the baseline", *(f"proposal {i}" for i in range(1, len(words)))]
-        return arms.of_commands(list(zip(names, words, strict=True)), locked=rules.locked, apart=apart)
+        commands = list(zip(names, words, strict=True))
+        return arms.of_commands(commands, locked=rules.locked, apart=apart)
     refs = [rules.ref, *[arms.HERE] * (len(words) - 1)]
     return arms.of_refs(
         list(zip(refs, words, strict=True)),

@@ -21,7 +21,7 @@ from nocap.store.identity import digest
 from nocap.store.record import read_ended
 from nocap.store.runs import Record, read
 from nocap.study.plan import StudyPlan, other_lengths
-from nocap.study.spec import engine_of
+from nocap.study.spec import Study, engine_of
 
 PROFILE_REPEATS = 2  # of a step, in each session
 
@@ -47,12 +47,16 @@ class Training:
             ValueError: it was changed.
         """
         ended = read_ended(self.plan.run_dir, identity=self.plan.identity)
-        return None if ended is None else read(self.plan.run_dir)
+        if ended is None:
+            return None
+        return read(self.plan.run_dir)
 
 
 def loss_of(record: Record) -> float:
     """Return the final loss; infinite where it diverged."""
-    return math.inf if record.status == "diverged" or record.val_loss is None else record.val_loss
+    if record.status == "diverged" or record.val_loss is None:
+        return math.inf
+    return record.val_loss
 
 
 def trainings(
@@ -69,10 +73,10 @@ def trainings(
         for arm in names:
             if arm not in arms:
                 continue
-            made = _with_seed(arms[arm], seed)
-            plan = planned(made.run, choices=made.choices, datasets=datasets)
-            steps = made.run.trainer.steps if short else 0
-            runs.append(Training(arm=arm, seed=seed, composed=made, plan=plan, short=steps))
+            composed = _with_seed(arms[arm], seed)
+            plan = planned(composed.run, choices=composed.choices, datasets=datasets)
+            steps = composed.run.trainer.steps if short else 0
+            runs.append(Training(arm=arm, seed=seed, composed=composed, plan=plan, short=steps))
     return runs
 
 
@@ -93,8 +97,8 @@ def length_trainings(
     for name, of_arm in seeds.items():
         own = trainings({name: arms[name]}, {of_arm[0]: [name]})
         for length in other_lengths(arms[name]):
-            made = trainings({name: length}, {seed: [name] for seed in of_arm}, short=True)
-            runs += [replace(run, length_of=own[0].plan.arm) for run in made]
+            of_length = trainings({name: length}, {seed: [name] for seed in of_arm}, short=True)
+            runs += [replace(run, length_of=own[0].plan.arm) for run in of_length]
     return runs
 
 
@@ -164,30 +168,37 @@ def train(
 
 def sessions(plan: StudyPlan, arms: Mapping[str, Composed]) -> list[Session]:
     """List what one repetition of the timing measures. `arms`: as they are trained."""
-    study, at, bench = plan.study, plan.at, plan.bench
+    study = plan.study
+    at = plan.at
+    bench = plan.bench
 
     def of(kind: str) -> list[str]:
         return study.arms_needing(lambda metric: metric.made_by == kind)
 
-    # their profile bounds a claim
-    bounding = [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
-    profiled = [arm for arm in study.arms if arm in {*of("parts"), *bounding}]
     rounds = {"rounds": at.rounds}
+    racing = study.arms_needing(lambda metric: metric.name == "time_to_target_s")
+    all_sessions = [_session(PACE, arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
+    profiled = {*of("parts"), *_bounding(study)}
+    for arm in study.arms:
+        if arm in profiled:
+            all_sessions.append(_session("parts", bench, [arm], {"repeats": PROFILE_REPEATS}))
+    all_sessions.append(_session("curve", bench, of("lengths"), {"T": at.curve}))
     text = dict[str, object]()
     if at.decode:
-        text = {**asdict(at.decode), "engines": {arm: engine_of(study, at, arm) for arm in of("decoding")}}
-    racing = study.arms_needing(lambda metric: metric.name == "time_to_target_s")
-    asked = [_session(PACE, arms, racing, rounds), _session("bench", bench, of("steps"), rounds)]
-    for arm in profiled:
-        asked.append(_session("parts", bench, [arm], {"repeats": PROFILE_REPEATS}))
-    asked.append(_session("curve", bench, of("lengths"), {"T": at.curve}))
-    asked.append(_session("decoding", bench, of("decoding"), text))
-    return [session for session in asked if session.arms]
+        engines = {arm: engine_of(study, at, arm) for arm in of("decoding")}
+        text = {**asdict(at.decode), "engines": engines}
+    all_sessions.append(_session("decoding", bench, of("decoding"), text))
+    return [session for session in all_sessions if session.arms]
+
+
+def _bounding(study: Study) -> list[str]:
+    """List the baselines whose profile bounds a claim."""
+    return [study.against(claim) for claim in study.claims if claim.mechanism.rule is Rule.amdahl]
 
 
 def _session(
     place: str, composed: Mapping[str, Composed], names: Collection[str], how: Mapping[str, object]
 ) -> Session:
     """Return a session of the arms with these names, in their own order: the baseline is the first."""
-    arms = {arm: made for arm, made in composed.items() if arm in names}
+    arms = {arm: config for arm, config in composed.items() if arm in names}
     return Session(place=place, arms=arms, how=how)
