@@ -40,18 +40,26 @@ class ComparedArm:
 
     @property
     def costs(self) -> dict[str, float | None]:
+        """Return what a training of the arm takes besides time."""
+        params = self.arm.summary("params") or {}
         return {
-            "params": (self.arm.summary("params") or {}).get("total"),
-            **{key: self.arm.summary(key) for key in ("flops_per_token", "tokens", "steps")},
+            "params": params.get("total"),
+            "flops_per_token": self.arm.summary("flops_per_token"),
+            "tokens": self.arm.summary("tokens"),
+            "steps": self.arm.summary("steps"),
         }
 
     @property
     def clock_s(self) -> dict[str, float]:
+        """Return the mean seconds of each line of the runs' clock ledgers."""
         clocks = [run.summary["clock_s"] for run in self.arm.runs]
-        return {
-            line: fmean(clock.get(line) or 0.0 for clock in clocks)
-            for line in dict.fromkeys(k for c in clocks for k in c)
-        }
+        lines: dict[str, None] = {}
+        for clock in clocks:
+            lines |= dict.fromkeys(clock)
+        means = dict[str, float]()
+        for line in lines:
+            means[line] = fmean(clock.get(line) or 0.0 for clock in clocks)
+        return means
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,33 +107,37 @@ class Comparison:
     @property
     def findings(self) -> Findings:
         """Return what was found, the surest and largest first, and what to run next."""
-        return findings(
-            [
-                JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss)
-                for row in self.arms
-                if row.difference
-            ],
-            self.factors,
-            look=self.look,
-            base=self.baseline.arm,
-            stepwise=self.against == PREVIOUS,
-        )
+        judged = list[JudgedArm]()
+        for row in self.arms:
+            if row.difference is not None:
+                judged.append(JudgedArm(arm=row.arm, difference=row.difference, equal_loss=row.equal_loss))
+        stepwise = self.against == PREVIOUS
+        base = self.baseline.arm
+        return findings(judged, self.factors, look=self.look, base=base, stepwise=stepwise)
 
     @property
     def imported(self) -> list[Mapping[str, object]]:
-        """What the records of another trainer's logs say of themselves; empty where the runs are nocap's
+        """List what the records of another trainer's logs say of themselves; empty where the runs are nocap's
         own."""
         return [record.imported for record in self.records if record.imported]
 
     @property
     def methods(self) -> list[str]:
-        """How the differences were estimated."""
-        return list(dict.fromkeys(row.difference.estimate.method for row in self.arms if row.difference))
+        """List the methods by which the differences were estimated, each once."""
+        differences = [row.difference for row in self.arms if row.difference is not None]
+        methods = dict.fromkeys(difference.estimate.method for difference in differences)
+        return list(methods)
 
     @property
     def runs(self) -> list[tuple[Record, Arm]]:
-        return [(run, row.arm) for row in self.arms for run in row.arm.all]
+        """List the runs of all arms, each with its arm."""
+        runs = list[tuple[Record, Arm]]()
+        for row in self.arms:
+            runs += [(run, row.arm) for run in row.arm.all]
+        return runs
 
 
 def _effect(row: ComparedArm) -> tuple[bool, float]:
-    return by_effect(row.difference) if row.difference else (True, 0.0)
+    if row.difference is None:
+        return True, 0.0
+    return by_effect(row.difference)

@@ -100,39 +100,57 @@ def crossing(arms: Sequence[Arm], base: Arm) -> Crossing | None:
     if columns is None:
         return None
     groups = _independent(columns)
-    keys = ["+".join(group) for group in groups]
-    names = {arm.id: tuple(_level(group, columns, i) for group in groups) for i, arm in enumerate(arms)}
-    places = {names[arm.id]: arm for arm in arms}
-    counts = [len({place[axis] for place in places}) for axis in range(len(groups))]
-    if len(groups) < 2 or len(places) != len(arms) or math.prod(counts) != len(arms):
+    places = [_place(i, groups, columns) for i in range(len(arms))]
+    levels = [len(set(column)) for column in zip(*places, strict=True)]
+    is_full = len(set(places)) == len(arms) and math.prod(levels) == len(arms)
+    if len(groups) < 2 or not is_full:
         return None
-    return Crossing(keys=keys, base=names[base.id], arms=places)
+    by_place = dict(zip(places, arms, strict=True))
+    base_place = places[[arm.id for arm in arms].index(base.id)]
+    return Crossing(keys=["+".join(group) for group in groups], base=base_place, arms=by_place)
 
 
 def _columns(arms: Sequence[Arm]) -> dict[str, list[str]] | None:
     """Return what tells the arms apart, as a column of levels for each key: the options and the keys that
     somebody gave, or, where these do not tell all apart, every key that differs. `None`: they differ in code
     or data."""
-    options = {
-        group: [str(chosen(arm, group)) for arm in arms]
-        for group in dict.fromkeys(group for arm in arms for group in arm.all[0].manifest["options"])
-    }
     differing = swept_keys(arm.config for arm in arms)
-    typed = [key for key in differing if key in typed_keys(arms)]
-    given = _varying(options) | _settings(arms, typed)
-    for columns in (given, _settings(arms, differing)):
-        if columns and len(set(zip(*columns.values(), strict=True))) == len(arms):
-            return columns
+    typed = typed_keys(arms)
+    columns = _options(arms) | _settings(arms, [key for key in differing if key in typed])
+    if _tell_apart(columns, len(arms)):
+        return columns
+    columns = _settings(arms, differing)
+    if _tell_apart(columns, len(arms)):
+        return columns
     return None
 
 
+def _options(arms: Sequence[Arm]) -> dict[str, list[str]]:
+    """Return a column of options for each group in which the arms differ."""
+    groups: dict[str, None] = {}
+    for arm in arms:
+        groups |= dict.fromkeys(arm.all[0].manifest["options"])
+    columns = dict[str, list[str]]()
+    for group in groups:
+        column = [str(chosen(arm, group)) for arm in arms]
+        if len(set(column)) > 1:
+            columns[group] = column
+    return columns
+
+
 def _settings(arms: Sequence[Arm], keys: Sequence[str]) -> dict[str, list[str]]:
+    """Return a column of values for each of these keys."""
     short = short_keys(keys)
-    return {short[key]: [setting(arm.config, key) for arm in arms] for key in keys}
+    columns = dict[str, list[str]]()
+    for key in keys:
+        columns[short[key]] = [setting(arm.config, key) for arm in arms]
+    return columns
 
 
-def _varying(columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    return {key: column for key, column in columns.items() if len(set(column)) > 1}
+def _tell_apart(columns: Mapping[str, Sequence[str]], arms: int) -> bool:
+    """Say whether no two of so many arms have the same levels in all columns."""
+    rows = set(zip(*columns.values(), strict=True))
+    return bool(columns) and len(rows) == arms
 
 
 def _independent(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
@@ -147,6 +165,11 @@ def _independent(columns: Mapping[str, Sequence[str]]) -> list[list[str]]:
                 first += second
                 groups.remove(second)
     return groups
+
+
+def _place(i: int, groups: Sequence[Sequence[str]], columns: Mapping[str, Sequence[str]]) -> Place:
+    """Return the place of the arm with this number: its level in each group of keys."""
+    return tuple(_level(group, columns, i) for group in groups)
 
 
 def _level(group: Sequence[str], columns: Mapping[str, Sequence[str]], i: int) -> str:
@@ -177,27 +200,31 @@ class _Reader:
         self.metric = metric
         self.look = look
         self.wide = wide  # the cautious interval
-        size = max(abs(x) for row in values.values() for x in row)
+        size = max(max(map(abs, row)) for row in values.values())
         self.floor = ROUNDING * size
 
     def estimates(self, rows: Sequence[Sequence[float]], *, wide: bool) -> list[Estimate]:
+        """Return the estimate of each row, for all of them together. `wide`: with the cautious interval."""
         if wide or self.wide:
             return [cautious.of_pairs(row, analysis=self.look, comparisons=len(rows)) for row in rows]
         return of_arms(rows, look=self.look)
 
     def effects(self, axis: int, level: str) -> list[list[float]]:
         """List a level's effect at each combination of the other keys: its differences, seed by seed."""
-        return [
-            less(self.values[place], self.values[beside])
-            for place, beside in self.crossed.others(axis, level)
-        ]
+        effects = list[list[float]]()
+        for place, beside in self.crossed.others(axis, level):
+            effects.append(less(self.values[place], self.values[beside]))
+        return effects
 
     def levels(self, axis: int) -> dict[str, Estimate]:
         """Return the mean effect of each level of a key but the baseline's, with one interval for all."""
         _, *levels = self.crossed.levels(axis)
-        effects = [self.effects(axis, level) for level in levels]
-        means = [[fmean(seed) for seed in zip(*rows, strict=True)] for rows in effects]
-        return dict(zip(levels, self.estimates(means, wide=self.is_noisy(axis)), strict=True))
+        means = list[list[float]]()
+        for level in levels:
+            by_seed = zip(*self.effects(axis, level), strict=True)
+            means.append([fmean(values) for values in by_seed])
+        estimates = self.estimates(means, wide=self.is_noisy(axis))
+        return dict(zip(levels, estimates, strict=True))
 
     def is_noisy(self, axis: int) -> bool:
         """Say whether a key changes an option whose losses have the cautious interval."""
@@ -213,16 +240,15 @@ class _Reader:
         changed = {place: self._changed(place) for place in self.crossed.arms}
         several = [place for place, axes in changed.items() if len(axes) > 1]
         wide = any(self.is_noisy(axis) for axis in range(len(self.crossed.keys)))
-        estimates = self.estimates([self._beyond(place, changed[place]) for place in several], wide=wide)
-        return [
-            Interaction(
-                arm=self.crossed.arms[place].label,
-                keys=[self.crossed.keys[axis] for axis in changed[place]],
-                estimate=estimate,
-                shown=estimate.place(0.0, 0.0, tie=self.floor) in (-1, 1),
-            )
-            for place, estimate in zip(several, estimates, strict=True)
-        ]
+        rows = [self._beyond(place, changed[place]) for place in several]
+        estimates = self.estimates(rows, wide=wide)
+        interactions = list[Interaction]()
+        for place, estimate in zip(several, estimates, strict=True):
+            label = self.crossed.arms[place].label
+            keys = [self.crossed.keys[axis] for axis in changed[place]]
+            is_shown = estimate.place(0.0, 0.0, tie=self.floor) in (-1, 1)
+            interactions.append(Interaction(arm=label, keys=keys, estimate=estimate, shown=is_shown))
+        return interactions
 
     def _changed(self, place: Place) -> list[int]:
         """List the keys in which a place differs from the baseline, by their number."""
@@ -252,22 +278,25 @@ def by_factor(
     """Read a grid by factor; `None`: its arms are no full crossing, or not all of them are in the table with
     seeds that they share. `wide`: with the cautious interval. `worth`: what the baseline's other lengths
     say."""
-    whole = len(table.members) == len(arms) - 1 and table.seeds
-    crossed = crossing(arms, base) if whole else None
+    has_all_arms = len(table.members) == len(arms) - 1
+    if not has_all_arms or not table.seeds:
+        return None
+    crossed = crossing(arms, base)
     if crossed is None:
         return None
-    losses = {
-        place: [arm.values[metric][seed] for seed in table.seeds] for place, arm in crossed.arms.items()
-    }
+    losses = dict[Place, list[float]]()
+    for place, arm in crossed.arms.items():
+        losses[place] = [arm.values[metric][seed] for seed in table.seeds]
     reader = _Reader(crossed, losses, metric, look=table.look, wide=wide)
     pace = _pace(crossed, base, table, paces)
     interactions = reader.interactions()
-    factors = [
-        _factor(reader, pace, axis, [each for each in interactions if each.shown], allow)
-        for axis in range(len(crossed.keys))
-    ]
-    if worth is not None:
-        factors = [_at_equal_loss(factor, axis, crossed, worth) for axis, factor in enumerate(factors)]
+    shown = [interaction for interaction in interactions if interaction.shown]
+    factors = list[Factor]()
+    for axis in range(len(crossed.keys)):
+        factor = _factor(reader, pace, axis, shown, allow)
+        if worth is not None:
+            factor = _at_equal_loss(factor, axis, crossed, worth)
+        factors.append(factor)
     return Factors(seeds=table.seeds, factors=factors, interactions=interactions)
 
 
@@ -283,9 +312,10 @@ def _pace(crossed: Crossing, base: Arm, table: Differences, paces: Paces) -> _Re
 def _at_equal_loss(factor: Factor, axis: int, crossed: Crossing, worth: EqualLoss) -> Factor:
     """Return the factor with each level's time at equal loss: the mean over the levels of the other keys."""
     rows = {place: worth.row(arm) for place, arm in crossed.arms.items()}
-    of_levels = {level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels}
-    at = judged(of_levels, look=worth.look)
-    return replace(factor, levels=[replace(level, equal_loss=at[level.name]) for level in factor.levels])
+    effects = {level.name: _mean_effect(rows, crossed.others(axis, level.name)) for level in factor.levels}
+    times = judged(effects, look=worth.look)
+    levels = [replace(level, equal_loss=times[level.name]) for level in factor.levels]
+    return replace(factor, levels=levels)
 
 
 def _mean_effect(
@@ -311,17 +341,22 @@ def _factor(
     shown: Sequence[Interaction],
     allow: Collection[str],
 ) -> Factor:
+    """Return what a crossing shows of one of its keys. `shown`: the interactions that are."""
     crossed = reader.crossed
-    speeds = pace.levels(axis) if pace is not None else {}
+    speeds = dict[str, Estimate]()
+    if pace is not None:
+        speeds = pace.levels(axis)
     levels = list[Level]()
     for level, estimate in reader.levels(axis).items():
         gap = difference(estimate, metric=reader.metric, floor=reader.floor)
+        word = _word(reader, axis, level, gap, shown, allow)
         speed = speeds[level].exp() if level in speeds else None
-        levels.append(
-            Level(name=level, difference=_word(reader, axis, level, gap, shown, allow), speed=speed)
-        )
-    over = {key: len(crossed.levels(other)) for other, key in enumerate(crossed.keys) if other != axis}
-    return Factor(key=crossed.keys[axis], baseline=crossed.levels(axis)[0], over=over, levels=levels)
+        levels.append(Level(name=level, difference=word, speed=speed))
+    over = dict[str, int]()
+    for other, key in enumerate(crossed.keys):
+        if other != axis:
+            over[key] = len(crossed.levels(other))
+    return Factor(key=crossed.keys[axis], baseline=crossed.base[axis], over=over, levels=levels)
 
 
 def _word(
@@ -335,16 +370,17 @@ def _word(
     """Return the difference; what confounds an arm of the level goes before its word, and so does a key on
     which the sign depends."""
     crossed = reader.crossed
-    spoilt = dict.fromkeys(
-        what
-        for place, beside in crossed.others(axis, level)
-        for what in confounders(crossed.arms[place], crossed.arms[beside], allowed=allow)
-    )
-    if spoilt:
-        return replace(gap, outcome=Outcome.confounded, reason=", ".join(spoilt))
+    reasons: dict[str, None] = {}
+    for place, beside in crossed.others(axis, level):
+        reasons |= dict.fromkeys(confounders(crossed.arms[place], crossed.arms[beside], allowed=allow))
+    if reasons:
+        return replace(gap, outcome=Outcome.confounded, reason=", ".join(reasons))
     means = [fmean(row) for row in reader.effects(axis, level)]
     labels = {arm.label for place, arm in crossed.arms.items() if place[axis] == level}
-    keys = dict.fromkeys(key for each in shown if each.arm in labels for key in each.keys)
+    keys: dict[str, None] = {}
+    for interaction in shown:
+        if interaction.arm in labels:
+            keys |= dict.fromkeys(interaction.keys)
     keys.pop(crossed.keys[axis], None)
     if keys and min(means) < 0 < max(means):
         return replace(gap, outcome=Outcome.depends, reason=", ".join(keys))

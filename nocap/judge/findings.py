@@ -101,38 +101,44 @@ def findings(
     found.sort(key=_rank)
     every = [base, *(each.arm for each in arms)]
     imported = any(run.imported for arm in every for run in arm.all)
-    return Findings(found=found, next=None if imported or stepwise else _next(found, every))
+    if imported or stepwise:
+        return Findings(found=found, next=None)
+    return Findings(found=found, next=_next(found, every))
 
 
 def _levels(factors: Factors, look: int) -> list[Finding]:
-    return [
-        Finding(
-            name=f"{factor.key}={level.name}",
-            over=factor.over,
-            difference=level.difference,
-            seeds=_seeds(level.difference, look),
-            equal_loss=level.equal_loss,
-        )
-        for factor in factors.factors
-        for level in factor.levels
-    ]
+    found = list[Finding]()
+    for factor in factors.factors:
+        for level in factor.levels:
+            finding = Finding(
+                name=f"{factor.key}={level.name}",
+                over=factor.over,
+                difference=level.difference,
+                seeds=_seeds(level.difference, look),
+                equal_loss=level.equal_loss,
+            )
+            found.append(finding)
+    return found
 
 
 def _arms(arms: Sequence[JudgedArm], look: int) -> list[Finding]:
-    return [
-        Finding(
-            name=each.arm.label,
-            difference=each.difference,
-            seeds=_seeds(each.difference, look),
-            equal_loss=each.equal_loss,
+    found = list[Finding]()
+    for judged in arms:
+        finding = Finding(
+            name=judged.arm.label,
+            difference=judged.difference,
+            seeds=_seeds(judged.difference, look),
+            equal_loss=judged.equal_loss,
         )
-        for each in arms
-    ]
+        found.append(finding)
+    return found
 
 
 def _seeds(difference: Difference, look: int) -> int | None:
-    unclear = difference.outcome is Outcome.unclear
-    return seeds_to_show(difference.estimate, look=look) if unclear else None
+    """Return how many seeds would show a difference; `None`: it is shown, or too small."""
+    if difference.outcome is not Outcome.unclear:
+        return None
+    return seeds_to_show(difference.estimate, look=look)
 
 
 def _rank(finding: Finding) -> tuple[bool, int, float]:
@@ -141,9 +147,10 @@ def _rank(finding: Finding) -> tuple[bool, int, float]:
     outcomes = [finding.difference.outcome]
     if finding.equal_loss is not None:
         outcomes.append(finding.equal_loss.outcome)
-    shown = Outcome.better in outcomes or Outcome.worse in outcomes
+    is_shown = Outcome.better in outcomes or Outcome.worse in outcomes
     place = ORDER.index(finding.difference.outcome)
-    return not shown, place, 0.0 if math.isnan(mid) else -abs(mid)
+    size = 0.0 if math.isnan(mid) else abs(mid)
+    return not is_shown, place, -size
 
 
 # --- what to run next ---------------------------------------------------------------------------------------
@@ -153,23 +160,42 @@ def _next(found: Sequence[Finding], arms: Sequence[Arm]) -> Next | None:
     """Return the seeds that were asked for, or enough of them for a first look; where all have these, those
     that would show what is not shown, or longer runs."""
     outcomes = {finding.difference.outcome for finding in found}
-    seeds = sorted({run.seed for arm in arms for run in arm.all})
-    asked = {seed for arm in arms for seed in _asked(arm)}
+    trained = set[int]()
+    asked = set[int]()
+    for arm in arms:
+        trained |= {run.seed for run in arm.all}
+        asked |= _asked(arm)
+    seeds = sorted(trained)
     if Outcome.unfinished in outcomes:
-        return Next(key="seed", values=sorted(asked | {*seeds}))
+        return Next(key="seed", values=sorted(asked | trained))
     if Outcome.undecided in outcomes:
         return Next(key="seed", values=extended(seeds, FIRST_SEEDS))
     unclear = [finding for finding in found if _is_open(finding.difference)]
-    enough = [
-        finding.seeds
-        for finding in unclear
-        if finding.seeds is not None and finding.seeds <= MORE * finding.difference.estimate.n
-    ]
-    if enough:
-        return Next(key="seed", values=extended(seeds, max(enough)))
-    steps = {run.summary.get("steps") for arm in arms for run in arm.runs}
-    length = steps.pop() if unclear and len(steps) == 1 else None
-    return Next(key="trainer.steps", values=[MORE * length]) if isinstance(length, int) else None
+    if not unclear:
+        return None
+    affordable = [finding.seeds for finding in unclear if _is_affordable(finding)]
+    sizes = [size for size in affordable if size is not None]
+    if sizes:
+        return Next(key="seed", values=extended(seeds, max(sizes)))
+    return _longer(arms)
+
+
+def _is_affordable(finding: Finding) -> bool:
+    """Say whether a few times the seeds would show a finding."""
+    return finding.seeds is not None and finding.seeds <= MORE * finding.difference.estimate.n
+
+
+def _longer(arms: Sequence[Arm]) -> Next | None:
+    """Return more steps for all arms; `None`: they do not have one number of steps."""
+    steps = set[object]()
+    for arm in arms:
+        steps |= {run.summary.get("steps") for run in arm.runs}
+    if len(steps) != 1:
+        return None
+    [length] = steps
+    if not isinstance(length, int):
+        return None
+    return Next(key="trainer.steps", values=[MORE * length])
 
 
 def _is_open(difference: Difference) -> bool:
@@ -180,8 +206,11 @@ def _is_open(difference: Difference) -> bool:
 
 def _asked(arm: Arm) -> set[int]:
     """List the seeds that commands asked of an arm."""
-    attempts = [attempt for run in arm.all for attempt in run.manifest["attempts"]]
-    return {seed for attempt in attempts for seed in attempt["asked"]["seeds"] or ()}
+    seeds = set[int]()
+    for run in arm.all:
+        for attempt in run.manifest["attempts"]:
+            seeds |= {*(attempt["asked"]["seeds"] or ())}
+    return seeds
 
 
 def extended(seeds: Sequence[int], size: int) -> list[int]:

@@ -30,19 +30,25 @@ class Paces:
     @classmethod
     def of(cls, arms: Sequence[Arm], timings: Sequence[Timing]) -> Paces:
         """Take the first timing that has all of the arms, else the times of the runs."""
-        whole = [timing for timing in timings if {arm.id for arm in arms} <= {*timing.arms}]
-        return cls(timing=whole[0] if whole else None)
+        names = {arm.id for arm in arms}
+        for timing in timings:
+            if names <= {*timing.arms}:
+                return cls(timing=timing)
+        return cls(timing=None)
 
     def refusal(self, arm: Arm, base: Arm) -> str | None:
         """Say why an arm's time a token is not compared; `None`: it is."""
         if self.timing is not None:
-            left = [self.timing.left_out[side.id] for side in (arm, base) if side.id in self.timing.left_out]
-            return f"not timed in turns: {left[0]}" if left else None
+            for side in (arm, base):
+                if side.id in self.timing.left_out:
+                    return f"not timed in turns: {self.timing.left_out[side.id]}"
+            return None
         why = machines_differ(arm, base)
         if why is not None:
             return why
-        known = all(side.values[PACE].keys() == {*side.seeds} for side in (arm, base))
-        return None if known else NO_TIMES
+        if _has_times(arm) and _has_times(base):
+            return None
+        return NO_TIMES
 
     def known(self, arm: Arm, base: Arm, seeds: Collection[int]) -> bool:
         """Say whether the time of each of these seeds is known, on the baseline's machine."""
@@ -58,7 +64,9 @@ class Paces:
 
     def mean(self, arm: Arm) -> float | None:
         """Return an arm's µs a token in the timing; `None`: there is none."""
-        seconds = self.timing.seconds.get(arm.id) if self.timing is not None else None
+        if self.timing is None:
+            return None
+        seconds = self.timing.seconds.get(arm.id)
         return 1e6 * fmean(seconds) if seconds else None
 
     def ratios(self, pairs: Mapping[str, Pair], table: Differences) -> dict[str, Estimate]:
@@ -80,6 +88,11 @@ class Paces:
             return estimates(pairs, common(pairs), look)
         sides = [(self.logarithms(pair.arm, ()), self.logarithms(pair.base, ())) for pair in pairs]
         return of_arms([less(arm, base) for arm, base in sides])
+
+
+def _has_times(arm: Arm) -> bool:
+    """Say whether the time a token of each of an arm's seeds is known."""
+    return arm.values[PACE].keys() == {*arm.seeds}
 
 
 def less(a: Sequence[float], b: Sequence[float]) -> list[float]:

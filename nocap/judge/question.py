@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 
-BASELINE, PREVIOUS = "baseline", "previous"  # what an arm is compared with
+# what an arm is compared with
+BASELINE = "baseline"
+PREVIOUS = "previous"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,7 +38,7 @@ def compose_arms(base: Sequence[str], arms: Sequence[str]) -> dict[str, Run]:
 
 
 def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None = None) -> Composed:
-    """One arm.
+    """Return one arm.
 
     Errors:
         ValueError: a wrong override, or more than one device.
@@ -59,5 +59,5 @@ def compose_arm(base: Sequence[str], overrides: str, baseline: Composed | None =
 
 
 def step_config(run: Run) -> dict[str, Any]:
-    """The part of the config that a training step executes, as plain JSON types."""
+    """Return the part of the config that a training step executes, as plain JSON types."""
     return run.that_count("step", to_plain(run))

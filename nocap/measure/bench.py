@@ -173,16 +173,16 @@ def in_turns(instances: Sequence[TimedArm], *, enough: Callable[[Times], bool]) 
 
 
 def order(n: int, *, round_: int) -> list[int]:
-    """The instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly slows all
-    alike; then B C A A C B, and so on. Over n rounds each has every place once; then the neighbours
-    change."""
+    """Return the instances of a round's blocks: A B C C B A, so that a machine whose speed drifts evenly
+    slows all alike; then B C A A C B, and so on. Over n rounds each has every place once; then the
+    neighbours change."""
     cycle, shift = divmod(round_, n)
     there = np.roll(np.random.default_rng(cycle).permutation(n) if cycle else np.arange(n), -shift).tolist()
     return [*there, *reversed(there)]
 
 
 def interleave(blocks: Sequence[Callable[[], float]], *, enough: Callable[[Times], bool]) -> Times:
-    """Rounds of blocks until `enough` of the times so far; at least one round."""
+    """Return rounds of blocks until `enough` of the times so far; at least one round."""
     rounds: list[list[list[float]]] = []
     while not rounds or not enough(np.array(rounds)):
         rounds.append([[] for _ in blocks])

@@ -54,7 +54,7 @@ class Call:
 
     @property
     def is_apart(self) -> bool:
-        """Whether the mixer is taken apart."""
+        """Say whether the mixer is taken apart."""
         is_plain = self.softmaxes == 1 and False in self.products and True in self.products
         return self.fused or is_plain
 

@@ -50,7 +50,8 @@ MIXER = "scores"  # the part whose modules are mixers
 
 
 def part_of(run: Run, path: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """The part that a module's own operations belong to; `None`: its parent's. `modules` are the model's.
+    """Return the part that a module's own operations belong to; `None`: its parent's. `modules` are the
+    model's.
 
     An attention or MLP option names the parts of its modules in `rows()`; without it, all of it is one row.
     In a block or a model that is none of nocap's own, each module is a part by itself, named by its path,
@@ -101,8 +102,8 @@ class Ranges:
         self._changes, self.calls = [], Counter()
 
     def node(self, sequence: int) -> str:
-        """The module whose forward made the autograd node of this number. A gradient accumulator's is the
-        largest there is."""
+        """Return the module whose forward made the autograd node of this number. A gradient accumulator's
+        is the largest there is."""
         if not 0 <= sequence < 2**62:
             return ACCUMULATE
         at = bisect_right(self._changes, sequence, key=lambda change: change[0])
@@ -155,7 +156,7 @@ class Ranges:
                 vars(owner).pop(name, None)
 
     def _joints(self, path: str, idea: Idea) -> Any:
-        """The idea, each of whose joints in this place is one of its moments in the profile."""
+        """Return the idea, each of whose joints in this place is one of its moments in the profile."""
         return SimpleNamespace(
             **{joint: self._watched(path, "ideas", getattr(idea, joint)) for joint in MODEL_JOINTS}
         )
@@ -210,7 +211,7 @@ def read(prof: profile, ranges: Ranges, *, on_cuda: bool) -> dict[Key, float]:
 
 
 def of_modules(moments: Moments) -> dict[Key, float]:
-    """The same milliseconds, a mixer's moments together."""
+    """Return the same milliseconds, a mixer's moments together."""
     ms = defaultdict[Key, float](float)
     for (path, direction, _), each in moments.items():
         ms[path, direction] += each
@@ -269,7 +270,8 @@ class _Mixers:
                 self._nodes.add(path, event.sequence_nr, call, added)
 
     def of_event(self, event: FunctionEvent, path: str) -> str | None:
-        """The moment of an event of a mixer's forward; what the range itself takes is around the rest."""
+        """Return the moment of an event of a mixer's forward; what the range itself takes is around the
+        rest."""
         if not self._is_mixer(path):
             return None
         if (call := self._calls.get(id(event))) is not None:
@@ -278,7 +280,7 @@ class _Mixers:
         return call_added[0].moment(call_added[1]) if call_added else None
 
     def of_node(self, path: str, sequence: int) -> str | None:
-        """The moment of a mixer that made the node."""
+        """Return the moment of a mixer that made the node."""
         call_added = self._nodes.begun(path, sequence) if self._is_mixer(path) else None
         return call_added[0].moment(call_added[1]) if call_added else None
 

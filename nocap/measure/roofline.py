@@ -84,7 +84,7 @@ class Op(NamedTuple):
 
     @property
     def moment(self) -> str | None:
-        """The moment of a mixer: see `nocap.measure.mixing`."""
+        """Return the moment of a mixer: see `nocap.measure.mixing`."""
         return None if self.mixing is None else self.mixing[0].moment(self.mixing[1])
 
 
@@ -100,16 +100,16 @@ class OpWork(list[Op]):
         return sum(op.bytes for op in self)
 
     def bound_ms(self, peak: Peak) -> float:
-        """The roofline: no operation is faster than its FLOPs at the measured peak, or its bytes at the
-        measured bandwidth."""
+        """Return the roofline: no operation is faster than its FLOPs at the measured peak, or its bytes
+        at the measured bandwidth."""
         return sum(max(op.flops / peak.flops[op.dtype], op.bytes / peak.bytes_per_s) for op in self) * 1e3
 
     def product_ms(self, peak: Peak) -> float:
-        """The matrix FLOPs alone, at the measured peak."""
+        """Return the matrix FLOPs alone, at the measured peak."""
         return sum(op.flops / peak.flops[op.dtype] for op in self) * 1e3
 
     def by_moment(self) -> dict[str | None, OpWork]:
-        """The same work, a mixer's by its moments."""
+        """Return the same work, a mixer's by its moments."""
         moments = defaultdict[str | None, OpWork](OpWork)
         for op in self:
             moments[op.moment].append(op)
@@ -117,8 +117,8 @@ class OpWork(list[Op]):
 
     @property
     def kinds(self) -> frozenset[tuple[str, str]]:
-        """The matrix products' operations and precisions: where they differ, a measured efficiency does not
-        carry over."""
+        """Return the matrix products' operations and precisions: where they differ, a measured efficiency
+        does not carry over."""
         return frozenset((op.name, op.dtype) for op in self if op.flops)
 
 
@@ -159,8 +159,8 @@ class Count(TorchDispatchMode):
         return out
 
     def _in_mixer(self, path: str, name: str) -> tuple[Call, str]:
-        """What the mixer's call says of the operation, whose node, if it has one, is the last that was
-        made."""
+        """Return what the mixer's call says of the operation, whose node, if it has one, is the last that
+        was made."""
         call = self._calls[path, self.ranges.calls[path]]
         added = call.add(name)
         if torch._C._current_autograd_node() is None:
@@ -174,13 +174,13 @@ class Count(TorchDispatchMode):
         return merged
 
     def product_ms(self, peak: Peak) -> float:
-        """The matrix products that are needed, at the measured peak."""
+        """Return the matrix products that are needed, at the measured peak."""
         ms = {part: work.product_ms(peak) for part, work in self.by_part().items()}
         return sum(ms.values()) - ms.get("scores", 0.0) * (1 - self.needed())
 
     def needed(self) -> float:
-        """The share of the computed scores that lies in the window: chunks compute a border that another
-        kernel can skip. Of a text it is not known."""
+        """Return the share of the computed scores that lies in the window: chunks compute a border that
+        another kernel can skip. Of a text it is not known."""
         run, computed = self.run, self.by_part()["scores"].flops
         if not computed or first_window(run) is None or self.subject.of.generates:
             return 1.0
@@ -349,9 +349,9 @@ OF_A_STEP = ["trainer.activation_checkpointing=block"]
 def ceiling(
     override: str, old: Count, new: Count, peak: Peak, ms: dict[str, float], rest_ms: float
 ) -> CeilingJson:
-    """What another run could win at most: speedups by FLOPs (matrix products alone, at the peak in their
-    precision) and by the measured step (Amdahl's law), the milliseconds that it saves in each part, and the
-    MiB saved with their share of the memory."""
+    """Return what another run could win at most: speedups by FLOPs (matrix products alone, at the peak in
+    their precision) and by the measured step (Amdahl's law), the milliseconds that it saves in each part,
+    and the MiB saved with their share of the memory."""
     new_ms = changed(old, new, peak, ms)
     saved_ms = {part: before - new_ms.get(part, 0.0) for part, before in ms.items()}
     return CeilingJson(
@@ -365,9 +365,9 @@ def ceiling(
 
 
 def changed(old: Count, new: Count, peak: Peak, ms: dict[str, float]) -> dict[str, float]:
-    """The parts of the other run's step, as fast as arithmetic allows. A part's time goes down with its
-    roofline bound; where another kernel or precision computes it, whose efficiency is unknown, to that bound.
-    Everything else stays."""
+    """Return the parts of the other run's step, as fast as arithmetic allows. A part's time goes down
+    with its roofline bound; where another kernel or precision computes it, whose efficiency is unknown,
+    to that bound. Everything else stays."""
     before, after, n = old.by_part(), new.by_part(), microbatches(new.run)
     fuses = new.run.trainer.compile is not old.run.trainer.compile
     new_ms = dict(ms)

@@ -20,7 +20,7 @@ class Of(Enum):
 
     @property
     def title(self) -> str:
-        """A noun for a sentence."""
+        """Return a noun for a sentence."""
         return {"token": "decoded token"}.get(self.value, self.value)
 
     @property

@@ -53,7 +53,8 @@ class Clock(Enum):
         return cls.cuda if device is Device.cuda else cls.cpu if threads == 1 else cls.wall
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """How long `work` takes. On CUDA: between two events in the stream, with one wait at the end."""
+        """Return how long `work` takes. On CUDA: between two events in the stream, with one wait at the
+        end."""
         if self is Clock.cuda:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
@@ -93,8 +94,8 @@ def block_steps(wanted: float, *, period: int) -> int:
 
 @contextmanager
 def random_tokens(run: Run) -> Iterator[Job]:
-    """A job on random tokens, in a shard that the loop's own reader maps. Build inside the block: a mapped
-    file may be deleted."""
+    """Yield a job on random tokens, in a shard that the loop's own reader maps. Build inside the block: a
+    mapped file may be deleted."""
     with tempfile.TemporaryDirectory() as folder:
         size, path = run.tokenizer.vocab_size, Path(folder) / "random.bin"
         n = run.trainer.batch_tokens + run.model.seq_len * run.data.read_sequences + 1
@@ -148,8 +149,8 @@ class TimedArm:
         return saved_mib
 
     def step(self) -> float:
-        """The loss of one optimizer step on the next random batch; after its last step the schedule begins
-        anew.
+        """Return the loss of one optimizer step on the next random batch; after its last step the
+        schedule begins anew.
 
         Errors:
             DivergedError: it is not finite.
@@ -222,8 +223,8 @@ class TimedArm:
         return seconds / (self.steps * self.run.trainer.batch_tokens)
 
     def tried(self, work: Callable[[], float | None]) -> float:
-        """What `work`, a method of this arm, returns; NaN from the moment the arm fails, which stops no
-        other."""
+        """Return what `work`, a method of this arm, returns; NaN from the moment the arm fails, which
+        stops no other."""
         if self.status != "measured":
             return math.nan
         try:
@@ -260,7 +261,7 @@ def _named_line(error: BaseException) -> str:
 
 
 def exponent(lengths: Sequence[float], costs: Sequence[float]) -> float:
-    """Of the power law of cost in T: the slope of log cost on log T by least squares."""
+    """Return of the power law of cost in T: the slope of log cost on log T by least squares."""
     return float(np.polyfit(np.log(lengths), np.log(costs), 1)[0])
 
 
@@ -296,7 +297,7 @@ def _mixer_ms(run: Run, layer: int) -> float:
 
 
 def at_length(run: Run, T: int) -> Run:
-    """The run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
+    """Return the run with sequences of T tokens, one micro-batch a step, and nothing else changed."""
     tokens = run.trainer.micro_batch * T
     trainer = replace(run.trainer, batch_tokens=tokens * run.trainer.devices, val_tokens=tokens)
     return replace(
@@ -308,5 +309,5 @@ def at_length(run: Run, T: int) -> Run:
 
 
 def with_window(run: Run, T: int, *, window: int) -> Run:
-    """The run with sequences of T tokens, and a window that does not grow with them."""
+    """Return the run with sequences of T tokens, and a window that does not grow with them."""
     return at_length(replace(run, attention=run.attention.at_window(window)), T)

@@ -29,9 +29,14 @@ Runs of any name that is given, of those that meet all filters. rm prints what w
 
 
 def main(argv: list[str] | None = None) -> int:
-    given = outside.arguments(argv)
-    verb, words = (given[0], given[1:]) if given and given[0] in VERBS else ("list", given)
-    return command(_parser(verb), _call, words, answer="" if verb in ("sync", "rm") else "the same")
+    """Run the command. Return the exit code."""
+    words = outside.arguments(argv)
+    verb = "list"
+    if words and words[0] in VERBS:
+        verb = words[0]
+        words = words[1:]
+    answer = "" if verb in ("sync", "rm") else "the same"
+    return command(_parser(verb), _call, words, answer=answer)
 
 
 def _call(options: argparse.Namespace) -> int:
@@ -55,16 +60,16 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(prog="python -m nocap.runs [VERB]", description=about, epilog=FORMS)
     if verb != "list":
-        parser.prog, parser.description = f"python -m nocap.runs {verb}", VERBS[verb].capitalize()
+        parser.prog = f"python -m nocap.runs {verb}"
+        parser.description = VERBS[verb].capitalize()
     parser.set_defaults(verb=verb)
-    count: int | str = {"show": "?", "why": 2, "diff": 2}.get(verb, "*")  # type: ignore[assignment]
-    parser.add_argument(
-        "words",
-        nargs=count,
-        default=LAST if count == "?" else None,
-        metavar="WORD" if count == "*" else "RUN",
-        help="names and filters: see below",
-    )
+    help_ = "names and filters: see below"
+    if verb == "show":
+        parser.add_argument("words", nargs="?", default=LAST, metavar="RUN", help=help_)
+    elif verb in ("why", "diff"):
+        parser.add_argument("words", nargs=2, metavar="RUN", help=help_)
+    else:
+        parser.add_argument("words", nargs="*", metavar="WORD", help=help_)
     add_outputs(parser)
     if verb == "list":
         parser.add_argument(

@@ -46,22 +46,29 @@ RUNNING = "running"
 
 
 def status(run: Record) -> str:
-    """Return the status that the summary has; without one, a process may be training the run."""
-    return RUNNING if run.status == "not finished" and lease.is_held(run.folder) else run.status
+    """Return a run's status as its summary has it; without one, a process may be training it."""
+    if run.status == "not finished" and lease.is_held(run.folder):
+        return RUNNING
+    return run.status
 
 
 def age_s(run: Record) -> float | None:
-    """Since the last attempt began."""
+    """Return the seconds since the last attempt began; `None`: the record does not say when."""
     began = moment(str(run.attempt.get("started")))
-    return None if began is None else max(0.0, time.time() - began)
+    if began is None:
+        return None
+    return max(0.0, time.time() - began)
 
 
 def age(seconds: float | None) -> str:
-    return f"{seconds / DAY_S:.1f} d" if seconds is not None and seconds >= 2 * DAY_S else duration(seconds)
+    """Return an age as a list shows it: from two days on in days."""
+    if seconds is not None and seconds >= 2 * DAY_S:
+        return f"{seconds / DAY_S:.1f} d"
+    return duration(seconds)
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of the files below; a link counts as nothing, and is not followed."""
+    """Return the bytes of the files below; a link counts as nothing, and is not followed."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -72,11 +79,13 @@ def size_of(folder: Path) -> int:
 
 
 def swept(run: Record) -> str | None:
-    """Return what its grid swept, with its own values: options by their names."""
+    """Return what a run's grid swept, with its own values: options by their names."""
     values = {**run.config, "seed": run.seed, **run.manifest["options"]}
-    return (
-        " ".join(f"{key.rpartition('.')[2]}={spell(values.get(key))}" for key in run.attempt["swept"]) or None
-    )
+    words = list[str]()
+    for key in run.attempt["swept"]:
+        name = key.rpartition(".")[2]
+        words.append(f"{name}={spell(values.get(key))}")
+    return " ".join(words) or None
 
 
 # --- columns ------------------------------------------------------------------------------------------------
@@ -94,35 +103,42 @@ class RunColumn:
         return NONE if value is None else self.show(value)
 
     def sorts(self, run: Record) -> tuple[int, Any]:
-        """Ascending; those without a value come first."""
+        """Return what to sort a run by: first those without a value, then numbers, then text."""
         value = self.of(run)
         if value is not None and self.order is not None:
             value = self.order(value)
-        return (0, 0) if value is None else (1, value) if isinstance(value, int | float) else (2, str(value))
+        if value is None:
+            return 0, 0
+        if isinstance(value, int | float):
+            return 1, value
+        return 2, str(value)
 
 
-COLUMNS = {
-    column.name: column
-    for column in (
-        RunColumn(name="run", of=lambda run: run.folder.name),
-        RunColumn(name="name", of=lambda run: run.name),
-        RunColumn(name="arm", of=lambda run: run.arm),
-        RunColumn(name="identity", of=lambda run: run.identity),
-        RunColumn(name="seed", of=lambda run: run.seed),
-        RunColumn(name="status", of=status),
-        RunColumn(name="swept", of=swept),
-        RunColumn(name="grid", of=lambda run: run.attempt.get("grid")),
-        RunColumn(name="host", of=lambda run: run.attempt.get("host")),
-        RunColumn(name="machine", of=lambda run: run.machine_name),
-        RunColumn(name="started", of=lambda run: run.attempt.get("started"), order=moment),
-        RunColumn(name="age", of=age_s, show=age),
-        RunColumn(name="size", of=lambda run: size_of(run.folder), show=size),
-        RunColumn(name="steps", of=lambda run: run.number("steps"), show=whole),
-        RunColumn(name="tokens", of=lambda run: run.number("tokens"), show=count),
-        RunColumn(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration),
-        *(RunColumn(name=name, of=methodcaller("value", name), show=METRICS[name].show) for name in OF_A_RUN),
-    )
-}
+COLUMNS: dict[str, RunColumn] = {}
+
+
+def _define(column: RunColumn) -> None:
+    COLUMNS[column.name] = column
+
+
+_define(RunColumn(name="run", of=lambda run: run.folder.name))
+_define(RunColumn(name="name", of=lambda run: run.name))
+_define(RunColumn(name="arm", of=lambda run: run.arm))
+_define(RunColumn(name="identity", of=lambda run: run.identity))
+_define(RunColumn(name="seed", of=lambda run: run.seed))
+_define(RunColumn(name="status", of=status))
+_define(RunColumn(name="swept", of=swept))
+_define(RunColumn(name="grid", of=lambda run: run.attempt.get("grid")))
+_define(RunColumn(name="host", of=lambda run: run.attempt.get("host")))
+_define(RunColumn(name="machine", of=lambda run: run.machine_name))
+_define(RunColumn(name="started", of=lambda run: run.attempt.get("started"), order=moment))
+_define(RunColumn(name="age", of=age_s, show=age))
+_define(RunColumn(name="size", of=lambda run: size_of(run.folder), show=size))
+_define(RunColumn(name="steps", of=lambda run: run.number("steps"), show=whole))
+_define(RunColumn(name="tokens", of=lambda run: run.number("tokens"), show=count))
+_define(RunColumn(name="wall_s", of=lambda run: run.number("clock_s", "wall"), show=duration))
+for _name in OF_A_RUN:
+    _define(RunColumn(name=_name, of=methodcaller("value", _name), show=METRICS[_name].show))
 
 
 def column(name: str, runs: Sequence[Record]) -> RunColumn:
@@ -134,22 +150,34 @@ def column(name: str, runs: Sequence[Record]) -> RunColumn:
     if name in COLUMNS:
         return COLUMNS[name]
     _check_key(name, runs)
-    every = {key: None for run in runs for key in run.config}
+    every: dict[str, None] = {}
+    for run in runs:
+        every |= dict.fromkeys(run.config)
     ends = [key for key in every if key.endswith(f".{name}")]
     require(name in every or len(ends) < 2, name, f"be one key, as {shorten(ends, most=4)}", "several")
     return RunColumn(name=name, of=partial(_configured, name))
 
 
 def _configured(name: str, run: Record) -> Any:
-    return next((value for key, value in run.config.items() if key == name or key.endswith(f".{name}")), None)
+    """Return what a run's config has in a key, by its name or its last part."""
+    for key, value in run.config.items():
+        if key == name or key.endswith(f".{name}"):
+            return value
+    return None
 
 
 def _check_key(name: str, runs: Sequence[Record], *, group: bool = False) -> None:
-    keys = [f".{key}" for run in runs for key in run.config]
-    known = any(key.endswith(f".{name}") or (group and key.startswith(f".{name}.")) for key in keys)
-    require(
-        known or not runs, name, f"be a key of the runs' configs, or one of {', '.join(COLUMNS)}", "neither"
-    )
+    """Refuse what is a key of no run. `group`: the name may be that of a group too."""
+    known = any(_has_key(run, name, group=group) for run in runs)
+    rule = f"be a key of the runs' configs, or one of {', '.join(COLUMNS)}"
+    require(known or not runs, name, rule, "neither")
+
+
+def _has_key(run: Record, name: str, *, group: bool) -> bool:
+    keys = [f".{key}" for key in run.config]
+    if any(key.endswith(f".{name}") for key in keys):
+        return True
+    return group and any(key.startswith(f".{name}.") for key in keys)
 
 
 # --- filters ------------------------------------------------------------------------------------------------
@@ -159,7 +187,7 @@ ORDER = {"<": operator.lt, ">": operator.gt}
 
 
 def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> list[Record]:
-    """Return those with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`,
+    """Return the runs with `status=failed`, `run=nano-*`, `val_loss<3`, `age>30d`, `size>1G`,
     `optimizer.lr=0.003` or `attention=gqa`. `named`: the runs before any filter, whose keys there are.
 
     Errors:
@@ -172,26 +200,40 @@ def matching(word: str, runs: Sequence[Record], *, named: Sequence[Record]) -> l
         return [run for run in runs if has(run, word)]
     shown = column(key, named)
     if sign == "=":
-        return [run for run in runs if (value := shown.of(run)) is not None and _equals(value, wanted)]
-    limit = amount(word, wanted, UNITS | BYTES if shown.name == "size" else UNITS)
-    first = next((value for run in named if (value := shown.of(run)) is not None), limit)
-    is_number = isinstance(first, int | float) and not isinstance(first, bool)
-    require(is_number, word, f"compare numbers; {key}=VALUE compares other values", spell(first))
-    return [
-        run for run in runs if isinstance(value := shown.of(run), int | float) and ORDER[sign](value, limit)
-    ]
+        return [run for run in runs if _equals(shown.of(run), wanted)]
+    units = UNITS | BYTES if shown.name == "size" else UNITS
+    limit = amount(word, wanted, units)
+    example = _first_value(shown, named, default=limit)
+    is_number = isinstance(example, int | float) and not isinstance(example, bool)
+    require(is_number, word, f"compare numbers; {key}=VALUE compares other values", spell(example))
+    matches = list[Record]()
+    for run in runs:
+        value = shown.of(run)
+        if isinstance(value, int | float) and ORDER[sign](value, limit):
+            matches.append(run)
+    return matches
+
+
+def _first_value(shown: RunColumn, runs: Sequence[Record], *, default: float) -> Any:
+    """Return what the first run that has a value in a column has there."""
+    for run in runs:
+        value = shown.of(run)
+        if value is not None:
+            return value
+    return default
 
 
 def _equals(value: Any, wanted: str) -> bool:
-    return (
-        math.isclose(value, amount(wanted, wanted))
-        if isinstance(value, int | float)
-        else fnmatchcase(str(value), wanted)
-    )
+    """Say whether a value is the one that a person typed: a number, or text with `*`."""
+    if value is None:
+        return False
+    if isinstance(value, int | float):
+        return math.isclose(value, amount(wanted, wanted))
+    return fnmatchcase(str(value), wanted)
 
 
 def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:
-    """`30d` in seconds, `1.5G` in bytes, or a plain number.
+    """Return `30d` in seconds, `1.5G` in bytes, or a plain number.
 
     Errors:
         ValueError: it is none of them.
@@ -200,6 +242,5 @@ def amount(key: str, word: str, units: Mapping[str, float] = UNITS) -> float:
     try:
         return float(number) * units[word.removeprefix(number)]
     except (KeyError, ValueError):
-        raise ValueError(
-            f"{key} must end with a number, perhaps with one of {', '.join(filter(None, units))}"
-        ) from None
+        names = ", ".join(filter(None, units))
+        raise ValueError(f"{key} must end with a number, perhaps with one of {names}") from None
