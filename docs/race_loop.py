@@ -1,5 +1,5 @@
-"""A program that reads nothing but JSON: it races two settings of docs/own_train.py until the answer is safe, or
-until the next command would take more minutes than are left."""
+"""A program that reads nothing but JSON: it races two settings of docs/own_train.py until the answer is safe,
+or until the next command would take more minutes than are left."""
 
 import json
 import os

@@ -179,8 +179,8 @@ def _checked(
     """Return the grid of these cells, and of `more` that show the first arm at other lengths."""
     if isinstance(launcher, OfCluster):
         return _for_target(cells, swept, launcher, more=more, skip_refused=skip_refused)
-    how = {"log": print, "lengths": more, "skip_refused": skip_refused}
-    return check(cells, swept=swept, compose=composed, **how)
+    checking = partial(check, log=print, lengths=more, skip_refused=skip_refused)
+    return checking(cells, swept=swept, compose=composed)
 
 
 def _trained(
@@ -258,8 +258,8 @@ def _for_target(
         return composed([*words, *more]) if more else first
 
     with hardware.target(target.name, target.torch):
-        how = {"log": print, "lengths": more, "skip_refused": skip_refused}
-        grid = check(cells, swept=swept, compose=compose, **how)
+        checking = partial(check, log=print, lengths=more, skip_refused=skip_refused)
+        grid = checking(cells, swept=swept, compose=compose)
     whole = [
         replace(cell, overrides=(*cell.overrides, *_of_machine(cell.plan.run.trainer, MACHINE)))
         for cell in grid.cells

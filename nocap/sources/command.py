@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any
@@ -342,14 +343,20 @@ def run(
     _put_back(files, folder)  # a run that was cut off left it
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    how = {"timeout_s": timeout_s, "env": env or {}, "stop": stop}
+    ended = partial(_ended, timeout_s=timeout_s, env=env or {}, stop=stop)
     if prepare:
         words = tuple(word.replace("{arm}", command.name) for word in prepare)
-        _prepare(replace(command, words=words), seed, folder / PREPARED, **how)
+        before = replace(command, words=words)
+        began = time.monotonic()
+        code, _ = ended(before, seed, folder / PREPARED)
+        is_late = time.monotonic() - began >= timeout_s
+        if code != 0:
+            why = _why(code, folder / PREPARED, is_late=is_late, timeout_s=timeout_s)
+            raise FailedError(f"--prepare: {why}")
     there = _stamps(globs)
     began, started, cpu_s = time.monotonic(), now(), _children_s()
     with _written_anew(files, folder):
-        code, peak = _ended(command, seed, folder / LOG, **how)
+        code, peak = ended(command, seed, folder / LOG)
         wall_s = time.monotonic() - began
     if code != 0:
         raise FailedError(_why(code, folder / LOG, is_late=wall_s >= timeout_s, timeout_s=timeout_s))
@@ -358,19 +365,6 @@ def run(
     times = {"wall_s": wall_s, "cpu_s": _children_s() - cpu_s} if alone else {}
     made = {"arm": command.name, "content": command.content, "seed": seed, "started": started}
     write_json(folder / RESULT, {**made, **times, "peak_mib": peak / 2**20})
-
-
-def _prepare(command: Command, seed: int, log: Path, *, timeout_s: float, **how: Any) -> None:
-    """Run what comes before a run.
-
-    Errors:
-        FailedError: it did not end well.
-    """
-    began = time.monotonic()
-    code, _ = _ended(command, seed, log, timeout_s=timeout_s, **how)
-    is_late = time.monotonic() - began >= timeout_s
-    if code != 0:
-        raise FailedError(f"--prepare: {_why(code, log, is_late=is_late, timeout_s=timeout_s)}")
 
 
 def _why(code: int, log: Path, *, is_late: bool, timeout_s: float) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nocap.config.keys import require
 from nocap.config.run import Run
+from nocap.model.gpt import Branch
 from nocap.model.language_model import LanguageModel
 from nocap.options.model import NormPlacement
 from nocap.store.files import write_file
@@ -60,9 +61,9 @@ def architecture(run: Run) -> str:
     """
     m = run.model
     own = {"model": "gpt", "attention": "global", "norm": "norm", "mlp": "mlp"}
-    for group, kind in own.items():
-        got = getattr(run, group).kind
-        require(got == kind, f"{group}.kind", f"be {kind} {WITHOUT}", got)
+    for group, known in own.items():
+        other = getattr(run, group).kind
+        require(other == known, f"{group}.kind", f"be {known} {WITHOUT}", other)
     require(not run.ideas, "ideas", f"be empty {WITHOUT}", ", ".join(run.ideas))
     placed = m.norm_placement
     require(placed is NormPlacement.pre, "model.norm_placement", f"be pre {WITHOUT}", placed.value)
@@ -103,9 +104,9 @@ def _gpt2(run: Run, model: LanguageModel) -> Written:
         # the factor of a branch is in the matrix that ends it
         maps = {
             "attn.c_attn": joined,
-            "attn.c_proj": _weight(attention, "f.out_proj.weight") * attention.scale,
+            "attn.c_proj": _weight(attention, "f.out_proj.weight") * _scale(attention),
             "mlp.c_fc": _weight(mlp, "f.up.weight"),
-            "mlp.c_proj": _weight(mlp, "f.down.weight") * mlp.scale,
+            "mlp.c_proj": _weight(mlp, "f.down.weight") * _scale(mlp),
         }
         for name, weight in maps.items():
             tensors[f"transformer.h.{i}.{name}.weight"] = weight.t()
@@ -149,10 +150,10 @@ def _llama(run: Run, model: LanguageModel) -> Written:
             "self_attn.q_proj": _turned(_weight(attention, "f.q_proj.weight"), d_head),
             "self_attn.k_proj": _turned(_weight(attention, "f.k_proj.weight"), d_head),
             "self_attn.v_proj": _weight(attention, "f.v_proj.weight"),
-            "self_attn.o_proj": _weight(attention, "f.out_proj.weight") * attention.scale,
+            "self_attn.o_proj": _weight(attention, "f.out_proj.weight") * _scale(attention),
             "mlp.gate_proj": _weight(mlp, "f.gate.weight"),
             "mlp.up_proj": _weight(mlp, "f.up.weight"),
-            "mlp.down_proj": _weight(mlp, "f.down.weight") * mlp.scale,
+            "mlp.down_proj": _weight(mlp, "f.down.weight") * _scale(mlp),
             "input_layernorm": _gain(attention.get_submodule("norm"), m.d_model),
             "post_attention_layernorm": _gain(mlp.get_submodule("norm"), m.d_model),
         }
@@ -185,6 +186,11 @@ def _turned(weight: Tensor, d_head: int) -> Tensor:
 
 def _gain(norm: nn.Module, d_model: int) -> Tensor:
     return dict(norm.named_parameters()).get("gain", torch.ones(d_model))
+
+
+def _scale(branch: nn.Module) -> float:
+    assert isinstance(branch, Branch)  # of nocap's own block
+    return branch.scale
 
 
 def _weight(module: nn.Module, name: str) -> Tensor:
