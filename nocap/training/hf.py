@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nocap.config.keys import require
 from nocap.config.run import Run
+from nocap.model.gpt import Branch
 from nocap.model.language_model import LanguageModel
 from nocap.options.model import NormPlacement
 from nocap.store.files import write_file
@@ -190,6 +191,11 @@ def _turned(weight: Tensor, d_head: int) -> Tensor:
 
 def _gain(norm: nn.Module, d_model: int) -> Tensor:
     return dict(norm.named_parameters()).get("gain", torch.ones(d_model))
+
+
+def _scale(branch: nn.Module) -> float:
+    assert isinstance(branch, Branch)  # of nocap's own block
+    return branch.scale
 
 
 def _weight(module: nn.Module, name: str) -> Tensor:
