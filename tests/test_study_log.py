@@ -101,7 +101,7 @@ def test_another_machine_is_no_other_registration(lab: Lab, monkeypatch: pytest.
         word for word in STUDY["overrides"] if not word.startswith(("trainer.precision", "trainer.threads"))
     ]
     first = hashes(lab, overrides=plain)
-    monkeypatch.setattr("nocap.config.defaults.precision", lambda device: (Precision.bf16, "another CPU"))
+    monkeypatch.setattr("nocap.config.defaults.precision", lambda *of_run: (Precision.bf16, "another CPU"))
     assert lab.plan(overrides=plain).train["mha"].run.trainer.precision is Precision.bf16
     assert hashes(lab, overrides=plain) == first
     assert hashes(lab, overrides=[*plain, "trainer.precision=bf16"]) != first

@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
 from typing import IO, Any

@@ -89,11 +89,6 @@ PARTS = {"learned": ("gpt2", "layer", "gelu"), "rope": ("llama", "rms", "swiglu"
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
-def _scale(branch: nn.Module) -> float:
-    """Return the factor of a branch."""
-    return float(branch.scale)  # type: ignore[arg-type]  # torch types any attribute as a module
-
-
 def _gpt2(run: Run, model: LanguageModel) -> Written:
     m = run.model
     tensors = {
@@ -194,6 +189,7 @@ def _gain(norm: nn.Module, d_model: int) -> Tensor:
 
 
 def _scale(branch: nn.Module) -> float:
+    """Return the factor of a branch."""
     assert isinstance(branch, Branch)  # of nocap's own block
     return branch.scale
 
