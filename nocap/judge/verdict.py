@@ -154,8 +154,8 @@ class Gain:
         return self.interval().place(*self.ends)
 
     def more(self) -> int | None:
-        """How many more pairs would decide, were mean and spread the true ones; `None`: no affordable number,
-        or none can be said."""
+        """Return how many more pairs would decide, were mean and spread the true ones; None: no affordable
+        number, or none can be said."""
         if not self.measured or not self.enough or self.place() != 2:
             return None
         estimate = self.interval()

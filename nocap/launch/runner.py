@@ -38,7 +38,7 @@ TAIL_BYTES = 4096  # holds the last row of a run's metrics
 
 
 def ended(cell: Cell) -> RunResult | None:
-    """How some process has brought this run to its end."""
+    """Return how some process has brought this run to its end."""
     if (summary := outcome(cell.plan)) is None:
         return None
     if summary["status"] != DAMAGED:

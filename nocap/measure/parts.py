@@ -94,7 +94,7 @@ class Ranges:
         return self._open[-1] if self._open else STEP
 
     def keep(self, n: int) -> None:
-        """So many bytes are kept by the running module: for `memory.saved_for_backward`."""
+        """Count bytes that the running module keeps: for `memory.saved_for_backward`."""
         if self.calls["model"] <= 1:
             self.kept[self.part[self.here]] += n
 

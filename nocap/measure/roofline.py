@@ -225,7 +225,7 @@ def _count(counted: Count, device: str, *, vocab_size: int) -> None:
 
 
 def _count_forward(counted: Count, model: LanguageModel) -> None:
-    """A micro-batch's forward, and in training its backward."""
+    """Count a micro-batch's forward, and in training its backward."""
     run = counted.run
     trains = counted.subject.of.trains
     device = next(model.parameters()).device
@@ -241,8 +241,8 @@ def _count_forward(counted: Count, model: LanguageModel) -> None:
 
 
 def _count_text(counted: Count, model: LanguageModel) -> None:
-    """A prompt, or a token after it. Whether there is a cache, the run itself says, not what is counted in
-    its place."""
+    """Count a prompt, or a token after it. The run itself says whether there is a cache, not what is counted
+    in its place."""
     run = counted.run
     subject = counted.subject
     device = next(model.parameters()).device
