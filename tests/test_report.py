@@ -134,3 +134,14 @@ def test_one_file_of_moderate_size_that_names_no_other(tmp_path: Path) -> None:
     assert len(text.encode()) < 0.2e6
     ours = text.replace("http://www.w3.org/2000/svg", "")  # a name, which nothing fetches
     assert not re.search(r"https?:|\bsrc=|\bhref=(?!\"#)|@import|url\(", ours)
+
+
+def test_the_longest_clock_fills_its_row() -> None:
+    def with_wall(record: Record) -> Record:
+        clock = record.summary["clock_s"]
+        return with_summary(record, clock_s={**clock, "wall": sum(clock.values())})
+
+    page = report.render(made(2, with_wall))
+    rows = re.findall(r'<td class="bar">(.*?)</td>', page)
+    shares = [sum(map(float, re.findall(r"width:([\d.]+)%", row))) for row in rows]
+    assert round(max(shares)) == 100

@@ -345,8 +345,9 @@ def _ends(rows: Sequence[ComparedArm]) -> Table:
 def _clocks(rows: Sequence[ComparedArm]) -> list[list[ClockPart]]:
     """Return the mean clock of each arm's runs, line by line, without lines that no arm has."""
     clocks = [row.clock_s for row in rows]
-    longest = max((sum(clock.values()) for clock in clocks), default=0.0) or 1.0
     used = [line for line in LINES if any(clock.get(line) for clock in clocks)]
+    totals = [sum(clock.get(line, 0.0) for line in used) for clock in clocks]  # `wall` would count twice
+    longest = max(totals, default=0.0) or 1.0
     return [list(_parts(clock, used, longest)) for clock in clocks]
 
 
