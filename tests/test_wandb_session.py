@@ -211,7 +211,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server has more rows than the record, and refuses those that are new."""
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
     first = tracker().open(facts_of(tmp_path))
     for step in range(4):
         first.log({"step": step, **ROW})
@@ -229,7 +229,7 @@ def test_a_resumed_record_is_not_complete_by_the_rows_of_before(
 def test_a_changed_comparison_that_was_refused_is_not_complete(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
     report = tmp_path / "report.html"
     report.write_text("first")
     assert compared(tmp_path, report).complete
@@ -258,7 +258,7 @@ def test_a_record_that_is_sent_later_may_take_its_time(
     """Its upload takes longer than the end of a training may."""
     for name in ("FINISH_TIMEOUT_S", "GRACE_S"):
         monkeypatch.setattr(f"nocap.options.tracker.wandb.{name}", 0.0)
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
     monkeypatch.setattr(Run, "finish", lambda run, exit_code: time.sleep(1.0))
     session = tracker().resend(facts_of(tmp_path))
     session.log({"step": 0, **ROW})
@@ -405,7 +405,7 @@ def record(root: Path, *, seed: int, **about: Any) -> Path:
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder `outputs` of the current one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 0.3)
+    monkeypatch.setattr("nocap.options.tracker.wandb.ASK_S", 2.0)
     return tmp_path / "outputs"
 
 
