@@ -34,7 +34,7 @@ SLOWED = 1.25  # times: beyond, the profiler lengthens what consists of many sma
 
 
 def render_profiles(files: Mapping[str, ProfileFile], *, ceilings: bool) -> str:
-    """Return one after another, each under its name where there are several."""
+    """Return the profiles as text, each under its name where there are several."""
     texts = list[str]()
     for of, file in files.items():
         heading = f"=== {Of(of).title}\n" if len(files) > 1 else ""
@@ -307,7 +307,7 @@ def _win(option: OptionJson) -> str:
 
 
 def render_differences(differences: Sequence[ProfileDifference]) -> str:
-    """Return one after another."""
+    """Return the differences as text, one after another."""
     return "\n\n".join(_difference(difference) for difference in differences)
 
 

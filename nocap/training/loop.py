@@ -138,7 +138,7 @@ def resume(job: Job, trainee: Trainee) -> tuple[int, Recorder]:
 
 
 def warm_up(job: Job, trainee: Trainee, ledger: Ledger, *, step: int = 0, validates: bool = True) -> float:
-    """Return one forward, backward and validation forward on dummy tokens: compilation and first-call
+    """Run one forward, backward and validation forward on dummy tokens: compilation and first-call
     costs get a ledger line of their own.
 
     Weights, random state and optimizer state stay as they are. Returns the MiB that a forward keeps for its

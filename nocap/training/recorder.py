@@ -126,7 +126,7 @@ class Recorder:
             self.job.log(line)
 
     def val_row(self, loss: float) -> Row:
-        """Return validation loss and, where the text's bytes are known, bits per byte; `null` where the
+        """Return the validation loss and, where the text's bytes are known, bits per byte; `null` where the
         loss is not finite."""
         row: Row = {"val/loss": _finite(loss)}
         if self.job.val_bytes is not None and math.isfinite(loss):

@@ -86,7 +86,7 @@ class ScheduleFree(AdamW):
         torch._foreach_add_(z, updates, alpha=-rate)
 
     def validating(self, optimizers: list[torch.optim.Optimizer]) -> AbstractContextManager[object]:
-        """Return each parameter that has been updated is lent its x = (y - (1-β₁)·z) / β₁."""
+        """Lend each parameter that has been updated its x = (y - (1-β₁)·z) / β₁."""
         import torch
 
         from nocap.model.language_model import lent
